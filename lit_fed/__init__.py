@@ -26,6 +26,7 @@ _ROOMS = (
     "lit_fed.core.task",
     "lit_fed.core.graphs.topology",
     "lit_fed.core.graphs.mixing",
+    "lit_fed.core.mixtures.starts",
     "lit_fed.core.mixtures.surrogate",
     "lit_fed.core.mixtures.known_surrogates",
     "lit_fed.wrappers.compression.codecs",

@@ -9,8 +9,11 @@ Symbols:
     π_t         -> state.mixture       mixture weights of client t, [M], sum to 1; never leave the client
     q_t         -> work.responsibility posterior of the component of each local sample, [N, M], rows sum to 1
     W_k         -> topology, mixing    mixing matrix of round k, [T, T]; its diagonal is free
+    s_t         -> work.share          π_t, or 1 in the paper
 Deviations:
     A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_t/n.
+    Ours, by `average` or in the first rounds of a `start`: θ_m,t <- Σ_j W_tj s_jm θ_m,j / Σ_j W_tj s_jm. That is one
+    round of ratio consensus, whose masses begin anew with each round's weights; if all s are 1 it is the paper's rule.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
     Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean.
     Sequences: the E-step takes the mean loss of a sequence's positions, or with `position_loss: sum` the likelihood of
@@ -22,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +37,9 @@ from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
+from lit_fed.core.mixtures.starts import MixtureStart, under_way
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["DFedEM", "PeerMixture", "PeerWork"]
 
@@ -47,6 +51,13 @@ class PeerMixture(NamedTuple):
     client_id: Tensor  # [] int64, whose components it is served with
 
 
+class PeerMessage(NamedTuple):
+    """Message value of a client whose components count by shares."""
+
+    models: ModelState  # θ_m,t, leaves [M, ...]
+    share: Tensor  # s_t, [M] float64
+
+
 class PeerWork(NamedTuple):
     """A client's phase."""
 
@@ -54,7 +65,8 @@ class PeerWork(NamedTuple):
     optimizer: OptimizerState
     mixture: Tensor  # π_t, [M]
     responsibility: Tensor  # q_t, [N, M]; 0 in padded rows
-    share: Tensor  # [] weight of the client's loss
+    weight: Tensor  # [] of the client's loss
+    share: Tensor  # s_t, [M] float64
     loss: Tensor  # [] mean negative log-likelihood of the local samples under the client's models and the old π_t
 
 
@@ -70,6 +82,9 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
         common_start: let all clients start from the same models; else each from models of its own.
         position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
             the likelihood of the whole text.
+        average: how a neighbour's component counts beside W_tj: like all others (`clients`), as in the paper; or with
+            π_jm (`responsibility`), which tells the neighbours each client's weights.
+        start: other first rounds, `Annealing` or `Clustering`; null: exact EM from the first round on.
     """
 
     serving_settings = ("em_steps",)
@@ -80,6 +95,8 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
     em_steps: int = 1
     common_start: bool = True
     position_loss: PositionLoss = "mean"
+    average: Literal["clients", "responsibility"] = "clients"
+    start: MixtureStart | None = None
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
@@ -94,10 +111,20 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
 
     def __post_init__(self) -> None:
         check_settings(self, num_components=">= 1", em_steps=">= 1")
+        if self.start is not None and self.start.reports:
+            name = type(self.start).__name__
+            raise ConfigError(
+                f"--model.algorithm.start is {name}, in which clients report {self.start.reports} to a server, and "
+                "DFedEM has none; give Annealing or Clustering"
+            )
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
         return self.num_components
+
+    @property
+    def _counts_shares(self) -> bool:
+        return self.average == "responsibility" or (self.start is not None and self.start.chooses)
 
     def _matrix(self, ctx: Context) -> Tensor:
         return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
@@ -120,12 +147,17 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
         pi, q, negative_log_likelihood = expectation(state.mixture, each, data.mask, factors)
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             pi, q, _ = expectation(pi, each, data.mask, factors)
-        share = ctx.client_share(data).to(ctx.task.dtype)
-        return PeerWork(models, ctx.solver.init(models), pi, q, share, negative_log_likelihood)
+        share = None
+        if (start := under_way(self.start, ctx, self.num_models)) is not None:
+            pi, q, share = start.opening(ctx, shared, state.mixture, each, data, factors)
+        if share is None:
+            share = pi if self.average == "responsibility" else torch.ones_like(pi)
+        weight = ctx.client_share(data).to(ctx.task.dtype)
+        return PeerWork(models, ctx.solver.init(models), pi, q, weight, share.double(), negative_log_likelihood)
 
     def client_step(self, ctx: Context, shared: Peers, work: PeerWork, batch: Batch) -> PeerWork:
         """A step of every component on its weighted loss (Alg. 4: LocalSolver)."""
-        weight = work.share * batch_weights(work.responsibility, batch)
+        weight = work.weight * batch_weights(work.responsibility, batch)
         models, optimizer = ctx.solver.step_without_loss(
             ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight
         )
@@ -133,13 +165,15 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
 
     def client_final(self, ctx: Context, shared: Peers, work: PeerWork, data: ClientData) -> ClientResult:
         """The components go to each neighbour, and theirs come back; π_t stays."""
-        bits = traffic(ctx, self.topology, work.models, data.client_id)
-        message = Message(work.models, ctx.client_weight(data), bits, bits)
+        value = PeerMessage(work.models, work.share) if self._counts_shares else work.models
+        bits = traffic(ctx, self.topology, value, data.client_id)
+        message = Message(value, ctx.client_weight(data), bits, bits)
         return ClientResult(message, PeerMixture(work.mixture, data.client_id), {"loss": work.loss})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
-        """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2: what the network does, in one place."""
-        return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
+        """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2, or by shares: what the network does, in one place."""
+        models, share = reduced.value if self._counts_shares else (reduced.value, None)
+        return gossip(ctx, shared, client_ids, models, self._matrix(ctx), share)
 
     def collaboration(self, ctx: Context, shared: Peers, states: PeerMixture) -> Tensor:
         """The mixing matrix of the round."""

@@ -12,6 +12,10 @@ Symbols:
 Deviations:
     The authors name clients that send only some components as future work. Ours: those of the largest weights
     (`min_weight`, `most_components`), each averaged over the clients that sent it, as `model.aggregation` says.
+    The paper averages a component over all clients by n_t, also over those that hardly use it: its step is then
+    proportional to its share of the samples, so the component that leads learns fastest, and groups of clients often
+    end with one component (docs/results/fedem-starts.md). Ours, by default where the server may know each π_t: by the
+    M-step's own weights, θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm (`average`). Other first rounds: `start`.
     The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
     The authors' code keeps momentum from round to round (`solver.persist_optimizer`), fills in clients that were not
     sampled (`model.aggregation: stale_fill`) and updates an unseen client's weights at every evaluation; here an unseen
@@ -25,8 +29,9 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,16 +50,35 @@ from lit_fed.core.mixtures.e_step import (
     num_factors,
     private_expectation,
 )
+from lit_fed.core.mixtures.starts import ASK, MixtureStart, Reported, StartedModels, under_way
+from lit_fed.core.reduce import cast_like, server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["FedEM", "MixtureState", "MixtureWork"]
+__all__ = ["FedEM", "MixtureState", "MixtureWork", "StartedMixture"]
+
+LEAST_SHARE = 1e-3
+"""Share of a component below which a server that rescales its step divides by this."""
 
 
 class MixtureState(NamedTuple):
     """What a client keeps."""
 
     mixture: Tensor  # π_t, [M]
+
+
+class StartedMixture(NamedTuple):
+    """What a client keeps where the start exchanges components."""
+
+    mixture: Tensor  # π_t, [M]
+    exchanges: Tensor  # [] int64, how many of them π_t has seen
+
+
+class ModelsWithShare(NamedTuple):
+    """Message value of a client whose server rescales its step."""
+
+    models: ModelState  # θ_m,t, leaves [M, ...]
+    share: Tensor  # π_t, [M] float64
 
 
 class MixtureWork(NamedTuple):
@@ -65,10 +89,12 @@ class MixtureWork(NamedTuple):
     mixture: Tensor  # π_t, [M]
     responsibility: Tensor  # q_t, [N, M]; 0 in padded rows
     loss: Tensor  # [] mean negative log-likelihood of the local samples under the received models and the old π_t
+    share: Tensor  # [M] float64, with which θ_m,t counts beside n_t
+    report: dict[str, Tensor]  # to the server in the start; {}: nothing
 
 
 @dataclass(frozen=True)
-class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
+class FedEM(Algorithm[Any, Any, MixtureWork]):
     """M component models learned by all clients together; each client learns its own mixture of them.
 
     Args:
@@ -82,6 +108,12 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         most_components: most components that a client sends, those of the largest weights; null: all.
         position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
             the likelihood of the whole text.
+        average: the weight of a client in the average of a component: its `samples`, as in the paper, or those of them
+            that the component explains, Σ_i q_im (`responsibility`), which tells the server each π_t. `rescaled` is by
+            samples, and the server's step on a component is divided by the component's share of all samples, which
+            needs sums over clients alone. `auto` is `responsibility`, and `samples` under privacy, robust rules and
+            attacks, with EF21 or averages that correct for absent clients, and for clients on machines of their own.
+        start: other first rounds, such as `Clustering`; null: exact EM from the first round on.
     """
 
     serving_settings = ("em_steps", "refresh_mixture_at_eval")
@@ -93,6 +125,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     min_weight: float = 0.0
     most_components: int | None = None
     position_loss: PositionLoss = "mean"
+    average: Literal["auto", "samples", "responsibility", "rescaled"] = "auto"
+    start: MixtureStart | None = None
 
     def __post_init__(self) -> None:
         most = f"[1, {self.num_components}]"
@@ -104,25 +138,71 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
 
     @property
     def message(self) -> MessageSpec:  # type: ignore[override]
-        """By default every client sends every component, as in the paper."""
-        return MessageSpec(complete=self.min_weight == 0 and self.most_components is None)
+        """In the paper every client sends every component, and all clients count in its average."""
+        chooses = self.start is not None and self.start.chooses
+        return MessageSpec(complete=not (self._by_responsibility or self._sends_some or chooses))
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """Mixture weights need noise of their own; the number of clients that sent a component is private."""
+        """Mixture weights need noise of their own, and so do their sums over clients."""
         reasons = {"noise_in_steps_alone": "the mixture weights"}
-        if not self.message.complete:
-            reasons["privacy"] = "divides by numbers of clients that sent a component, which are private"
+        if self.start is not None:
+            reasons["noise_in_steps"] = f"the start {type(self.start).__name__}"
+        if self.average == "rescaled" or not self.message.complete:
+            reasons["privacy"] = "divides by sums over the clients that use a component, which are private"
+        if self._by_responsibility or self.average == "rescaled":
+            reasons["robust"] = (
+                "averages by weights that clients name themselves; give --model.algorithm.average samples"
+            )
+        if self._exchanges:
+            told = f"reports {self.start.reports} to the server in its start"  # type: ignore[union-attr]
+            reasons |= dict.fromkeys(("privacy", "secure_sums", "robust"), told)
         return reasons
 
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState:
-        """π_t starts uniform."""
-        return MixtureState(torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype))
+    def settled(self, held: Collection[str]) -> FedEM:
+        """By samples where the server may not know π_t, or has no use for it."""
+        ties = not {"privacy", "robust", "ef21", "average", "deployed"}.isdisjoint(held)
+        return replace(self, average="samples") if self.average == "auto" and ties else self
 
-    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+    @property
+    def server_only(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the server keeps for the start."""
+        return ("kept",) if self._exchanges else ()
+
+    @property
+    def _by_responsibility(self) -> bool:
+        return self.average in ("auto", "responsibility")
+
+    @property
+    def _sends_some(self) -> bool:
+        return self.min_weight > 0 or self.most_components is not None
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether the server exchanges components in the start."""
+        return self.start is not None and bool(self.start.reports)
+
+    def shared_init(self, ctx: Context) -> Any:
+        """θ_m^0, and what the start needs."""
+        shared = super().shared_init(ctx)
+        if not self._exchanges:
+            return shared
+        none = torch.zeros((), dtype=torch.int64, device=ctx.lr.device)
+        return StartedModels(shared.models, none, none - 1, self.start.memory(shared.models))  # type: ignore[union-attr]
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState | StartedMixture:
+        """π_t starts uniform."""
+        uniform = torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype)
+        return StartedMixture(uniform, shared.exchanges.clone()) if self._exchanges else MixtureState(uniform)  # type: ignore[attr-defined]
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """One phase; each component gets batches of its own if asked for."""
         streams = self.num_components if self.shuffle_per_component else 1
-        return (Phase("train", client_ids, ctx.solver.work._replace(batches_per_step=streams)),)
+        start, work = under_way(self.start, ctx, self.num_models), ctx.solver.work._replace(batches_per_step=streams)
+        if start is None:
+            return (Phase("train", client_ids, work),)
+        ask = (Phase(ASK, client_ids, LocalWork()),) if start.asks else ()
+        return (*ask, Phase("train", client_ids, start.work(work)))
 
     def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
         """ℓ(θ_m; s) of each sample s under each received component, [B, M] (evaluation mode)."""
@@ -132,13 +212,23 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
-        factors = num_factors(ctx.task, data, self.position_loss)
-        pi, q, negative_log_likelihood = private_expectation(ctx, state.mixture, losses, data, factors)
+        factors, start = num_factors(ctx.task, data, self.position_loss), under_way(self.start, ctx, self.num_models)
+        mixture = state.mixture
+        if self._exchanges:  # weights that were fitted to other components are forgotten
+            mixture = torch.where(state.exchanges == shared.exchanges, mixture, 1 / self.num_models)  # type: ignore[attr-defined]
+        pi, q, negative_log_likelihood = private_expectation(ctx, mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             more = expectation(pi, losses, data.mask, factors)
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
-        return MixtureWork(shared.models, ctx.solver.init(shared.models), pi, q, negative_log_likelihood)
+        share, report = None, {}
+        if start is not None:
+            opening = pi, q, share = start.opening(ctx, shared, mixture, losses, data, factors)
+            report = start.report(ctx, opening, losses, data, negative_log_likelihood)
+        if share is None:
+            share = torch.ones_like(pi) if self.average == "samples" else pi
+        optimizer = ctx.solver.init(shared.models)
+        return MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, share.double(), report)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
@@ -149,20 +239,41 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
-        """The components go to the server with the same weight n_t (Alg. 1, line 8); π_t stays."""
-        message = Message(work.models, ctx.client_weight(data))
+        """The components go to the server with the weight n_t, or n_t π_tm (Alg. 1, line 8); q_t stays."""
+        weight, state = ctx.client_weight(data), MixtureState(work.mixture)
+        if self._exchanges:
+            state = StartedMixture(work.mixture, shared.exchanges)  # type: ignore[assignment, attr-defined]
+        if ctx.phase == ASK:
+            return ClientResult(Message(work.report, weight), state, {})
+        message: Message = Message(work.models, weight)
         if not self.message.complete:
-            taken = largest(work.mixture, self.most_components, self.min_weight)
-            each = tree.bits(work.models, ctx.private) / self.num_components
-            bits = taken.sum() * each + self.num_components  # a bit tells whether one is sent
+            taken = largest(work.mixture, self.most_components, self.min_weight) * work.share
+            each = tree.bits(work.models, ctx.private) / self.num_models
+            shares = self.num_models if self.average == "samples" else tree.bits(work.mixture)  # 0 or 1 is one bit
+            bits = (taken > 0).sum(dtype=torch.float64) * each + shares
             message = message._replace(value=choose(work.models, taken), bits_up=bits)
-        return ClientResult(message, MixtureState(work.mixture), {"loss": work.loss})
+        elif self.average == "rescaled":
+            message = message._replace(value=ModelsWithShare(work.models, work.share))
+        if work.report:
+            message = message._replace(value=Reported(message.value, work.report))
+        return ClientResult(message, state, {"loss": work.loss})
 
-    def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
-        """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), over the clients that sent θ_m."""
-        if self.message.complete:
-            return super().server_step(ctx, shared, reduced, client_ids)
-        return GlobalModels(average_chosen(ctx, shared.models, reduced))
+    def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
+        """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), or by `average`, over the clients that sent θ_m."""
+        start, report = under_way(self.start, ctx, self.num_models), {}
+        if start is not None and ctx.phase == ASK:
+            return start.answered(shared, reduced.value)
+        if isinstance(reduced.value, Reported):
+            reduced, report = reduced._replace(value=reduced.value.value), reduced.value.report
+        if not self.message.complete:
+            models = average_chosen(ctx, shared.models, reduced)
+        elif self.average == "rescaled":
+            models = rescaled_average(ctx, shared.models, reduced)
+        else:
+            models = server_average(ctx, shared.models, reduced)
+        if start is None or not start.reports:
+            return shared._replace(models=models)
+        return start.exchanged(ctx, shared, models, report)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """An E-step and no local steps: for unseen clients, and for seen ones if asked for."""
@@ -171,3 +282,15 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m), [B, C]: probabilities are mixed, not logits."""
         return ctx.task.mix(state.mixture, outputs)
+
+
+def rescaled_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:
+    """The server's models plus their mean change divided by the share of all samples that a component has."""
+    share = reduced.value.share.clamp(min=LEAST_SHARE)
+    average = server_average(ctx, models, reduced._replace(value=reduced.value.models))
+
+    def moved(new: Tensor, old: Tensor) -> Tensor:
+        change: Tensor = (new.double() - old.double()) / share.view(-1, *[1] * (old.ndim - 1))
+        return old.double() + change
+
+    return cast_like(tree.map_leaves(moved, average, models), models)  # type: ignore[no-any-return]

@@ -98,11 +98,22 @@ class ModelSettings(NamedTuple):
         Raises:
             ConfigError: naming the settings, or the setting and the algorithm.
         """
-        Compatibility(
+        self._around(**known).check()
+
+    def settled(self, *, deployed: bool = False) -> ModelSettings:
+        """The settings with an algorithm that suits what is around it, see `Algorithm.settled`.
+
+        Args:
+            deployed: whether clients are on machines of their own.
+        """
+        return self._replace(algorithm=self.algorithm.settled(self._around(deployed=deployed).held))
+
+    def _around(self, **known: Any) -> Compatibility:
+        return Compatibility(
             self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
             **known,
-        ).check()  # fmt: skip
+        )  # fmt: skip
 
     @property
     def adapters(self) -> LowRankAdapters:

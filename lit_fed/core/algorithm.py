@@ -1,8 +1,8 @@
 """The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -159,6 +159,14 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         for name, new in RENAMED.items():
             if name in vars(cls):
                 raise TypeError(f"{cls.__name__}.{name} is now {new}; see lit_fed.core.algorithm")
+
+    def settled(self, held: Collection[str]) -> Self:
+        """The algorithm for what is around it, where one of its settings is `auto`.
+
+        Args:
+            held: names of the facts that hold, see `lit_fed.wrappers.compatibility`.
+        """
+        return self
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:

@@ -174,10 +174,10 @@ class Message(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Message value of a client that trained some of the M models; zeros in place of the others."""
+    """Message value of a client whose M models count with shares of their own, or that sends some of them only."""
 
-    models: ModelState  # leaves [M, ...]
-    taken: Tensor  # [M] float64, 1 for a model that it sends
+    models: ModelState  # times `taken`, leaves [M, ...]
+    taken: Tensor  # [M] float64 in [0, 1], the share of the client's weight; 0 for a model that it does not send
 
 
 class Reduced(NamedTuple):

@@ -28,6 +28,7 @@ from lit_fed.clients.session import ModelSettings
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.mixtures.starts import MixtureStart
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.targets import Loss
 from lit_fed.data.data_sets.base import DataSet
@@ -47,6 +48,7 @@ __all__ = ["CLASSES", "check_modules", "classes_in", "settings_from_json", "trus
 
 CLASSES: dict[str, type] = {
     "model.algorithm": Algorithm,
+    "model.algorithm.start": MixtureStart,
     "model.algorithm.surrogate": Surrogate,
     "model.algorithm.topology": Topology,
     "model.network": Network,
@@ -320,6 +322,7 @@ def settings_from_json(section: Mapping[str, Any], trusted: Sequence[str] = ()) 
     metrics = with_classes(section["metrics"], lambda path: known.check_path(path, METRICS))
     given, made = section | {"metrics": metrics}, _Maker(known)
     settings = ModelSettings(**{name: made.value(one, hints[name], f"model.{name}") for name, one in given.items()})
+    settings = settings.settled(deployed=True)
     settings.check()
     return settings
 

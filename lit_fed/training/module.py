@@ -143,7 +143,7 @@ class FederatedModule(LightningModule):
         super().__init__()
         given = locals()  # the settings by name, without repeating the names
         self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
-        self.settings = self.settings._replace(metrics=with_classes(metrics))
+        self.settings = self.settings._replace(metrics=with_classes(metrics)).settled()
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
@@ -163,6 +163,8 @@ class FederatedModule(LightningModule):
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
+            self.settings = self.settings.settled(deployed=isinstance(data.dataset, RemoteClients))
+            self.algorithm = self.settings.wrapped
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
         elif stage == "fit":

@@ -22,6 +22,7 @@ FEATURES = {
     "noise_in_steps": "--model.privacy ExamplePrivacy; the reason is what clients fit to their samples without noise",
     "noise_in_steps_alone": "the same, unless its mixture_noise covers what the reason names",
     "secure_sums": "--model.secure_aggregation, which cuts changes off at a range",
+    "robust": "--model.robust_aggregation or --model.attack",
     "encoded_broadcast": "--model.downlink_compression, which encodes changes of the server's last models",
     "deployment": "clients on machines of their own",
 }
@@ -156,6 +157,7 @@ REFUSED: dict[str, str] = {
     "robust rows": JUDGES % ROWS,
     "robust multiples": JUDGES % MULTIPLES,
     "robust nothing": JUDGES % NOTHING,
+    "robust refuses_robust": JUDGES % "{refuses_robust}",
     "rule_cap !by_samples": (
         "--model.robust_aggregation.weight_cap caps weights by samples, and all clients count the same; add "
         "--model.weighting samples, or leave it out"
@@ -278,10 +280,15 @@ class Compatibility(NamedTuple):
         Raises:
             ConfigError: with the message of the first row of `REFUSED` whose facts all hold.
         """
-        facts = {name: str(held) for name, held in self.facts.items() if held not in (None, False)}
+        facts = self.held
         for names, message in REFUSED.items():
             if all((name.removeprefix("!") in facts) != name.startswith("!") for name in names.split()):
                 raise ConfigError(message.format_map(facts))
+
+    @property
+    def held(self) -> dict[str, str]:
+        """The facts that hold, with what messages quote of them."""
+        return {name: str(held) for name, held in self.facts.items() if held not in (None, False)}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -191,7 +191,9 @@ def initial_peers(ctx: Context, num_models: int, *, common: bool) -> Peers:
     return put_models(peers, torch.arange(ctx.num_clients), own)
 
 
-def gossip(ctx: Context, peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor) -> Peers:
+def gossip(
+    ctx: Context, peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor, share: Tensor | None = None
+) -> Peers:
     """The peers after a round: those present have trained, and mix; what an absent client would give stays at home.
 
     Args:
@@ -200,9 +202,15 @@ def gossip(ctx: Context, peers: Peers, client_ids: Tensor, models: ModelState, m
         client_ids: those present, [C].
         models: what they trained, leaves [C, M, ...].
         matrix: W of all clients, [T, T].
+        share: with which each of these clients' models counts in averages, [C, M]; None: alike.
     """
     matrix = matrix if ctx.present is None else restrict(matrix, ctx.present.cpu())
-    return put_models(peers, client_ids, models, matrix)
+    if share is None:
+        return put_models(peers, client_ids, models, matrix)
+    device = share.device  # an absent client averages with itself alone, whatever its share
+    shares = torch.ones(ctx.num_clients, share.shape[1], dtype=torch.float64, device=device)
+    shares = shares.index_copy(0, client_ids, share.double())
+    return put_models(peers, client_ids, models, matrix.to(device), shares=shares)
 
 
 def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Tensor) -> Tensor:

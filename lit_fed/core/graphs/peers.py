@@ -102,8 +102,9 @@ def _product(matrix: Tensor, leaf: Tensor) -> Tensor:
 
 
 def put_models(
-    peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None, *, mix_buffers: bool = True
-) -> Peers:
+    peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None, *, mix_buffers: bool = True,
+    shares: Tensor | None = None,
+) -> Peers:  # fmt: skip
     """The peers with new models of some clients, then mixed.
 
     Args:
@@ -112,14 +113,35 @@ def put_models(
         models: leaves [C, M, ...].
         matrix: W, [T, T]; None: nothing is mixed.
         mix_buffers: mix running statistics, too; negative entries of W would make variances negative.
+        shares: with which each of a client's models counts in averages, [T, M]; None: alike.
     """
     each = tree.map_leaves(lambda leaf, new: leaf.index_copy(0, client_ids, new), peers.each, models)
+    if shares is not None:
+        assert matrix is not None
+        each = _by_shares(matrix, shares, each)
+        mean: ModelState = tree.index(_by_shares(torch.ones_like(matrix[:1]), shares, each), 0)
+        return Peers(each.parameters, each.buffers, mean)
     if matrix is not None:
         mixed = combine(matrix, each if mix_buffers else each._replace(buffers={}))
         each = mixed if mix_buffers else each._replace(parameters=mixed.parameters)
     num_clients = len(next(iter(each.parameters.values())))
     average = torch.full((1, num_clients), 1 / num_clients, dtype=torch.float64)
     return Peers(each.parameters, each.buffers, tree.index(combine(average, each), 0))
+
+
+def _by_shares(matrix: Tensor, shares: Tensor, each: ModelState) -> ModelState:
+    """Σ_j W_ij s_jm x_jm / Σ_j W_ij s_jm, in the leaves' own types; Σ_j W_ij x_jm / Σ_j W_ij where all shares are 0."""
+    mass = matrix @ shares
+    even = mass <= 0
+    total = torch.where(even, matrix.sum(1, keepdim=True), mass)
+
+    def average(leaf: Tensor) -> Tensor:
+        rows = leaf.reshape(*shares.shape, -1).double()
+        mixed = torch.einsum("it,tmd->imd", matrix, rows * shares[..., None])
+        mixed = torch.where(even[..., None], torch.einsum("it,tmd->imd", matrix, rows), mixed) / total[..., None]
+        return mixed.view(len(matrix), *leaf.shape[1:])
+
+    return cast_like(tree.map_leaves(average, each), each)  # type: ignore[no-any-return]
 
 
 def links(ctx: Context, edges: Tensor, client_id: Tensor) -> Tensor:

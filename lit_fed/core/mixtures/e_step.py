@@ -124,14 +124,14 @@ def largest(mixture: Tensor, most: int | None = None, at_least: float = 0.0) -> 
 
 
 def choose(models: ModelState, taken: Tensor) -> Chosen:
-    """The message of a client that sends the models with `taken` = 1, [M]; models [1, ...] stand for each of them."""
+    """The message of a client whose models count with shares `taken`, [M]; models [1, ...] stand for each of them."""
     taken = taken.double()
     kept = tree.map_leaves(lambda leaf: leaf * taken.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1)), models)
     return Chosen(kept, taken)
 
 
 def average_chosen(ctx: Context, models: ModelState, reduced: Reduced, *, all_participants: bool = False) -> ModelState:
-    """The average of each model over the clients that sent it; a model that nobody sent stays as it is.
+    """The average of each model by the shares of those who sent it; a model that nobody sent stays as it is.
 
     `stale_fill` lets all others of the T clients count with the model that they were last sent, which is the server's.
 

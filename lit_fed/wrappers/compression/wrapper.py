@@ -180,7 +180,7 @@ class Compressed(AlgorithmWrapper):
     def _sent(
         self, ctx: Context, leaves: Leaves, kept: Leaves | None, taken: Tensor | None, client_id: Tensor, stream: str
     ) -> SentPart:
-        """One tree of parameters, leaves [M, ...], of which the models with `taken` = 1, [M], are sent; None: all."""
+        """One tree of parameters, leaves [M, ...], of which the models with `taken` > 0, [M], are sent; None: all."""
         vectors = vectors_of(leaves, self.codec, self.scope)
         told, memory, numbers = dict(vectors), {}, torch.zeros(3, dtype=torch.float64, device=client_id.device)
         for name, vector in vectors.items():
@@ -194,7 +194,7 @@ class Compressed(AlgorithmWrapper):
             if taken is not None:
                 mask = taken.view(-1, *[1] * (vector.ndim - 1)) > 0
                 told[name], lost, wanted = (torch.where(mask, one, 0.0) for one in (told[name], lost, wanted))
-                saved = taken * saved
+                saved = (taken > 0) * saved
                 if kept is not None:
                     memory[name] = torch.where(mask, memory[name], kept[name])
             squares = [one.square().sum() for one in (lost, wanted)]

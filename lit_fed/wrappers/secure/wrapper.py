@@ -10,7 +10,7 @@ Deviations:
     This simulates the arithmetic: quantisation, clamping, overflow, masks, drop-outs and bits. Nothing is kept secret
     from this process; key agreement, its rounds and its time, and servers that cheat are left out.
     Clients send changes of models and not models, whose numbers are larger: a narrow range leaves fine steps.
-    Leaves of whole numbers, such as counters of batches and which models a client sends, take no fraction bits.
+    Counters of batches take no fraction bits; the share with which a client's models count lies in [0, 1].
     Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that noise was
     laid out for, and the step size is that of all T clients, independent of who is sampled.
     t = 2/3 is ours. A client that drops out, and all clients of a round that is void, go on with the state that they
@@ -19,6 +19,7 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -261,15 +262,18 @@ class MaskedAverage(AlgorithmWrapper):
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
         point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
         whole = point._replace(fraction_bits=0, clip_range=point.clip_range * 2.0**point.fraction_bits)
+        bits = math.floor(math.log2(point.clip_range)) + point.fraction_bits  # of a share in [0, 1]
+        share = point._replace(fraction_bits=bits, clip_range=1.0)
         models = tree.models(self.broadcast_view(ctx, shared))
         counters = {name for one in models[:1] for name, leaf in one.buffers.items() if not leaf.is_floating_point()}
         paths = [path.split("/") for path, _ in tree.items(values)]
 
-        def is_whole(path: list[str]) -> bool:
-            counts = path[-2:-1] == ["buffers"] and path[-1] in counters
-            return counts or (isinstance(values, Chosen) and path == ["taken"])
+        def point_of(path: list[str]) -> FixedPoint:
+            if path[-2:-1] == ["buffers"] and path[-1] in counters:
+                return whole
+            return share if isinstance(values, Chosen) and path == ["taken"] else point
 
-        return [whole if is_whole(path) else point for path in paths]
+        return [point_of(path) for path in paths]
 
     def _num_sent(self, ctx: Context, shared: Tree, value: Tree) -> int:
         """Numbers of a message that leave the client, d: without those that stay there, or that a codec leaves out."""
