@@ -1,7 +1,7 @@
 """Clients and models at once, through `torch.func.vmap`; linear models through batched matrix products.
 
-Clients are sorted by size, largest first. At every step the active ones are a prefix, so clients of different sizes need
-no padding beyond their last short batch.
+Clients are sorted by size, largest first. At every step the active ones are a prefix, so clients of different sizes
+need no padding beyond their last short batch.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
 
 
 def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
-    """`num_steps` for each of these numbers of samples, [C] float64, since settings may exceed integers."""
+    """`num_steps` for each of these numbers of samples, [C] float64, so that large settings cannot overflow."""
     if work.sample_rate:
         per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
     else:
@@ -58,7 +58,7 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch
 
 
 def without_steps(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
-    """Mask of the clients that are too small for any step of a phase with local steps, [C] bool."""
+    """Mask of the clients that take no step in a phase of local training, [C] bool."""
     if work.epochs is None and work.steps is None:  # no local steps in this phase
         return np.zeros(len(sizes), dtype=bool)
     idle: np.ndarray = steps_of(sizes, work, batch_size, smallest_batch) == 0

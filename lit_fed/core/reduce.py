@@ -33,7 +33,7 @@ _guard: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def guard_collectives(guard: Callable[[], AbstractContextManager[None]]) -> None:
-    """Set the context entered around each collective of this process, for example a timeout."""
+    """Set the context entered around each collective of this process, for example one that waits for all ranks."""
     global _guard
     _guard = guard
 
@@ -103,7 +103,7 @@ class Accumulator:
         self.kind = kind
         self._sum: Tree = None
         self._stacked: list[Tree] = []
-        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of clients that took steps, Σ metrics
+        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of those that took steps, Σ metrics
         self.metric_names: list[str] = []
 
     @property
