@@ -2,7 +2,7 @@
 
     cohort -> phases -> blocks of clients -> their states -> client trainer -> messages, summed
            -> reduced over ranks -> server step -> commit
-Between rounds, `lit_fed.serving` serves the clients; an example stands there.
+Between rounds, `lit_fed.serving` serves the clients; see there for an example.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class FederatedRounds:
 
     Args:
         algorithm: the algorithm.
-        terms: the context of all rounds; a phase fills in its name, the round and the rate.
-        server: keeps the shared state.
-        choose: makes the client trainer for a device.
+        terms: the context of all rounds; each phase fills in its name, round and learning rate.
+        server: holds the shared state.
+        choose: returns the client trainer for a device.
 
     Attributes:
         store: states of the seen clients; not set if only unseen clients are served.
-        schedule_rounds: horizon of the learning-rate schedule, if it is not the number of rounds.
+        schedule_rounds: horizon of the learning-rate schedule; None: the number of rounds.
     """
 
     store: ClientStore
@@ -96,7 +96,7 @@ class FederatedRounds:
         return self.terms._replace(task=self.server.task, lr=lr, round_idx=round_idx, phase=phase, present=present)
 
     def initial_state(self, train: Split, client_id: int) -> dict[str, Tree]:
-        """State of a client before its first round, with its optimizer's if that persists."""
+        """State of a client before its first round, with its optimizer state if that persists."""
         ctx, shared, data = self.context("init"), self.server.initial_shared, train.client(client_id)
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
@@ -106,7 +106,7 @@ class FederatedRounds:
         return {"state": state, "optimizer": self._fresh_optimizer}
 
     def new_store(self, train: Split, memory_bytes: float = math.inf) -> ClientStore:
-        """A store of the initial states of these clients; arguments as of `ClientStore`."""
+        """A store of the clients' initial states; arguments as for `ClientStore`."""
         alike = start_alike(self.algorithm, self.context("init"), self.server.initial_shared)
         return ClientStore(partial(self.initial_state, train), train.num_clients, memory_bytes, alike=alike)
 
@@ -122,10 +122,10 @@ class FederatedRounds:
         return self.commit()
 
     def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
-        """One rank's blocks of the coming round with these clients [C]; `division` as of `round_blocks`.
+        """One rank's blocks of the next round with these clients [C]; `division` as for `round_blocks`.
 
         Raises:
-            ConfigError: if the algorithm needs another cohort.
+            ConfigError: as `check_cohort`.
         """
         check_cohort(self.algorithm, self.name, client_ids, self.terms.num_clients)
         ids = torch.from_numpy(client_ids)
@@ -142,7 +142,7 @@ class FederatedRounds:
             yield from (done for done in self._train(phase, part) if not part.is_placeholder)
 
     def _idle(self, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
-        """Mask of the clients that take no step of this local work, [C] bool."""
+        """Mask of the clients without a step in this local work, [C] bool."""
         sizes = train.sizes[train.positions(client_ids)].numpy()
         smallest = self.terms.task.smallest_batch
         return torch.from_numpy(without_steps(sizes, work, self.terms.batch_size, smallest))
@@ -172,7 +172,7 @@ class FederatedRounds:
         return f"{said}training loss" if number else ""
 
     def check_unseen(self, unseen: Population | None) -> None:
-        """Refuse unseen clients without training samples if the algorithm adapts to these.
+        """Refuse unseen clients without training samples if the algorithm adapts before serving.
 
         Raises:
             ConfigError: naming the first of them.
@@ -188,7 +188,7 @@ class FederatedRounds:
             )
 
     def _train(self, phase: PhaseState, block: ClientBlock) -> Iterator[int]:
-        """Run some clients of a block, gathering their states together."""
+        """Run clients of a block whose states fit into memory together."""
         ids, placeholder, kept = block.phase.client_ids, block.is_placeholder, self.store.gather(block.phase.client_ids)
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
@@ -203,7 +203,7 @@ class FederatedRounds:
             yield len(some)
 
     def _phase_of(self, block: ClientBlock) -> PhaseState:
-        """The phase of a block; its first block begins the phase, and maybe the round."""
+        """The phase of a block; the first block starts the phase, and the round if needed."""
         self._round = self._round or RoundState()
         if self._round.phase is None:
             named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
@@ -219,7 +219,7 @@ class FederatedRounds:
     def end_phase(self) -> None:
         """Reduce messages over ranks, exchange new client states, and take the server step.
 
-        The reduction is the communication of the algorithm; exchanging states is bookkeeping.
+        The reduction is the algorithm's communication; exchanging states is bookkeeping.
         """
         this = self._round
         assert this is not None
@@ -250,7 +250,7 @@ class FederatedRounds:
         this, ctx = self._round, self.context("plan")
         assert this is not None
         assert this.phase is None, "the server takes a step in every phase"
-        self.store.commit()  # first: client states may be views of the models that the server overwrites
+        self.store.commit()  # before the server overwrites models of which client states may be views
         self.server.commit(this.shared)
         self._round = None
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
@@ -299,16 +299,16 @@ def start(
 
 
 def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients: int) -> None:
-    """Refuse a cohort that lacks a client or has one twice, where an algorithm needs all of them.
+    """Refuse a cohort with missing or repeated clients if the algorithm needs all of them.
 
     Args:
         algorithm: the algorithm.
-        name: its name.
+        name: its name, for the message.
         client_ids: the cohort of a round, [C].
-        num_clients: clients in all.
+        num_clients: number of clients.
 
     Raises:
-        ConfigError: naming the algorithm and the number of clients drawn.
+        ConfigError: naming the algorithm and the number of sampled clients.
     """
     drawn, draws = len(np.unique(client_ids)), len(client_ids)
     if algorithm.participation.needs_all_clients and not drawn == draws == num_clients:
@@ -365,14 +365,14 @@ class InMemoryServer:
 
 
 class _Untold:
-    """Stands for a client without any data."""
+    """Placeholder data that raises on any access."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
 
 
 def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
-    """Whether all clients have the same initial state: `state_init` reads nothing of the client."""
+    """Whether all clients have the same initial state, since `state_init` does not read their data."""
     try:
         algorithm.state_init(ctx, shared, _Untold())  # type: ignore[arg-type]
     except Exception:  # it reads the client's data
@@ -381,7 +381,7 @@ def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
 
 
 def fresh_optimizer(algorithm: Algorithm, ctx: Context, shared: Tree, state: Tree, data: ClientData) -> Tree:
-    """The initial optimizer state in the algorithm's own structure, from some client's initial state; None if none."""
+    """The initial optimizer state in the algorithm's structure, from any client's initial state; None if unused."""
     losses = SequentialTrainer().losses(ctx, shared, algorithm, data)
     there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
     return getattr(algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None)

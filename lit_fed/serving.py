@@ -1,4 +1,4 @@
-"""Serving clients: with which states, and what comes of it; plain PyTorch, as the rounds are.
+"""Serve clients: their states, predictions and scores, in plain PyTorch.
 
 Example:
     FedEM on two clients whose labels contradict each other.
@@ -34,20 +34,20 @@ __all__ = [
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
-"""Memory that the models of clients may take that are adapted before they are served."""
+"""Memory limit of the client models adapted at once."""
 
 
 def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
-    """States [C, ...] that clients are served with: kept or fresh, adapted if the algorithm asks for it.
+    """States [C, ...] to serve clients with: stored or fresh, adapted if the algorithm does so.
 
     Args:
         federation: the algorithm with its server and its clients.
         client_ids: the clients, [C].
-        train: what they may adapt on.
+        train: samples to adapt on.
         seen: whether they took part in training, so that the store has their states.
     """
     algorithm, shared, ctx = federation.algorithm, federation.shared, federation.context("adapt")
-    if seen or not len(client_ids):  # a rank without clients needs no states but their shapes
+    if seen or not len(client_ids):  # a rank without clients needs only the shapes
         states = federation.store.gather(client_ids)["state"]
     else:
         fresh = [algorithm.state_init(ctx, shared, train.client(one)) for one in client_ids.tolist()]
@@ -66,7 +66,7 @@ def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen
 
 
 def predict_job(federation: FederatedRounds, client_ids: Tensor, data: Split, states: Tree) -> PredictJob:
-    """The work that is left when clients [C] have their states [C, ...]: predicting their samples."""
+    """The prediction of samples of clients [C] with these states [C, ...]."""
     ctx, data = federation.context("evaluate"), data.select(client_ids)
     return PredictJob(federation.algorithm, ctx, federation.shared, data, client_ids, states)
 
@@ -76,8 +76,8 @@ def evaluate(federation: FederatedRounds, data: Split, train: Split | None = Non
 
     Args:
         federation: the algorithm with its server and its clients.
-        data: what is predicted.
-        train: what clients may adapt on; None: the same samples.
+        data: samples to predict.
+        train: samples to adapt on; None: the same samples.
         seen: whether they took part in training.
 
     Returns:
@@ -96,7 +96,7 @@ def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientM
     Args:
         client_trainer: predicts the samples.
         job: the clients and their samples.
-        meter: measures more of the same predictions.
+        meter: additional metrics of the same predictions.
     """
     sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
     for served in client_trainer.predict(job):
@@ -107,7 +107,7 @@ def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientM
 
 
 def add_scores(sums: Tensor, served: Served, task: Task) -> None:
-    """Add number, loss and hits of some predictions, in place, to the sums of their clients, [C, 3] float64."""
+    """Add number, loss and hits of predictions in place to the clients' sums, [C, 3] float64."""
     loss, hit = task.score(served.prediction, served.y)
     parts = torch.stack([served.mask, loss * served.mask, hit * served.mask])
     sums[served.rows] += parts.sum(2, dtype=torch.float64).T
@@ -115,29 +115,28 @@ def add_scores(sums: Tensor, served: Served, task: Task) -> None:
 
 @runtime_checkable
 class MeasuresElsewhere(Protocol):
-    """A client trainer whose clients are served where their samples are; what comes from there are sums."""
+    """A client trainer that serves clients where their samples are and receives only sums."""
 
     def measure(
         self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As the function of this name."""
+        """See `lit_fed.serving.measure`."""
 
 
 def measure(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Serve a block of clients, as many at a time as there is room for, and predict their samples.
+    """Serve a block of clients, as many at a time as memory allows, and predict their samples.
 
     Args:
         federation: the algorithm with its server and its clients.
         block: the clients.
         seen: whether they took part in training.
-        chosen: K more metrics of the same predictions.
+        chosen: K additional metrics of the same predictions.
 
     Yields:
-        Their places among the clients that are measured [C], and a row for each, [C, 3 + M + K] float64: as of
-        `evaluate`, the mixture weights that it was served with, where the algorithm has some and clients do not serve
-        themselves elsewhere, and these metrics.
+        Positions of the clients among those evaluated [C], and one row each, [C, 3 + M + K] float64: the sums of
+        `evaluate`, the mixture weights if there are any (not from `MeasuresElsewhere`), and the K metrics.
     """
     trainer = federation.client_trainer
     if isinstance(trainer, MeasuresElsewhere):
@@ -156,14 +155,14 @@ def measure(
 
 
 def _whole_rows(rows: Tensor, states: Tree, meter: ClientMeter | None) -> Tensor:
-    """The rows [C, 3], the mixture weights of the states [C, M], if they have any, and what was measured [C, K]."""
+    """Concatenate the rows [C, 3], mixture weights [C, M] and metrics [C, K], if any."""
     mixture = getattr(states, "mixture", None)
     parts = [mixture, None if meter is None else meter.values()]
     return torch.cat([rows, *(part.to(rows) for part in parts if part is not None)], dim=1)
 
 
 class BlockPredictions(NamedTuple):
-    """What some clients of a prediction run were served with, and what was predicted for them."""
+    """States and predictions of the clients of a block."""
 
     client_ids: Tensor  # [C] int64
     states: Tree  # leaves [C, ...], on the device
@@ -176,7 +175,7 @@ class BlockPredictions(NamedTuple):
 def predict_block(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
 ) -> BlockPredictions:
-    """Serve some clients, at least one, and predict all their samples; predictions go to the CPU as they come."""
+    """Serve at least one client and predict all samples; predictions are moved to the CPU as they arrive."""
     states = serve(federation, block.client_ids, block.train, seen=seen)
     job = predict_job(federation, block.client_ids, block.data, states)
     labels: list[list[Tensor]] = [[] for _ in range(len(job.client_ids))]

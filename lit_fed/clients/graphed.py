@@ -1,7 +1,7 @@
-"""One client after another on a GPU, whose local steps are recorded once as CUDA graphs and replayed ever after.
+"""One client after another on a GPU; local steps are recorded once as CUDA graphs and replayed.
 
-A local step of a small network is a hundred kernels of some microseconds each, which a processor launches more slowly
-than the device runs them. A graph launches them all at once.
+A local step of a small network is a hundred kernels of a few microseconds each; the CPU launches them more slowly than
+the GPU runs them. A graph launches them all at once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lit_fed.errors import ClientError
 __all__ = ["GraphedTrainer", "Recorded"]
 
 WARM_UP = 3
-"""Steps before a recording: what libraries set up on the first calls must not be recorded."""
+"""Steps before a recording, since libraries allocate and initialise on their first calls."""
 
 Step = Callable[[Tree], Tree]
 
 
 class Recorded:
-    """A pure function of tensors whose shapes never change, recorded on a GPU; elsewhere it is called as it is.
+    """A pure function of tensors with fixed shapes, recorded on a GPU; elsewhere it is called directly.
 
     Args:
-        function: takes and returns a tree of tensors; whatever else it depends on is recorded as it is now.
-        example: arguments.
+        function: takes and returns a tree of tensors; the current values of everything else it reads are recorded.
+        example: example arguments.
     """
 
     def __init__(self, function: Step, example: Tree) -> None:
@@ -54,7 +54,7 @@ class Recorded:
             self.outputs = function(self.inputs)
 
     def __call__(self, arguments: Tree) -> Tree:
-        """The function's value at other arguments, in tensors of its own."""
+        """The function's value for these arguments, in new tensors."""
         if self.graph is None:
             return self.function(arguments)
         _copy(tree.leaves(self.inputs), tree.leaves(arguments))
@@ -65,7 +65,7 @@ class Recorded:
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy tensors, those of one type in one launch."""
+    """Copy tensors, with one launch per type."""
     for dtype in {leaf.dtype for leaf in targets}:
         chosen = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
         if copy := getattr(torch, "_foreach_copy_", None):  # private
@@ -79,7 +79,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 class _GraphedSolver(LocalSolver):
     """A local solver that replays its steps.
 
-    Batches are padded to the next power of two, so that few steps are recorded; padding has the weight 0.
+    Batches are padded to the next power of two, so that few steps are recorded; padding has weight 0.
     """
 
     recorded: dict[Any, Recorded] = field(default_factory=dict, compare=False, repr=False)
@@ -108,14 +108,14 @@ class _GraphedSolver(LocalSolver):
 
 
 def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:
-    """A penalty whose leaves are tensors, and its weight where that is a plain number."""
+    """A penalty with tensors only, and its weight if that is a plain number."""
     if penalty is None or isinstance(penalty.weight, Tensor):
         return penalty, None
     return penalty._replace(weight=None), penalty.weight  # type: ignore[arg-type] # None is an empty tree
 
 
 def _padded(rows: Tree, width: int) -> Tree:
-    """Leaves [B, ...] as [width, ...], with zeros."""
+    """Pad leaves [B, ...] to [width, ...] with zeros."""
 
     def pad(leaf: Tensor) -> Tensor:
         missing = width - len(leaf)
@@ -130,24 +130,24 @@ def _form(arguments: Tree) -> tuple[Any, ...]:
 
 
 def _all_finite(result: ClientResult) -> Tensor:
-    """Whether the sums of all leaves are finite, on the device: [] bool. If they are, so are all numbers."""
+    """Whether the sums of all leaves are finite, [] bool on the device; then all numbers are."""
     leaves = [leaf for leaf in tree.leaves((result.message.value, result.state)) if leaf.is_floating_point()]
     sums = [leaf.sum(dtype=torch.float64) for leaf in leaves]
     return torch.stack(sums).isfinite().all() if sums else torch.ones((), dtype=torch.bool)
 
 
 def _forgiven(job: TrainJob, row: int, error: ClientError) -> Failed:
-    """The failure of a client, where it is forgiven."""
+    """The failure of a client if it is forgiven; otherwise raise its error."""
     if not job.forgives(error):
         raise error
     return Failed(slice(row, row + 1), error)
 
 
 class GraphedTrainer(SequentialTrainer):
-    """Clients one after another, with local steps replayed from CUDA graphs where a step is the same function ever.
+    """Train clients one after another, replaying local steps from CUDA graphs if every step is the same function.
 
-    That is: networks without dropout and running statistics, one batch for all models, and a plain local solver. Other
-    steps are taken as the sequential client trainer takes them. Results are those of the sequential one up to rounding.
+    This needs a network without dropout and running statistics, one batch for all models, and a plain local solver.
+    Other steps run as in the sequential client trainer. Results equal those of the sequential one up to rounding.
     """
 
     name = "graphed"
@@ -158,7 +158,7 @@ class GraphedTrainer(SequentialTrainer):
         self._solver: tuple[LocalSolver, _GraphedSolver] | None = None
 
     def _run(self, job: TrainJob) -> Iterator[Trained | Failed]:
-        """Yield after each client, when the next one's work is under way: the device never waits to be asked."""
+        """Yield each client after the next one has been launched, so that the GPU is never idle."""
         waiting: tuple[Trained, Tensor] | None = None
         for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
             done: Trained | ClientError
@@ -176,7 +176,7 @@ class GraphedTrainer(SequentialTrainer):
             yield self._judged(job, *waiting)
 
     def _judged(self, job: TrainJob, done: Trained, finite: Tensor) -> Trained | Failed:
-        """What a client returned, if it is finite."""
+        """The result of a client if it is finite; otherwise its failure."""
         if job.block.is_placeholder or finite:
             return done
         try:
@@ -187,7 +187,7 @@ class GraphedTrainer(SequentialTrainer):
 
     def _with_layout(self, ctx: Context) -> Context:
         ctx = super()._with_layout(ctx)
-        if type(ctx.solver) is not LocalSolver:  # one that draws noise, say
+        if type(ctx.solver) is not LocalSolver:  # for example one that draws noise
             return ctx
         if self._solver is None or self._solver[0] != ctx.solver:
             given = {one.name: getattr(ctx.solver, one.name) for one in fields(LocalSolver)}

@@ -1,7 +1,7 @@
 """Clients and models at once, through `torch.func.vmap`; linear models through batched matrix products.
 
-Clients are sorted by size, longest first: at every step the active ones are a prefix, so ragged clients cost no padding
-beyond their last short batch.
+Clients are sorted by size, largest first. At every step the active ones are a prefix, so clients of different sizes
+need no padding beyond their last short batch.
 """
 
 from __future__ import annotations
@@ -38,23 +38,22 @@ __all__ = ["VectorizedTrainer", "vmap_clients"]
 
 
 class VectorizedTrainer:
-    """All clients of a chunk at once.
+    """Train all clients of a chunk at once.
 
     Args:
-        chunk_bytes: memory that the batches and models of one chunk of clients may take; small enough for the caches
-            of a CPU to hold.
-        rows_per_pass: most samples in one forward pass without gradient.
+        chunk_bytes: memory limit of the batches and models of one chunk; the default fits into CPU caches.
+        rows_per_pass: maximum number of samples in one forward pass without gradient.
     """
 
     name = "vectorized"
 
     def __init__(self, chunk_bytes: int = 8 * 2**20, rows_per_pass: int = 32768) -> None:
         self.chunk_bytes, self.rows_per_pass = chunk_bytes, rows_per_pass
-        # A fresh large tensor costs page faults, several times the copy itself: gathered rows reuse one buffer.
+        # reused: the page faults of a fresh large tensor cost several times the copy itself
         self._buffer = torch.empty(0)
 
     def check(self, network: nn.Module) -> None:
-        """Refuse layers that depend on the order of random draws, that vmap makes slow or that it cannot run."""
+        """Refuse layers that depend on the order of random draws, or that are slow or impossible under vmap."""
         resting = {id(one) for one in at_rest(network)}
         for layer in network.modules():
             if not getattr(layer, "vmappable", True):
@@ -70,7 +69,7 @@ class VectorizedTrainer:
 
     # ------------------------------------------------------------------ training
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
-        """Run a phase, yielding after each chunk of clients; one in which a client fails is run one by one."""
+        """Run a phase, yielding after each chunk; if a client of a chunk fails, its clients run one by one."""
         keep_freed_memory(job.block.data.x.device)
         with one_thread(job.block.data.x.device):
             yield from self._train(job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap"))))
@@ -101,7 +100,7 @@ class VectorizedTrainer:
                 yield Trained(rows, result, optimizers)
 
     def _one_by_one(self, job: TrainJob, rows: slice, error: ClientError) -> Iterator[Trained | Failed]:
-        """The clients of a chunk in which one failed, each alone."""
+        """Run each client of a failed chunk alone."""
         if rows.stop - rows.start == 1:
             yield Failed(rows, error)
             return
@@ -112,7 +111,7 @@ class VectorizedTrainer:
 
     def _chunks(self, job: TrainJob, sizes: Tensor) -> Iterator[slice]:
         row_bytes = job.block.data.x[:1].nbytes + job.block.data.y[:1].nbytes
-        copied = sum(map(tree.bits, tree.models(job.shared)))  # what a client trains; the rest is only read
+        copied = sum(map(tree.bits, tree.models(job.shared)))  # trained models only; the rest is read
         fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * copied // 8
         batch = job.block.phase.work.batch_size
         lo = 0
@@ -159,14 +158,14 @@ class VectorizedTrainer:
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         plan, rows, mask = self._plan(job, sizes)
         ids = job.block.phase.client_ids
-        if job.block.phase.work.straggler_fraction:  # who takes the most steps need not be the largest
+        if job.block.phase.work.straggler_fraction:  # the largest client need not take the most steps
             order = torch.argsort(plan.steps, descending=True, stable=True)
             done = self._advance(job, *tree.index((work, plan, rows, mask, ids), order))
             return tree.index(done, torch.argsort(order))
         return self._advance(job, work, plan, rows, mask, ids)
 
     def _advance(self, job: TrainJob, work: Any, plan: Plan, rows: Tensor, mask: Tensor, ids: Tensor) -> Any:
-        """Take the steps of a plan whose clients come by falling number of steps."""
+        """Take the steps of a plan whose clients are sorted by falling number of steps."""
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         active_at = (plan.steps[:, None] > torch.arange(plan.counts.shape[1])).sum(0).tolist()
 
@@ -176,7 +175,7 @@ class VectorizedTrainer:
         before, finished = work, []
         active = len(plan.counts)
         for position, now in enumerate(active_at):
-            if now < active:  # the others have taken their last step
+            if now < active:  # the others are done
                 finished.append(tree.index(work, slice(now, active)))
                 work, active = tree.index(work, slice(0, now)), now
             parts = []
@@ -207,7 +206,7 @@ class VectorizedTrainer:
         return plan._replace(index=plan.index.to(data.x.device)), (plan.index + starts).to(data.x.device), mask
 
     def _batch(self, data: Split, rows: Tensor, index: Tensor, mask: Tensor) -> Batch:
-        """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next one is made."""
+        """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next call."""
         shape = index.shape if index.shape[1] > 1 else (index.shape[0], index.shape[2])
         flat = rows.flatten()
         x = self._gather(data.x, flat).view(*shape, *data.x.shape[1:])
@@ -216,7 +215,7 @@ class VectorizedTrainer:
 
     # ------------------------------------------------------------------ samples without a client axis
     def _gather(self, x: Tensor, rows: Tensor | slice) -> Tensor:
-        """Rows of x: of a slice a view, else a copy in the kept buffer."""
+        """Rows of x: a view for a slice, else a copy in the buffer."""
         if isinstance(rows, slice):
             return x[rows]
         wanted = len(rows) * x[:1].numel()
@@ -226,12 +225,12 @@ class VectorizedTrainer:
         return torch.index_select(x, 0, rows, out=out)
 
     def _shared_losses(self, job: TrainJob, data: Split, client_ids: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Losses [M, n] of all samples of the block, client after client in the order of the data; where each starts.
+        """Losses [M, n] of all samples of the block in the order of the data, and the start of each client.
 
-        Samples come last in memory: what follows works on long rows instead of groups of M numbers.
+        Samples come last in memory, so that later operations work on long rows instead of groups of M numbers.
         """
         positions = data.positions(client_ids)
-        order = positions.unique()  # neighbours among the clients are neighbours in memory: a view, not a copy
+        order = positions.unique()  # adjacent clients are adjacent in memory: a view, not a copy
         sizes = data.sizes[order]
         begins = sizes.cumsum(0) - sizes
         starts = begins[torch.searchsorted(order, positions)]
@@ -251,14 +250,14 @@ class VectorizedTrainer:
         return torch.cat(parts, dim=1), starts
 
     def _padded(self, data: Split, client_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [C, N] of each client, and the mask [C, N]."""
+        """Rows and mask of each client, both [C, N]."""
         index = _ragged(data.offsets[data.positions(client_ids)], sizes).to(data.x.device)
         mask = torch.arange(index.shape[1]) < sizes[:, None]
         return index, mask.to(data.x.device, torch.float32)
 
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
-        """Predict chunk after chunk of clients of similar size."""
+        """Predict in chunks of clients of similar size."""
         keep_freed_memory(job.data.x.device)
         with one_thread(job.data.x.device):
             yield from self._predict(job)
@@ -302,7 +301,7 @@ class VectorizedTrainer:
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU: for chunks this small a second one waits longer than it helps, far longer on busy cores."""
+    """Use one thread on a CPU: for such small chunks a second one costs more than it saves, above all on busy cores."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -321,7 +320,7 @@ def _is_fixed(layer: nn.Module) -> bool:
 
 
 def _vmappable(layer: nn.modules.batchnorm._NormBase) -> bool:
-    """BatchNorm whose running averages have a fixed momentum: a cumulative one reads its counter as a number."""
+    """Whether vmap runs this BatchNorm: cumulative averages (momentum None) read their counter as a number."""
     known = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and layer.momentum is not None
     return known or not layer.track_running_stats
 
@@ -329,7 +328,7 @@ def _vmappable(layer: nn.modules.batchnorm._NormBase) -> bool:
 def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
     """Clients that take a step together, and the width of their batches.
 
-    Padding changes the statistics of a batch, so with BatchNorm (`exact`) only batches of one width go together.
+    Padding changes batch statistics, so with BatchNorm (`exact`) only batches of equal width form a group.
     """
     if not exact or int(counts.min()) == int(counts.max()):
         return [(slice(0, len(counts)), max(int(counts.max()), 1))]
@@ -337,16 +336,16 @@ def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
 
 
 def _augmented(job: TrainJob, x: Tensor, client_ids: Tensor, counts: Tensor, step: int) -> Tensor:
-    """Inputs [A, B, ...] or [A, K, B, ...] of a step, those of each client as if it were alone; padding stays."""
+    """Augmented inputs [A, B, ...] or [A, K, B, ...] of a step, drawn for each client alone; padding is unchanged."""
     out, (ctx, work) = x.clone(), (job.ctx, job.block.phase.work)
     for row, (client_id, count) in enumerate(zip(client_ids.tolist(), counts.tolist(), strict=True)):
-        # pictures have three axes: the samples of a batch lie before them
+        # images have three axes, preceded by the samples of the batch
         out[row, ..., :count, :, :, :] = augmented_inputs(ctx, work, x[row, ..., :count, :, :, :], client_id, step)
     return out
 
 
 def _joined(whole: Tensor, *parts: Tensor) -> Tensor:
-    """The parts one after another; the whole that they are parts of, where steps have left it as it was."""
+    """The concatenated parts, or `whole` itself if the parts are unchanged slices of it."""
     row = 0
     for part in parts:
         same = whole[row : row + len(part)]
@@ -357,13 +356,13 @@ def _joined(whole: Tensor, *parts: Tensor) -> Tensor:
 
 
 def _merge(parts: list[Tree], members: list[Any]) -> Tree:
-    """The rows of all groups in their former order."""
+    """The rows of all groups in their original order."""
     order = torch.cat(members).argsort()
     return tree.map_leaves(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
 
 
 def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
-    """The error for a block: which of its clients failed cannot be told where they run at once."""
+    """The error for a chunk; the failing client is unknown if several run at once."""
     client_ids = job.block.phase.client_ids
     reason = f"{type(error).__name__}: {error}"
     if len(client_ids) > 1:
@@ -373,7 +372,7 @@ def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
 
 
 def _rows(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor | slice:
-    """Ranges start, …, start + size - 1 one after another; a slice where each begins at the end of the one before."""
+    """Concatenated ranges start, …, start + size - 1; a slice if each begins where the previous one ends."""
     if len(starts) and bool((starts[1:] == (starts + sizes)[:-1]).all()):
         return slice(int(starts[0]), int(starts[-1] + sizes[-1]))
     before = sizes.cumsum(0) - sizes
@@ -381,22 +380,22 @@ def _rows(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor | slice
 
 
 def _part(rows: Tensor | slice, lo: int, hi: int) -> Tensor | slice:
-    """Those from place lo to place hi - 1."""
+    """Rows lo to hi - 1."""
     return slice(rows.start + lo, rows.start + hi) if isinstance(rows, slice) else rows[lo:hi]
 
 
 def _ragged(starts: Tensor, sizes: Tensor) -> Tensor:
     """Ranges as rows [C, N], padded with the first entry of each."""
     width = int(sizes.max()) if len(sizes) else 0
-    if width:  # a client without samples is padded with another's first
+    if width:  # an empty last client would start after the last row
         starts = starts.clamp(max=int((starts + sizes).max()) - 1)
     steps = torch.arange(width)
     return starts[:, None] + steps * (steps < sizes[:, None])
 
 
-# ---------------------------------------------------------------------- a function of one client for many
+# ---------------------------------------------------------------------- vmap over clients
 class _Layer(NamedTuple):
-    """The steps of `torch.func.vmap`, which PyTorch keeps private."""
+    """The private steps of `torch.func.vmap`."""
 
     begin: Callable[[int, str], int]
     end: Callable[[], Any]
@@ -405,17 +404,17 @@ class _Layer(NamedTuple):
 
 
 def vmap_clients(function: Callable[..., Any], *arguments: Tree) -> Any:
-    """`torch.func.vmap` over the leading axis of every leaf, without its own, slow look at trees.
+    """`torch.func.vmap` over the leading axis of every leaf, without its slow handling of trees.
 
-    A step of small models takes less time than `vmap` takes to flatten and rebuild its arguments. If this PyTorch lacks
-    one of the private steps of `vmap`, `vmap` itself is called; the numbers are the same.
+    For small models, `vmap` takes longer to flatten and rebuild its arguments than the step itself. If this PyTorch
+    lacks one of the private steps of `vmap`, `vmap` itself is called; the numbers are the same.
 
     Args:
-        function: of one client; nothing in it draws from a generator of torch.
+        function: function of one client; it must not draw from a generator of torch.
         arguments: trees with leaves [C, ...]; None is an empty tree.
 
     Returns:
-        What the function returns, leaves [C, ...].
+        The function's values, leaves [C, ...].
     """
     layer = _private_layer()
     return _by_vmap(function, arguments) if layer is None else _by_layer(layer, function, arguments)
@@ -445,7 +444,7 @@ def _by_vmap(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Any:
 
 @cache
 def _private_layer() -> _Layer | None:
-    """None if this PyTorch lacks one of the steps, or does something else by it."""
+    """The private steps, or None if this PyTorch lacks one or they behave differently."""
     try:
         from torch._C import _functorch as functorch
         from torch._functorch.predispatch import lazy_load_decompositions

@@ -1,4 +1,4 @@
-"""Who trains in a round, on which rank, and in which blocks: pure functions, equal on every rank."""
+"""Sampled clients, their ranks and their blocks: pure functions with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 
 
 BYTES_OF_DRAW = 32
-"""What drawing one client takes, where a client may be drawn again and again: a number, an id, and both sorted."""
+"""Bytes per client sampled with replacement: a number, an id, and both sorted."""
 
 
 def whole_part(fraction: float, total: int) -> int:
-    """The floor of fraction · total, forgiving the last bits of a decimal fraction.
+    """The floor of fraction · total, tolerant of rounding in a decimal fraction.
 
     Example:
         >>> int(0.29 * 100), whole_part(0.29, 100)
@@ -38,7 +38,7 @@ def whole_part(fraction: float, total: int) -> int:
 
 
 def cohort_size(num_clients: int, fraction: float = 1.0, number: int | None = None) -> int:
-    """Clients drawn per round: `number`, or without it the whole part of `fraction` of all, at least one."""
+    """Number of sampled clients: `number`, or else the whole part of `fraction` of all, at least one."""
     if number is not None:
         if number < 1:
             raise ConfigError(f"clients per round = {number}; draw at least 1 client")
@@ -54,10 +54,10 @@ def sampling_probability(
     number: int | None = None,
     sampling: Literal["uniform", "size", "poisson"] = "uniform",
 ) -> float:
-    """The probability with which a client takes part in a round; where draws are by size, draws per client.
+    """Probability that a client is sampled in a round; with sampling by size, draws per client.
 
     Raises:
-        ConfigError: if there are not so many clients, or draws by size are more than memory has room for.
+        ConfigError: if there are fewer clients, or memory is too small for the draws by size.
 
     Example:
         >>> sampling_probability(8, 0.3), sampling_probability(8, 0.3, sampling="poisson")
@@ -78,23 +78,22 @@ def draw_cohort(
     sampling: Literal["uniform", "size", "poisson"] = "uniform", seed: int, round_idx: int,
     available: np.ndarray | None = None, over_selection: float = 0.0,
 ) -> np.ndarray:  # fmt: skip
-    """Draw the clients of a round; depends on the arguments alone, so every rank draws the same.
+    """Sample the clients of a round; every rank samples the same ones.
 
     Args:
         num_clients: number of clients T.
         sizes: training samples of each client [T].
-        fraction: part of the clients to draw, where `number` is None.
-        number: how many clients to draw; with "poisson" on average.
+        fraction: fraction of the clients to sample if `number` is None.
+        number: number of clients to sample; with "poisson" the expected number.
         sampling: "uniform": without replacement; "size": with replacement, in proportion to `sizes`; "poisson": each
-            client with the same probability, whoever else is drawn.
+            client independently with the same probability.
         seed: training seed.
         round_idx: round, from 0.
-        available: which clients can be reached, [T] bool, of whom all are drawn if they are fewer; None: all can.
-        over_selection: o; of `uniform` ones ⌈(1 + o)·m⌉ are drawn where m are wanted.
+        available: mask of reachable clients, [T] bool; if too few, all of them are sampled; None: all clients.
+        over_selection: o; "uniform" samples ⌈(1 + o)·m⌉ clients for m messages.
 
     Returns:
-        Client ids in ascending order [m] int64; with "size" an id may occur several times, with "poisson" there may be
-        none.
+        Client ids in ascending order [m] int64; with "size" ids may repeat, with "poisson" there may be none.
     """
     if sampling not in ("uniform", "size", "poisson"):
         raise ConfigError(f"sampling = {sampling!r}; choose 'uniform', 'size' or 'poisson'")
@@ -113,7 +112,7 @@ def draw_cohort(
 
 
 def over_selected(num_wanted: int, over_selection: float) -> int:
-    """⌈(1 + o)·m⌉, the clients to draw where m messages are wanted, forgiving the last bits of a decimal fraction.
+    """⌈(1 + o)·m⌉, the clients to sample for m messages, tolerant of rounding in a decimal fraction.
 
     Example:
         >>> over_selected(10, 0.3), over_selected(10, 0.0), over_selected(7, 0.3)
@@ -123,7 +122,7 @@ def over_selected(num_wanted: int, over_selection: float) -> int:
 
 
 def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> list[np.ndarray]:
-    """Give every client to one rank, the longest work first, each time to the rank with the least so far.
+    """Assign every client to one rank: largest work first, each to the rank with the least work so far.
 
     Args:
         client_ids: clients of the phase [m], duplicates allowed.
@@ -131,7 +130,7 @@ def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> 
         world_size: number of ranks.
 
     Returns:
-        For each rank its clients in ascending order, each id once; a rank may get none.
+        Clients of each rank in ascending order, each id once; a rank may get none.
     """
     unique_ids, costs = np.unique(client_ids), np.asarray(work)
     shares: list[list[int]] = [[] for _ in range(world_size)]
@@ -151,11 +150,11 @@ def make_blocks(
     Args:
         client_ids: clients of one rank [m].
         sizes: training samples of every client of the population [T], looked up by id.
-        clients_per_block: most clients in a block.
-        samples_per_block: most samples in a block of several clients; None: any number.
+        clients_per_block: maximum number of clients in a block.
+        samples_per_block: maximum number of samples in a block of several clients; None: any number.
 
     Returns:
-        Blocks of ids, the largest client first, equal ones by id; no block without clients.
+        Non-empty blocks of ids, largest client first, ties by id.
     """
     ordered = _longest_first(np.asarray(client_ids, dtype=np.int64), np.asarray(sizes))
     return cut_blocks(ordered, np.asarray(sizes)[ordered], clients_per_block, samples_per_block)
@@ -168,9 +167,9 @@ def cut_blocks(
 
     Args:
         client_ids: clients [m].
-        sizes: samples of each of them [m].
-        clients_per_block: most clients in a block.
-        samples_per_block: most samples in a block of several clients; None: any number.
+        sizes: samples of each client [m].
+        clients_per_block: maximum number of clients in a block.
+        samples_per_block: maximum number of samples in a block of several clients; None: any number.
 
     Example:
         >>> [block.tolist() for block in cut_blocks(np.arange(5), np.array([9, 1, 2, 3, 1]), 3, 5)]
@@ -190,7 +189,7 @@ def cut_blocks(
 
 
 def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The ids by falling size, equal ones by id."""
+    """The ids by falling size, ties by id."""
     return client_ids[np.lexsort((client_ids, -sizes[client_ids]))]
 
 
@@ -199,14 +198,14 @@ def round_blocks(
 ) -> list[ClientBlock]:
     """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a placeholder.
 
-    In a phase without clients all ranks have one, the first client: the server learns the form of the messages from it,
-    and whoever adds to their sum may act.
+    In a phase without clients every rank gets one, client 0: it gives the server the structure of the messages, and
+    wrappers may add to their sum.
 
     Args:
-        phases: phases of the round; ids may stand in one more than once.
+        phases: phases of the round; an id may occur several times in a phase.
         data: training split.
-        batch_size: default batch size, to weigh the work of clients.
-        clients_per_block: most clients in a block.
+        batch_size: default batch size, to estimate the work of clients.
+        clients_per_block: maximum number of clients in a block.
         rank: this rank.
         num_ranks: number of ranks.
     """
@@ -243,13 +242,13 @@ def serving_blocks(
     data: Split, train: Split, measured: Tensor | None = None, *, clients_per_block: int, rank: int = 0,
     num_ranks: int = 1,
 ) -> list[ServingBlock]:  # fmt: skip
-    """One rank's blocks of clients to be served, the same number on every rank; a block may be empty.
+    """One rank's blocks of served clients, the same number on every rank; a block may be empty.
 
     Args:
-        data: what clients are measured on.
-        train: what they may adapt on.
-        measured: positions [E] of the clients that are measured; None: all.
-        clients_per_block: most clients in a block.
+        data: samples to evaluate on.
+        train: samples to adapt on.
+        measured: positions [E] of the evaluated clients; None: all.
+        clients_per_block: maximum number of clients in a block.
         rank: this rank.
         num_ranks: number of ranks.
     """

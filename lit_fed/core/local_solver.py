@@ -18,7 +18,7 @@ from lit_fed.errors import check_settings
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs"]
 
 PIECE = 2**17
-"""Elements of a leaf updated at once on a CPU, so that all operands fit into its caches."""
+"""Elements of a leaf updated at once on a CPU, so that all operands fit into caches."""
 
 MOST_STEPS = 10**6
 """Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
@@ -33,7 +33,7 @@ class OptimizerState(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What a step works on, see `LocalSolver.step`."""
+    """Arguments of `LocalSolver.step`."""
 
     models: ModelState
     optimizer: OptimizerState
@@ -197,7 +197,7 @@ class LocalSolver:
         return None, *task.grad(models, batch, weight)
 
     def _advance_each(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
-        """Model after model, each written straight to its place and updated while the caches hold its gradient."""
+        """Update the models in turn, each while its gradient is in the caches, without copying the result."""
         models, optimizer, batch, lr, weight, penalty = given
         new, first, second = (_room_for(part) for part in (models.parameters, optimizer.first, optimizer.second))
         each = []
@@ -218,12 +218,12 @@ class LocalSolver:
         return ModelState(new, buffers), OptimizerState(optimizer.step + 1, first, second), losses
 
     def _write(self, given: list[Tensor], taken: list[Tensor], step: Tensor, lr: Tensor) -> None:
-        """Update one leaf piece by piece, so that a piece stays in the caches from its gradient to its new value.
+        """Update one leaf in pieces, so that each stays in the caches.
 
         Args:
-            given: the leaf, its gradient and its moments, as many as the optimizer keeps.
-            taken: where the new leaf and its new moments go.
-            step: of the optimizer.
+            given: the leaf, its gradient and its moments.
+            taken: receives the new leaf and its new moments.
+            step: step of the optimizer.
             lr: learning rate.
         """
         for piece in _pieces([*given, *taken]):
@@ -238,7 +238,7 @@ class LocalSolver:
                 target.copy_(moment[""])
 
     def _write_momentum(self, old: Tensor, gradient: Tensor, moment: Tensor, out: list[Tensor], lr: Tensor) -> None:
-        """The same arithmetic for momentum, the commonest case, without temporaries: all of it waits for memory."""
+        """The same arithmetic for momentum, the most common case, without temporaries: it is memory-bound."""
         new, velocity = out
         if self.weight_decay:
             torch.add(gradient, old, alpha=self.weight_decay, out=velocity)
@@ -309,12 +309,12 @@ class LocalSolver:
 
 
 def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Zeros like leaves, expanded from one number: most are read at most once."""
+    """Zeros like leaves, expanded from one number, since most are read at most once."""
     return {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves.items()}
 
 
 def _room_for(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous memory for new values of leaves."""
+    """Contiguous, uninitialised tensors like leaves."""
     return {name: torch.empty_like(leaf, memory_format=torch.contiguous_format) for name, leaf in leaves.items()}
 
 
@@ -335,7 +335,7 @@ def _is_flat(leaf: Tensor) -> bool:
 
 
 class Penalty(NamedTuple):
-    """⟨linear, θ⟩ + weight/2·‖θ − anchor‖², added to each model's loss; leaves [M, ...], or [1, ...] for all alike.
+    """⟨linear, θ⟩ + weight/2·‖θ − anchor‖², added to each model's loss; leaves [M, ...], or [1, ...] shared by all.
 
     A proximal term has a weight and an anchor, a gradient correction a linear part, an augmented Lagrangian all three.
     """

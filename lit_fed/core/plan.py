@@ -1,6 +1,6 @@
-"""The batch plan of a client: which of its samples each local step sees.
+"""The batch plan of a client: the samples of each local step.
 
-Plans depend on (seed, round, client) alone, never on a client trainer, so all client trainers take the same steps.
+Plans depend on (seed, round, client, phase) only, so all client trainers take the same steps.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of", "without_
 
 
 FITS_ANYWHERE = 2**26
-"""Bytes of a plan that any machine has room for."""
+"""Bytes up to which a plan is not checked against memory."""
 
 
 class Plan(NamedTuple):
     """Batches of C clients; a client's real samples come first in each of its batches."""
 
     index: Tensor  # type: ignore[assignment] # [C, S, K, B] int64 position within the client's samples; 0 where padded
-    counts: Tensor  # [C, S] int64 samples in the batch; 0 after a client's last step, and where none was drawn
+    counts: Tensor  # [C, S] int64 samples in the batch; 0 after a client's last step, and if none was sampled
     steps: Tensor  # [C] int64 steps that a client takes
 
 
 def _batch_sizes(sizes: np.ndarray, work: LocalWork, default: int) -> np.ndarray:
-    """Samples of a whole batch of each client, [C]."""
+    """Batch size of each client, [C]."""
     wanted = default if work.batch_size is None else work.batch_size
     return np.minimum(wanted, sizes) if wanted else sizes
 
@@ -49,7 +49,7 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
 
 
 def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
-    """`num_steps` of each of the clients with these numbers of samples, [C] float64: the numbers may be anything."""
+    """`num_steps` for each of these numbers of samples, [C] float64, so that large settings cannot overflow."""
     if work.sample_rate:
         per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
     else:
@@ -58,20 +58,20 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch
 
 
 def without_steps(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
-    """Which of the clients with these numbers of samples take no step of a phase that asks for some, [C] bool."""
-    if work.epochs is None and work.steps is None:  # there is other work to do, or none
+    """Mask of the clients that take no step in a phase of local training, [C] bool."""
+    if work.epochs is None and work.steps is None:  # no local steps in this phase
         return np.zeros(len(sizes), dtype=bool)
     idle: np.ndarray = steps_of(sizes, work, batch_size, smallest_batch) == 0
     return idle
 
 
 def most_steps(ctx: Context) -> int:
-    """Steps of the largest client in the solver's own local work, which all can tell before anyone trains."""
+    """Local steps of the largest client in the solver's local work, known before training."""
     return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
 
 
 def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) -> np.ndarray:
-    """Batches of one pass of each client, [C]; those below the smallest size are left out."""
+    """Batches per pass of each client, [C], without those below the smallest size."""
     whole, rest = np.divmod(sizes, np.maximum(widths, 1))
     return np.where(np.minimum(sizes, widths) < smallest_batch, 0, whole + (rest >= smallest_batch))
 
@@ -80,17 +80,17 @@ def make_plan(
     sizes: Sequence[int], client_ids: Sequence[int], work: LocalWork, *, batch_size: int, seed: int, round_idx: int,
     phase: str, smallest_batch: int = 1,
 ) -> Plan:  # fmt: skip
-    """Plans of some clients, padded to the longest.
+    """Plans of clients, padded to the longest.
 
     Args:
         sizes: samples of each client, [C].
         client_ids: identities, [C].
         work: epochs or steps, batch size, batches per step.
-        batch_size: batch size where `work` names none.
+        batch_size: default batch size.
         seed: training seed.
         round_idx: round, from 0.
-        phase: name of the phase; each has its own shuffles.
-        smallest_batch: samples below which the last batch of a pass is left out; each pass leaves out others.
+        phase: name of the phase; each phase shuffles anew.
+        smallest_batch: a smaller last batch of a pass is dropped; each pass drops other samples.
     """
     samples = np.array(sizes, dtype=np.int64)
     steps, widths = steps_of(samples, work, batch_size, smallest_batch), _batch_sizes(samples, work, batch_size)
@@ -103,9 +103,9 @@ def make_plan(
     if work.sample_rate:
         return _drawn(sizes, generators(seed, round_idx, client_ids, f"plan/{phase}"), steps, work)
     per_pass = _steps_per_pass(samples, widths, smallest_batch)
-    longest = int(steps.max(initial=0))  # of those that stragglers take
-    # A client whose batches are narrower than `width` has one batch per pass, so in this layout the samples of a pass
-    # are consecutive for every client.
+    longest = int(steps.max(initial=0))  # stragglers take fewer
+    # a client whose batches are narrower than `width` has one batch per pass, so the samples of a pass are consecutive
+    # for every client
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
@@ -123,11 +123,11 @@ def make_plan(
 
 
 def _require_room(steps: int, positions: int) -> None:
-    """Refuse a plan that does not fit into memory; one that fits anywhere is not looked at.
+    """Refuse a plan that does not fit into memory.
 
     Args:
-        steps: of the client that takes most.
-        positions: of samples in one step of all clients.
+        steps: largest number of steps of a client.
+        positions: entries of the plan in one step of all clients.
     """
     num_bytes = 8 * steps * max(positions, 1)
     if num_bytes > FITS_ANYWHERE:
@@ -139,7 +139,7 @@ def _require_room(steps: int, positions: int) -> None:
 
 
 def _drawn(sizes: Sequence[int], rngs: Sequence[np.random.Generator], steps: np.ndarray, work: LocalWork) -> Plan:
-    """Batches into which every sample comes by itself, cut to `work.batch_size` where that is a number."""
+    """Poisson batches: each sample enters independently; limited to `work.batch_size` if set."""
     drawn: list[list[np.ndarray]] = []
     for size, rng, count in zip(sizes, rngs, steps.tolist(), strict=True):
         batches = [np.flatnonzero(rng.random(size) < work.sample_rate) for _ in range(count)]
@@ -156,7 +156,7 @@ def _drawn(sizes: Sequence[int], rngs: Sequence[np.random.Generator], steps: np.
 
 
 def _steps_taken(steps: int, client_id: int, work: LocalWork, seed: int, round_idx: int, phase: str) -> int:
-    """Steps that a client takes of its `steps`: all of them, or fewer if it is drawn as a straggler."""
+    """Steps that a client takes: all `steps`, or fewer if it is sampled as a straggler."""
     rng = generator(seed, round_idx, int(client_id), f"straggler/{phase}")
     straggles = rng.random() < work.straggler_fraction
     return int(rng.integers(1, steps + 1)) if straggles and steps else int(steps)

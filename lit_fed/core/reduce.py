@@ -26,14 +26,14 @@ __all__ = [
 
 
 PIECE = 2**18
-"""Elements of a model added at once: few enough for the caches of a CPU."""
+"""Elements added at once, to fit into CPU caches."""
 
 
 _guard: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def guard_collectives(guard: Callable[[], AbstractContextManager[None]]) -> None:
-    """Enter this context around each collective of this process, such as one that waits until all ranks arrive."""
+    """Set the context entered around each collective of this process, for example one that waits for all ranks."""
     global _guard
     _guard = guard
 
@@ -52,12 +52,12 @@ def all_reduce(value: Tensor) -> Tensor:
 
 
 def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
-    """Gather the rows of all ranks by one collective for all leaves.
+    """Gather the rows of all ranks with one collective for all leaves.
 
     Args:
         rows: this rank's rows, leaves [C_r, ...].
         client_ids: position of each gathered row in the result, rank after rank, [C].
-        counts: rows of each rank; every rank computes them, so ids need not be sent.
+        counts: rows of each rank; every rank computes them, so they are not sent.
     """
     if num_ranks() == 1 or not len(client_ids):
         return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
@@ -71,7 +71,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [
-        # clone: a view at this offset may be misaligned for its type, also if there is one row
+        # clone: a view at this offset may be misaligned for its type, even with one row
         part.clone(memory_format=torch.contiguous_format).view(leaf.dtype).view(len(whole), *leaf.shape[1:])
         for part, leaf in zip(parts, tree.leaves(rows), strict=True)
     ]
@@ -115,14 +115,14 @@ class Accumulator:
         self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor], heard: Tensor | None = None,
         stepped: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Add the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds the structure alone.
+        """Add the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the structure.
 
         Args:
             message: their messages.
             multiplicity: how often each counts, [C] float64.
             metrics: their metrics.
-            heard: clients that received the broadcast, [C] bool; None: those that count.
-            stepped: clients that took local steps, [C] bool; None: all. Means of local training leave out the others.
+            heard: clients that received the broadcast, [C] bool; None: those with multiplicity > 0.
+            stepped: clients that took local steps, [C] bool; None: all. Means of local training omit the others.
         """
         self.metric_names = list(metrics)
         weight = message.weight.double() * multiplicity
@@ -152,7 +152,7 @@ class Accumulator:
 
         Returns:
             The reduced messages; the bits sent up and down in this phase, [2] float64; the mean of each metric and its
-            weight. The mean is 0 if the weight is.
+            weight. The mean is 0 if the weight is 0.
         """
         assert self._totals is not None
         if self.kind == "stack":
@@ -209,7 +209,7 @@ def _divisor(weight: Tensor) -> Tensor:
 
 
 def _zeros(leaf: Tensor) -> Tensor:
-    """Zeros for a sum over rows; contiguous in memory, whatever the layout of convolution weights."""
+    """Zeros for a sum over rows; contiguous for any layout of convolution weights."""
     return torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
 
 
@@ -218,7 +218,7 @@ def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
     flat, rows = total.view(-1), leaf.reshape(len(leaf), -1)
     on_cpu = flat.device.type == "cpu"
     at_once = PIECE if on_cpu else max(len(flat), 1)  # on a GPU each piece costs kernel launches
-    alone = float(weight[0]) if on_cpu and len(rows) == 1 else None  # on a GPU this would wait for the device
+    alone = float(weight[0]) if on_cpu and len(rows) == 1 else None  # on a GPU `float` would synchronise
     for lo in range(0, len(flat), at_once):
         total_piece, piece = flat[lo : lo + at_once], rows[:, lo : lo + at_once].double()
         if alone is None:
@@ -228,16 +228,16 @@ def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
 
 
 def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:
-    """The average of the clients' models, in the models' own types."""
+    """The average of the clients' models in the types of `models`."""
     return cast_like(exact_average(ctx, models, reduced), models)  # type: ignore[no-any-return]
 
 
 def exact_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:
-    """The average of the clients' models in float64, for servers that need small differences to their own.
+    """The average of the clients' models in float64, for servers that need small differences to their model.
 
-    `renormalised` averages over the participating clients; `stale_fill` counts the others with the model that they were
-    last sent, the server's (official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ. It is refused with sampling by size,
-    whose mean is unbiased already and whose Σ_S p_i may exceed 1.
+    `renormalised` averages over the participating clients. `stale_fill` counts the others with the server's model
+    (official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ. It is refused with sampling by size, whose mean is already
+    unbiased and whose Σ_S p_i may exceed 1.
     """
     if ctx.aggregation == "renormalised":
         return reduced.value  # type: ignore[no-any-return]

@@ -1,1 +1,1 @@
-"""Graphs between clients: who hears of whom, with which weight, and what travels along the edges."""
+"""Graphs between clients: neighbours, mixing weights, and messages along edges."""

@@ -6,9 +6,9 @@ https://doi.org/10.1137/S0036144503423264
 Minimise ‖P − J‖ over symmetric P >= 0 with P1 = 1 and P_ij = 0 off the graph; J = 11ᵀ/N, the norm is the spectral one.
 Its dual, Section 4, is to maximise 1ᵀz over Y and z with ‖Y‖_* <= 1, Y1 = 0 and (z_i + z_j)/2 <= Y_ij on the graph.
 
-Operator splitting (Douglas-Rachford, that is ADMM) needs two closed forms: the nearest matrix on the graph, a clip of
-entries, and the one with P1 = 1 that trades ‖P − J‖ against distance, a clip of eigenvalues. What the second takes off
-is a dual Y, so each iterate comes with a bound.
+Operator splitting (Douglas-Rachford, that is ADMM) needs two closed forms: the nearest matrix on the graph, by clipping
+entries, and the one with P1 = 1 that trades ‖P − J‖ against distance, by clipping eigenvalues. The clipped part is a
+dual Y, so each iterate has a bound.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ else:
     optimize = imported_later("scipy.optimize")
 
 SMALL = 100
-"""Nodes up to which a step is cheap enough to go on until the certificate is tight."""
+"""Maximum number of nodes for which steps are cheap enough to reach a tight certificate."""
 
 GAP, STEPS = {"small": 1e-6, "large": 1e-3}, {"small": 2000, "large": 1000}
-"""The gap to stop at, relative to the smaller of SLEM and 1 − SLEM, and the steps after which to stop anyway."""
+"""Tolerated gap, relative to the smaller of SLEM and 1 − SLEM, and maximum number of steps."""
 ROUNDING, CHECK_EVERY, BALANCE_EVERY, LAST_BALANCE = 1e-10, 10, 50, 1000
 RELAXATION, FIRST_WEIGHT, IMBALANCE = 1.6, 0.3, 3.0
 
 
 class Certified(NamedTuple):
-    """A mixing matrix and a proof of how good it is."""
+    """A mixing matrix with bounds on its SLEM."""
 
     matrix: Tensor  # [N, N] float64
     dual: Tensor  # Y, [N, N]; lower_bound(dual, edges) is `lower`
@@ -48,7 +48,7 @@ class Certified(NamedTuple):
 def fastest_mixing(edges: Tensor) -> Tensor:
     """The mixing matrix of a graph with the smallest second-largest eigenvalue modulus (SLEM), [N, N] float64.
 
-    The SLEM of a graph in several parts is 1 whatever its weights, so each part is a problem of its own.
+    The SLEM of a disconnected graph is 1 for any weights, so each component is solved alone.
 
     Args:
         edges: adjacency, [N, N] float64.
@@ -82,7 +82,7 @@ def certified(edges: Tensor) -> Certified:
         if step % BALANCE_EVERY == 0 and step <= LAST_BALANCE:
             apart, moved = (dense - sparse).norm() / _centred(sparse).norm(), (sparse - before).norm()
             factor = _balance(float(apart * (sparse - point).norm() / moved))
-            if factor != 1:  # the multiplier, weight * (sparse - point), stays what it is
+            if factor != 1:  # keeps the multiplier, weight * (sparse - point)
                 weight, point, jumps = weight * factor, sparse - (sparse - point) / factor, Jumps()
                 continue
         before, point = sparse, jumps.next(point, RELAXATION * (dense - sparse))
@@ -90,10 +90,10 @@ def certified(edges: Tensor) -> Certified:
 
 
 def lower_bound(dual: Tensor, edges: Tensor) -> float:
-    """A number that no mixing matrix of the graph has a smaller SLEM than; any symmetric matrix gives one.
+    """A lower bound on the SLEM of all mixing matrices of the graph, from any symmetric matrix.
 
-    With Y made admissible, ‖P − J‖ >= ⟨Y, P − J⟩ = ⟨Y, P⟩, and that is smallest at a permutation along edges and loops,
-    as doubly stochastic matrices are means of permutations. Finding it finds the best z as well.
+    With Y made feasible, ‖P − J‖ >= ⟨Y, P − J⟩ = ⟨Y, P⟩. The right side is smallest at a permutation along edges and
+    loops, since doubly stochastic matrices are means of permutations; finding it also finds the best z.
 
     Args:
         dual: Y, [N, N].
@@ -111,14 +111,14 @@ def _slem(matrix: Tensor) -> float:
 
 
 def _simple_weights(edges: Tensor) -> list[Tensor]:
-    """Metropolis weights, lazy ones and those of the largest degree: the last two are the best for some graphs."""
+    """Metropolis, lazy Metropolis and maximum-degree weights; the last two are optimal for some graphs."""
     degree = edges.sum(1)
     larger = torch.maximum(degree[:, None], degree)
     return [_repaired(edges / one) for one in (larger, larger + 1, degree.max())]
 
 
 def _repaired(matrix: Tensor) -> Tensor:
-    """A mixing matrix close to one whose rows may miss 1: edges of nodes that give away more than 1 shrink."""
+    """A mixing matrix near one whose rows may not sum to 1: edges of nodes with total weight above 1 shrink."""
     weight = (matrix + matrix.T).fill_diagonal_(0) / 2
     total = weight.sum(1).clamp(min=1)
     weight = weight / torch.maximum(total[:, None], total)
@@ -148,36 +148,36 @@ def _better(best: Certified, matrix: Tensor, dual: Tensor, edges: Tensor) -> Cer
 
 
 def _balance(ratio: float) -> float:
-    """Factor on the weight for both sides to settle equally fast: more weight pulls P and M together, less moves Y."""
+    """Factor on the weight that balances convergence: more weight pulls P and M together, less moves Y."""
     return 2.0 if ratio > IMBALANCE else 0.5 if ratio < 1 / IMBALANCE else 1.0
 
 
 JUMP_EVERY, MEMORY = 5, 10
 RIDGE = 1e-8
-"""What keeps the small linear system solvable where steps repeat each other, relative to its mean diagonal."""
+"""Regularises the small linear system if steps are similar, relative to its mean diagonal."""
 
 
 class Jumps:
-    """Anderson acceleration of x ← G(x): every few steps, go to the fixed point of a linear map through the last ones.
+    """Anderson acceleration of x ← G(x): every few steps, jump to the fixed point of a linear fit to the last ones.
 
     Anderson. "Iterative Procedures for Nonlinear Integral Equations". Journal of the ACM 12(4), 1965.
     https://doi.org/10.1145/321296.321305
 
-    Plain steps of an averaged map never lengthen; a jump after which the next step is longer than the one before is
-    taken back, so convergence stays what it is without jumps.
+    Plain steps of an averaged map never grow. A jump is undone if the next step is longer than the previous one, so the
+    iteration still converges.
     """
 
     def __init__(self) -> None:
         self.moves: list[Tensor] = []
         self.images: list[Tensor] = []
-        self.plain: Tensor | None = None  # where to go on if the last jump was wrong
+        self.plain: Tensor | None = None  # the point without the last jump
         self.length, self.count = torch.inf, 0
 
     def next(self, point: Tensor, move: Tensor) -> Tensor:
-        """The point to go on from.
+        """The next point.
 
         Args:
-            point: x, of any shape; what the last call returned.
+            point: x, of any shape; the result of the last call.
             move: G(x) − x.
         """
         length = float(move.norm())

@@ -1,7 +1,7 @@
-"""ADMM on a graph whose clients fall into two groups, heads and tails, with neighbours in the other group alone.
+"""ADMM on a bipartite graph: clients are heads or tails, and all neighbours of a client are in the other group.
 
-It minimises Σ_i f_i(x_i) with x_i = x_j for neighbours. A client needs what its neighbours have sent, and of the
-multipliers of its edges only the signed sum α_i, which it can add up from what has been sent.
+It minimises Σ_i f_i(x_i) with x_i = x_j for neighbours. A client needs the models sent by its neighbours and the signed
+sum α_i of its edges' multipliers, which follows from the models sent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = [
 
 
 class GroupNetwork(NamedTuple):
-    """What has been sent, and what clients make of it."""
+    """The models sent and the multipliers."""
 
-    peers: Peers  # what each client has sent last, leaves [T, 1, ...]
+    peers: Peers  # last models sent by each client, leaves [T, 1, ...]
     dual: dict[str, Tensor]  # α_i, leaves [T, 1, ...]; they sum to 0
 
 
@@ -36,17 +36,17 @@ class CostedNetwork(NamedTuple):
     """A `GroupNetwork` whose messages differ in size."""
 
     network: GroupNetwork
-    cost: Tensor  # [T] float64, bits of what each client has sent last to all its neighbours
+    cost: Tensor  # [T] float64, bits of each client's last message to all its neighbours
 
 
 def initial_network(models: ModelState, num_clients: int) -> GroupNetwork:
-    """All clients have sent these models, leaves [1, ...], and α = 0."""
+    """The network in which all clients have sent these models, leaves [1, ...], and α = 0."""
     peers = same_start(models, num_clients)
     return GroupNetwork(peers, tree.zeros_like(peers.parameters))
 
 
 def costed_network(models: ModelState, num_clients: int) -> CostedNetwork:
-    """`initial_network` where messages differ in size; nothing has been sent in rounds yet."""
+    """`initial_network` for messages of different size, with cost 0."""
     device = next(iter(models.parameters.values())).device
     return CostedNetwork(
         initial_network(models, num_clients), torch.zeros(num_clients, dtype=torch.float64, device=device)
@@ -55,24 +55,24 @@ def costed_network(models: ModelState, num_clients: int) -> CostedNetwork:
 
 @lru_cache(maxsize=4)
 def two_groups(topology: Topology, num_clients: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Heads, [T] bool, and the adjacency [T, T] of a graph that stays.
+    """Heads, [T] bool, and adjacency [T, T] of a graph that does not change.
 
     Raises:
-        ConfigError: if the graph has no two such groups.
+        ConfigError: if the graph is not bipartite.
     """
     edges = adjacency(topology, num_clients, seed, 0)
     return two_colours(edges), edges
 
 
 def group_phases(client_ids: Tensor, heads: Tensor, work: LocalWork) -> tuple[Phase, ...]:
-    """Phases `heads` and `tails`, without one that nobody would be in; a client drawn twice counts once."""
+    """Phases `heads` and `tails`, without empty ones; a client sampled twice counts once."""
     ids = torch.unique(client_ids)
     groups = ("heads", ids[heads[ids]]), ("tails", ids[~heads[ids]])
     return tuple(Phase(name, chosen, work) for name, chosen in groups if len(chosen))
 
 
 def neighbours_of(edges: Tensor, client_id: Tensor) -> Tensor:
-    """A client's row of the adjacency [R, T], R >= T, as a vector [T]; an unseen client has the last row."""
+    """A client's row [T] of the adjacency [R, T], R >= T; the last row for an unseen client."""
     return edges.to(client_id.device).index_select(0, client_id.clamp(max=len(edges) - 1).view(1))[0]
 
 
@@ -82,9 +82,9 @@ def augmented(
     """Work on f_i(x) + ⟨x, α_i − ρ·Σ_j x_j⟩ + ρ·d_i/2·‖x‖², over the d_i neighbours j; an unseen client has no α_i.
 
     Args:
-        ctx: what every client knows.
-        network: what has been sent.
-        state: what the client keeps; it starts from `state.models`.
+        ctx: the context.
+        network: the models sent and the multipliers.
+        state: the client's state; it starts from `state.models`.
         data: its samples.
         edges: adjacency, [T, T]; [T + 1, T] with a row for unseen clients.
         penalty: ρ.
@@ -102,10 +102,10 @@ def augmented(
 
 
 def multiplier_step(network: GroupNetwork, edges: Tensor, penalty: float) -> GroupNetwork:
-    """α_i <- α_i + ρ·Σ_j (x_i − x_j) over the neighbours j, with what both have sent.
+    """α_i <- α_i + ρ·Σ_j (x_i − x_j) over the neighbours j, with the models that both sent.
 
     Args:
-        network: what has been sent.
+        network: the models sent and the multipliers.
         edges: adjacency, [T, T].
         penalty: ρ.
     """

@@ -1,8 +1,7 @@
-"""Mixing matrices, the weights of neighbours' models, and gossip, in which each client mixes with its neighbours.
+"""Mixing matrices (weights of neighbours' models) and gossip, in which each client mixes with its neighbours.
 
-A mixing matrix W [T, T] is symmetric, has no negative entries, none but zeros off the graph and the diagonal, and rows
-that sum to 1. X ← WX then keeps the mean of the clients, and the second-largest modulus of its eigenvalues (SLEM) says
-how fast they agree.
+A mixing matrix W [T, T] is symmetric and non-negative, is 0 off the graph and the diagonal, and its rows sum to 1.
+X ← WX keeps the mean of the clients; the second-largest eigenvalue modulus (SLEM) of W gives the rate of agreement.
 
 Boyd, Diaconis, Xiao. "Fastest Mixing Markov Chain on a Graph". SIAM Review 46(4), 2004.
 https://doi.org/10.1137/S0036144503423264
@@ -32,10 +31,10 @@ __all__ = [
 MixingRule = Literal["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "uniform", "identity"]
 
 TOLERANCE = 1e-8
-"""By how much a mixing matrix may miss its conditions."""
+"""Tolerated violation of the conditions on a mixing matrix."""
 
 DRAWS = 64
-"""Draws of a changing graph that are looked at to see whether clients agree."""
+"""Draws of a time-varying graph that are checked for agreement."""
 
 
 @lru_cache(maxsize=8)
@@ -44,13 +43,13 @@ def mixing_matrix(topology: Topology, rule: MixingRule, num_clients: int, seed: 
 
     Args:
         topology: the graph.
-        rule: how weights follow from it.
+        rule: rule for the weights.
         num_clients: number of clients T.
-        seed: seed of the training.
-        round_idx: round, from 0; a graph that does not change has one matrix for all.
+        seed: training seed.
+        round_idx: round, from 0; a graph that does not change has one matrix for all rounds.
 
     Raises:
-        ConfigError: if the graph and the rule do not go together.
+        ConfigError: if the rule does not suit the graph.
     """
     if not isinstance(topology, TimeVarying) and round_idx:
         return mixing_matrix(topology, rule, num_clients, seed, 0)
@@ -67,10 +66,10 @@ def weights_of(edges: Tensor, rule: MixingRule) -> Tensor:
         edges: adjacency, [T, T] float64.
         rule: `fmmc` has the smallest SLEM; `metropolis` gives an edge min(1/d_i, 1/d_j), `lazy_metropolis`
             1/(1 + max(d_i, d_j)), `max_degree` 1/max_i d_i, `best_constant` 2/(λ_1 + λ_{T−1}) of the graph's Laplacian;
-            the diagonal takes the rest. `uniform` is 11ᵀ/T and needs a complete graph; `identity` mixes nothing.
+            the diagonal completes rows to 1. `uniform` is 11ᵀ/T and needs a complete graph; `identity`: no mixing.
 
     Raises:
-        ConfigError: `uniform` for a graph that is not complete; `best_constant` where it makes a diagonal negative.
+        ConfigError: `uniform` on an incomplete graph; `best_constant` if a diagonal entry would be negative.
     """
     degree = edges.sum(1)
     if rule == "identity" or len(edges) == 1:
@@ -106,14 +105,14 @@ def second_eigenvalue(matrix: Tensor) -> float:
 
 
 def check_mixing(matrix: Tensor, edges: Tensor) -> None:
-    """Refuse a matrix that is no mixing matrix of the graph.
+    """Refuse a matrix that is not a mixing matrix of the graph.
 
     Args:
         matrix: W, [T, T].
         edges: adjacency, [T, T].
 
     Raises:
-        ConfigError: naming the condition and by how much it is missed.
+        ConfigError: naming the violated condition and by how much.
     """
     off_graph = (edges == 0) & ~torch.eye(len(edges), dtype=torch.bool)
     misses = {
@@ -130,25 +129,25 @@ def check_mixing(matrix: Tensor, edges: Tensor) -> None:
 
 
 def check_agreement(topology: Topology, rule: MixingRule, num_clients: int, seed: int) -> None:
-    """Refuse a connected graph on which models that are mixed by the rule never come closer to each other.
+    """Refuse a rule with which the models of a connected graph never approach each other.
 
-    They come closer where the SLEM is below 1, which most rules have on every connected graph: `lazy_metropolis` has a
-    positive diagonal, `fmmc` and `best_constant` take the smallest SLEM of a family with a lazy member, and `identity`
-    is not meant to mix. `metropolis` and `max_degree` leave a diagonal of 0 where all degrees are equal; if such a
-    graph is bipartite (an even ring, two clients, equal halves that are joined completely), one eigenvalue is −1: the
-    halves swap their models for ever.
+    They approach each other if the SLEM is below 1. Most rules ensure this on every connected graph: `lazy_metropolis`
+    has a positive diagonal, `fmmc` and `best_constant` take the smallest SLEM of a family with a lazy member, and
+    `identity` is not meant to mix. `metropolis` and `max_degree` have a zero diagonal if all degrees are equal; if such
+    a graph is bipartite (an even ring, two clients, two equal halves joined completely), one eigenvalue is −1, and the
+    halves swap their models forever.
 
-    For a graph that changes, a difference v of the clients lasts if W_k²·v = v in every round k, so the mean of W_k²
-    over draws takes the place of W². Where the draws together fall into parts, nothing is said.
+    On a time-varying graph, a difference v of the clients persists if W_k²·v = v in every round k, so the mean of W_k²
+    over draws replaces W². If the union of the draws is disconnected, the rule is accepted.
 
     Args:
         topology: the graph.
-        rule: how weights follow from it.
+        rule: rule for the weights.
         num_clients: number of clients T.
-        seed: seed of the training.
+        seed: training seed.
 
     Raises:
-        ConfigError: naming rule, graph and rules that agree.
+        ConfigError: naming the rule, the graph and rules that work.
     """
     if rule not in ("metropolis", "max_degree"):
         return
@@ -166,11 +165,11 @@ def check_agreement(topology: Topology, rule: MixingRule, num_clients: int, seed
 
 
 def restrict(matrix: Tensor, active: Tensor) -> Tensor:
-    """The matrix of a round in which some clients are absent: what they would have got or given goes to the diagonal.
+    """The matrix of a round with absent clients: the weights of their edges move to the diagonal.
 
     Args:
         matrix: W, [T, T].
-        active: True for those that take part, [T].
+        active: mask of the clients that take part, [T].
 
     Example:
         >>> restrict(torch.full((3, 3), 1 / 3, dtype=torch.float64), torch.tensor([True, True, False]))[0].tolist()
@@ -182,7 +181,7 @@ def restrict(matrix: Tensor, active: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------- gossip
 def initial_peers(ctx: Context, num_models: int, *, common: bool) -> Peers:
-    """Fresh models, M for each client: the same for all clients, or drawn for each of them."""
+    """Fresh models, M per client: the same for all clients (`common`), or drawn for each."""
     peers = same_start(ctx.task.init(num_models, ctx.seed), ctx.num_clients)
     if common:
         return peers
@@ -194,15 +193,15 @@ def initial_peers(ctx: Context, num_models: int, *, common: bool) -> Peers:
 def gossip(
     ctx: Context, peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor, share: Tensor | None = None
 ) -> Peers:
-    """The peers after a round: those present have trained, and mix; what an absent client would give stays at home.
+    """The peers after a round: the clients that took part mix; the weight of absent ones moves to the diagonal.
 
     Args:
-        ctx: what every client knows.
-        peers: as they were before the round.
-        client_ids: those present, [C].
-        models: what they trained, leaves [C, M, ...].
+        ctx: the context.
+        peers: the peers before the round.
+        client_ids: clients that took part, [C].
+        models: their trained models, leaves [C, M, ...].
         matrix: W of all clients, [T, T].
-        share: with which each of these clients' models counts in averages, [C, M]; None: alike.
+        share: weight of each of these clients' models in averages, [C, M]; None: all the same.
     """
     matrix = matrix if ctx.present is None else restrict(matrix, ctx.present.cpu())
     if share is None:
@@ -214,9 +213,9 @@ def gossip(
 
 
 def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Tensor) -> Tensor:
-    """Bits of a value that goes to each neighbour that takes part in the phase, [] float64; as many come back.
+    """Bits of a value sent to each neighbour that takes part in the phase, [] float64; the same number is received.
 
-    Without a topology it goes to a server, once.
+    Without a topology it is sent once, to a server.
     """
     if topology is None:
         return tree.bits(value) * torch.ones_like(client_id, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Choosing whom to ask: tracked losses of other clients' models, their softmax, and ε-greedy neighbours."""
+"""Choice of neighbours: tracked losses of other clients' models, their softmax, and ε-greedy selection."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from lit_fed.core.graphs.peers import draws
 __all__ = ["Acquaintance", "Tracking", "closest", "greedy_neighbours", "remember", "stranger"]
 
 Tracking = Literal["ema", "corrected_ema", "accumulated"]
-"""How losses of several rounds become one: a moving average from 0, the same without the bias of its start for models
-that are seen for the first time, or the sum."""
+"""Combination of losses over rounds: a moving average from 0, the same with bias correction, or the sum."""
 
 
 class Acquaintance(NamedTuple):
-    """What a client remembers of the losses of all clients' models on its own samples."""
+    """Tracked losses of all clients' models on a client's samples."""
 
-    last: Tensor  # the last loss seen, [T] float64; 0 for a model that it never saw
-    total: Tensor  # moving average or sum of `last` over rounds, [T] float64; 0 for a model that it never saw
-    known: Tensor  # what `total` would be for losses of 1 since the first look, [T] float64; 0: never seen
-    tracked: Tensor  # the losses behind the weights, [T] float64; 0 for a model that it never saw
-    weights: Tensor  # softmax of −tracked over the models that it saw, [T] float64
-    client_id: Tensor  # whose memory it is, [] int64
+    last: Tensor  # last loss, [T] float64; 0 for an unknown model
+    total: Tensor  # moving average or sum of `last` over rounds, [T] float64; 0 for an unknown model
+    known: Tensor  # `total` if all losses since the first were 1, [T] float64; 0 for an unknown model
+    tracked: Tensor  # losses that determine the weights, [T] float64; 0 for an unknown model
+    weights: Tensor  # softmax of −tracked over known models, [T] float64
+    client_id: Tensor  # [] int64
 
 
 def stranger(num_clients: int, client_id: Tensor) -> Acquaintance:
-    """A client that saw no model yet: its weights are all alike."""
+    """The initial state of a client that knows no model: uniform weights."""
     zeros = torch.zeros(num_clients, dtype=torch.float64, device=client_id.device)
     return Acquaintance(
         zeros, zeros.clone(), zeros.clone(), zeros.clone(), torch.full_like(zeros, 1 / num_clients), client_id
@@ -39,15 +38,15 @@ def stranger(num_clients: int, client_id: Tensor) -> Acquaintance:
 def remember(
     memory: Acquaintance, ids: Tensor, losses: Tensor, seen: Tensor, tracking: Tracking, momentum: float
 ) -> Acquaintance:
-    """Take in new losses of some models; of the others the last one counts once more.
+    """Update with new losses of some models; the others repeat their last loss.
 
     Args:
-        memory: as it was.
-        ids: whose models, each once, [k].
-        losses: their losses, [k] float64.
-        seen: True for those whose loss is known, [k].
-        tracking: how losses of several rounds become one.
-        momentum: share of the new loss in a moving average.
+        memory: the state before.
+        ids: clients of the models, each once, [k].
+        losses: losses of the models, [k] float64.
+        seen: mask of valid losses, [k].
+        tracking: combination of losses over rounds.
+        momentum: weight of the new loss in a moving average.
 
     Example:
         >>> ids, losses = torch.tensor([0, 2]), torch.tensor([2.0, 3.0]).double()
@@ -69,18 +68,18 @@ def remember(
 def greedy_neighbours(
     ctx: Context, client_id: Tensor, rank: Tensor, count: int, explore_probability: float, *, include_self: bool
 ) -> tuple[Tensor, Tensor]:
-    """ε-greedy choice: the clients of lowest rank, or any with `explore_probability` (one coin for all).
+    """ε-greedy choice: the clients of lowest rank, or with `explore_probability` random ones (one coin for all).
 
     Args:
-        ctx: what every client knows; its round and seed give the coin and decide between equal ranks.
-        client_id: who chooses.
-        rank: of each client, [T]; infinite for one that cannot be chosen.
-        count: how many at most, without the client itself if it always is one of them.
+        ctx: the context; its round and seed determine the coin and break ties.
+        client_id: the choosing client.
+        rank: rank of each client, [T]; infinite for clients that cannot be chosen.
+        count: maximum number of clients, without the client itself if `include_self`.
         explore_probability: ε.
-        include_self: whether the client always is the first of them; else it is one like the others.
+        include_self: whether the client always chooses itself first; otherwise it is ranked like the others.
 
     Returns:
-        Their ids [min(count (+ 1), T)], each once, and True for those that can be chosen.
+        Chosen ids [min(count (+ 1), T)], each once, and a mask of those that can be chosen.
     """
     num_clients = len(rank)
     drawn = draws(ctx, "neighbours", num_clients + 1, client_id)
@@ -96,12 +95,12 @@ def closest(rank: Tensor, ties: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The clients of lowest rank.
 
     Args:
-        rank: [T]; infinite for a client that cannot be chosen.
-        ties: random numbers that decide between equal ranks, [T].
-        count: how many, at most T.
+        rank: rank of each client, [T]; infinite for clients that cannot be chosen.
+        ties: random numbers that break ties, [T].
+        count: number of clients, at most T.
 
     Returns:
-        Their ids [count], and True for those that can be chosen [count].
+        Chosen ids [count], and a mask of those that can be chosen [count].
 
     Example:
         >>> closest(torch.tensor([2.0, 0.0, 0.0]), torch.tensor([0.1, 0.5, 0.3]), 2)[0].tolist()

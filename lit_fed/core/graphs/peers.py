@@ -1,4 +1,4 @@
-"""Clients that hear of each other's models: the models of all of them, as the network between them holds them."""
+"""Models of clients that exchange them over a graph, without a server."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = [
     "some_peers",
 ]  # fmt: skip
 
-NOBODY = -1  # no client's number
+NOBODY = -1  # not a client id
 
 
 class Peers(NamedTuple):
-    """The models of all clients, or of those clients of whom another one hears.
+    """The models of all clients, or of those that one client receives.
 
-    `parameters` and `buffers` are those of the clients, and no `ModelState`: what one client holds or sends is one row.
+    `parameters` and `buffers` are not a `ModelState`, since a client holds and sends one row only.
     """
 
     parameters: dict[str, Tensor]  # leaves [T, M, ...]
     buffers: dict[str, Tensor]  # leaves [T, M, ...]
-    mean: ModelState  # the mean over clients, which an unseen client starts from, leaves [M, ...]
-    client_ids: Tensor | None = None  # [k] int64, whose models the rows are, each once; None: of all T clients
+    mean: ModelState  # mean over clients, the start of unseen clients, leaves [M, ...]
+    client_ids: Tensor | None = None  # [k] int64, the clients of the rows, each once; None: all T clients
 
     @property
     def each(self) -> ModelState:
@@ -40,26 +40,26 @@ class Peers(NamedTuple):
 
 
 def same_start(models: ModelState, num_clients: int) -> Peers:
-    """Peers that all hold these models, leaves [M, ...], in the one copy that there is: no client needs T models."""
+    """Peers that all hold these models, leaves [M, ...], as one copy expanded to T rows."""
     each = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape), models)
     return Peers(each.parameters, each.buffers, models)
 
 
 def own_models(peers: Peers, client_id: Tensor, unseen: ModelState | None = None) -> ModelState:
-    """A client's models, leaves [M, ...]; unseen ones, whose ids are T or more, have those of `unseen` or the mean."""
+    """A client's models, leaves [M, ...]; unseen clients, with ids from T, get `unseen` or the mean."""
     if peers.client_ids is None:
         known = client_id < len(next(iter(peers.parameters.values())))
     else:
         known = (peers.client_ids == client_id).any()
     own: ModelState = tree.index(models_of(peers, client_id.view(1)), 0)
     other = peers.mean if unseen is None else unseen
-    if not other.parameters:  # who is sent some models and no mean is one of these clients
+    if not other.parameters:  # peers without a mean hold only seen clients, this one among them
         return own
     return tree.map_leaves(lambda one, new: torch.where(known, one, new), own, other)  # type: ignore[no-any-return]
 
 
 def models_of(peers: Peers, client_ids: Tensor) -> ModelState:
-    """The models of some clients [k], leaves [k, M, ...]; ids of unseen clients stand for some other client."""
+    """The models of clients [k], leaves [k, M, ...]; for unseen ids the rows are arbitrary."""
     if peers.client_ids is None:
         places = client_ids.clamp(max=len(next(iter(peers.parameters.values()))) - 1)
     else:
@@ -68,15 +68,15 @@ def models_of(peers: Peers, client_ids: Tensor) -> ModelState:
 
 
 def some_peers(peers: Peers, client_ids: Tensor) -> Peers:
-    """The models of these clients alone [k], without the mean."""
+    """The models of these clients only [k], without the mean."""
     return Peers(*models_of(peers, client_ids), ModelState({}, {}), client_ids)
 
 
 def lone_peer(models: ModelState, client_id: int, num_clients: int) -> Peers:
-    """The peers of a client that was sent one model of each: its own, or the mean if it was not in training.
+    """The peers of a client that receives only its own models, or the mean if it is unseen.
 
     Args:
-        models: what it was sent, leaves [M, ...].
+        models: the received models, leaves [M, ...].
         client_id: the client.
         num_clients: T.
     """
@@ -87,7 +87,7 @@ def lone_peer(models: ModelState, client_id: int, num_clients: int) -> Peers:
 
 
 def combine(matrix: Tensor, stacked: Tree) -> Tree:
-    """X ← WX: row i of the result is Σ_j W_ij x_j, in float64 and then in the leaves' own types.
+    """X ← WX: row i of the result is Σ_j W_ij x_j, summed in float64 and cast to the types of the leaves.
 
     Args:
         matrix: W, [R, T] float64.
@@ -105,15 +105,15 @@ def put_models(
     peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None, *, mix_buffers: bool = True,
     shares: Tensor | None = None,
 ) -> Peers:  # fmt: skip
-    """The peers with new models of some clients, then mixed.
+    """Replace the models of some clients, then mix.
 
     Args:
-        peers: as they were.
-        client_ids: whose models are new, [C].
-        models: leaves [C, M, ...].
-        matrix: W, [T, T]; None: nothing is mixed.
-        mix_buffers: mix running statistics, too; negative entries of W would make variances negative.
-        shares: with which each of a client's models counts in averages, [T, M]; None: alike.
+        peers: the peers before.
+        client_ids: clients with new models, [C].
+        models: new models, leaves [C, M, ...].
+        matrix: W, [T, T]; None: no mixing.
+        mix_buffers: also mix running statistics; False if W has negative entries, which would make variances negative.
+        shares: weight of each client's models in averages, [T, M]; None: all the same.
     """
     each = tree.map_leaves(lambda leaf, new: leaf.index_copy(0, client_ids, new), peers.each, models)
     if shares is not None:
@@ -148,16 +148,16 @@ def links(ctx: Context, edges: Tensor, client_id: Tensor) -> Tensor:
     """Number of a client's neighbours that take part in the phase, [] float64.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         edges: adjacency, [T, T] float64.
-        client_id: the client; of an unseen client the number means nothing.
+        client_id: the client; the number is meaningless for an unseen one.
     """
     row = edges.to(client_id.device).index_select(0, client_id.clamp(max=len(edges) - 1).view(1))[0]
     return (row if ctx.present is None else row * ctx.present).sum()
 
 
 def draws(ctx: Context, purpose: str, count: int, client_id: Tensor) -> Tensor:
-    """Random numbers in [0, 1) of a client in this round, [count] float64; unseen ones share those of one more."""
+    """Random numbers in [0, 1) of a client in this round, [count] float64; unseen clients share one row."""
     table = _table(ctx.seed, ctx.round_idx, purpose, ctx.num_clients + 1, count).to(client_id.device)
     return table.index_select(0, client_id.clamp(max=ctx.num_clients).view(1))[0]
 

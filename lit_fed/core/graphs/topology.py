@@ -1,7 +1,7 @@
-"""Graphs between clients: who may send to whom.
+"""Graphs between clients: pairs of neighbours may exchange messages.
 
-A topology is a frozen dataclass, so that its signature is its configuration; `graph` is a pure function of the number
-of clients, the seed and the round. Nodes are client ids 0 … T − 1; edges have no direction, and there are no loops.
+A topology is a frozen dataclass whose signature is its configuration; `graph` is a pure function of the number of
+clients, the seed and the round. Nodes are client ids 0 … T − 1; edges are undirected, without loops.
 """
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
@@ -27,14 +27,14 @@ __all__ = [
 PLACE = "--model.algorithm.topology"
 
 DRAWS = 1000
-"""Draws of a random graph, none of them connected, before its setting is refused."""
+"""Maximum number of draws until a random graph is connected."""
 
 
 class Topology(ABC):
-    """Base of everything `--model.algorithm.topology` accepts."""
+    """Base class of `--model.algorithm.topology`."""
 
     needs_connection = True
-    """Whether every graph has to be connected; where graphs change, all of them together have to be."""
+    """Whether the graph must be connected in every round."""
 
     @abstractmethod
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
@@ -43,7 +43,7 @@ class Topology(ABC):
 
 @dataclass(frozen=True)
 class Complete(Topology):
-    """Everybody with everybody."""
+    """All clients are neighbours."""
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         return nx.complete_graph(num_clients)
@@ -63,7 +63,7 @@ class PathGraph(Topology):
     """A chain in the order of the ids.
 
     Args:
-        shuffled: draw the order instead.
+        shuffled: use a random order.
     """
 
     shuffled: bool = False
@@ -77,7 +77,7 @@ class PathGraph(Topology):
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """All clients with one.
+    """One client is the neighbour of all others.
 
     Args:
         centre: id of that client.
@@ -99,7 +99,7 @@ class Grid(Topology):
     """A rectangle of rows and columns, as square as the number of clients allows.
 
     Args:
-        periodic: join the opposite sides: a torus.
+        periodic: join opposite sides to a torus.
     """
 
     periodic: bool = False
@@ -118,7 +118,7 @@ class ErdosRenyi(Topology):
     """Every edge with the same probability; drawn again until the graph is connected.
 
     Args:
-        edge_probability: of each edge.
+        edge_probability: probability of each edge.
     """
 
     edge_probability: float = 0.5
@@ -133,10 +133,10 @@ class ErdosRenyi(Topology):
 
 @dataclass(frozen=True)
 class RandomGeometric(Topology):
-    """Clients at random places in a square, joined to those nearby; drawn again until the graph is connected.
+    """Clients at random positions in the unit square, joined if near; drawn again until the graph is connected.
 
     Args:
-        radius: largest distance of two neighbours; the square has sides of 1.
+        radius: maximum distance of two neighbours.
     """
 
     radius: float = 0.5
@@ -145,17 +145,17 @@ class RandomGeometric(Topology):
         check_settings(self, {"radius": (self.radius > 0, "a number > 0")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """A connected draw; nodes have their place as the attribute `pos`."""
+        """A connected draw; the node attribute `pos` holds the position."""
         draw = partial(nx.random_geometric_graph, num_clients, self.radius)
         return _until_connected(draw, seed, round_idx, f"{PLACE}.radius is {self.radius}")
 
 
 @dataclass(frozen=True)
 class Bipartite(Topology):
-    """Two halves, even and odd ids, and edges between them alone; drawn again until the graph is connected.
+    """Random edges between even and odd ids only; drawn again until the graph is connected.
 
     Args:
-        edge_probability: of each edge between the halves.
+        edge_probability: probability of each edge between the halves.
     """
 
     edge_probability: float = 0.5
@@ -176,7 +176,7 @@ class Bipartite(Topology):
 
 @dataclass(frozen=True)
 class GraphFile(Topology):
-    """A graph from a file of lines `a b`, one for each edge, with client ids from 0; `#` starts a comment.
+    """A graph from a file with one line `a b` per edge, with client ids from 0; `#` starts a comment.
 
     Args:
         path: the file.
@@ -199,12 +199,12 @@ class GraphFile(Topology):
 
 @dataclass(frozen=True)
 class TimeVarying(Topology):
-    """A graph that changes: drawn anew every few rounds, with some edges missing.
+    """A time-varying graph, drawn anew every few rounds, with missing edges.
 
     Args:
-        topology: what is drawn.
-        every: rounds for which a draw stays.
-        edge_fraction: probability with which an edge is there in a round; the graphs need not be connected then.
+        topology: the topology to draw from.
+        every: number of rounds between draws.
+        edge_fraction: probability that an edge is present in a round; below 1, graphs may be disconnected.
     """
 
     topology: Topology = ErdosRenyi()
@@ -221,7 +221,7 @@ class TimeVarying(Topology):
         check_settings(self, checks, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The graph of the round's draw, less the edges that are missing in this round."""
+        """The current draw without the edges missing in this round."""
         drawn = self.topology.graph(num_clients, seed, round_idx // self.every)
         if self.edge_fraction == 1:
             return drawn
@@ -235,13 +235,13 @@ def adjacency(topology: Topology, num_clients: int, seed: int, round_idx: int) -
     """The graph of a round as a matrix, [T, T] float64: 1 for an edge, 0 elsewhere and on the diagonal.
 
     Args:
-        topology: where it comes from; one that does not change is asked for round 0 alone.
+        topology: the topology; unless it is time-varying, round 0 is used.
         num_clients: number of clients T.
-        seed: seed of the training.
+        seed: training seed.
         round_idx: round, from 0.
 
     Raises:
-        ConfigError: if the graph has to be connected and is not.
+        ConfigError: if the graph must be connected and is not.
     """
     if not isinstance(topology, TimeVarying) and round_idx:
         return adjacency(topology, num_clients, seed, 0)
@@ -253,13 +253,13 @@ def adjacency(topology: Topology, num_clients: int, seed: int, round_idx: int) -
 
 
 def two_colours(matrix: Tensor) -> Tensor:
-    """Heads (True) and tails of a bipartite graph, [T]; the first client of each part is a head.
+    """Heads (True) and tails of a bipartite graph, [T]; the first client of each component is a head.
 
     Args:
         matrix: adjacency, [T, T].
 
     Raises:
-        ConfigError: if two neighbours would have one colour.
+        ConfigError: if the graph is not bipartite.
     """
     graph = nx.from_numpy_array(matrix.numpy())
     try:
@@ -280,7 +280,7 @@ def _with_nodes(num_clients: int, edges: object) -> "nx.Graph":
 
 
 def _until_connected(draw: Callable[..., "nx.Graph"], seed: int, round_idx: int, setting: str) -> "nx.Graph":
-    """The first connected graph of a stream of draws; `draw` takes a generator as `seed`."""
+    """The first connected draw; `draw` takes a generator as `seed`."""
     rng = generator(seed, round_idx, 0, "topology")
     for _ in range(DRAWS):
         graph = draw(seed=rng)

@@ -1,1 +1,1 @@
-"""What the kernel knows of networks: their layers, fresh ones, precision, shared forward passes."""
+"""Networks: layers, fresh models, precision, shared forward passes."""

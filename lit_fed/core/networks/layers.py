@@ -1,4 +1,4 @@
-"""The layers of a network: their kinds, the last ones, the frozen ones, and the end that holds all trained ones."""
+"""The layers of a network: kinds, last layers, frozen layers, and the end that holds all trained ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drops_units(network: nn.Module) -> bool:
 
 
 def check_sample_losses(network: nn.Module, setting: str, instead: str) -> None:
-    """Refuse BatchNorm where a gradient must be a sum over samples.
+    """Refuse BatchNorm if a gradient must be a sum over samples.
 
     Args:
         network: the network.
@@ -64,7 +64,7 @@ def last_layers(network: nn.Module, count: int, field: str = "private_layers") -
 
     Args:
         network: the network.
-        count: layers to take; 0: none.
+        count: number of layers; 0: none.
         field: the algorithm's hyper-parameter, for the error.
 
     Raises:
@@ -110,13 +110,13 @@ def at_rest(network: nn.Module) -> list[nn.Module]:
 
 
 def working(network: nn.Module, resting: Sequence[nn.Module] | None = None) -> list[nn.Module]:
-    """The modules that are not at rest, in the order of registration; `resting` saves finding those at rest."""
+    """The modules that are not at rest, in the order of registration; `resting` avoids searching for those at rest."""
     known = {id(one) for one in (at_rest(network) if resting is None else resting)}
     return [one for one in network.modules() if id(one) not in known]
 
 
 def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:
-    """Frozen parameters and constant buffers by name, in the network's memory.
+    """Frozen parameters and constant buffers by name, sharing the network's memory.
 
     Constant buffers are those of modules at rest and, if any parameter is frozen, those outside the state dict, such as
     the frequencies of rotary embeddings.
@@ -131,7 +131,7 @@ def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:
 
 
 def train_mode(network: nn.Module, resting: Sequence[nn.Module]) -> None:
-    """Training mode for all modules but those at rest."""
+    """Set training mode for all modules except those at rest."""
     network.train()
     for module in resting:
         # cuDNN computes a recurrent layer's gradient in training mode only; nothing but dropout differs there
@@ -140,7 +140,7 @@ def train_mode(network: nn.Module, resting: Sequence[nn.Module]) -> None:
 
 # ---------------------------------------------------------------------- the trained end
 DRAWS = 4
-"""Passes in training mode that detect functional dropout."""
+"""Number of passes in training mode to detect functional dropout."""
 
 
 class _ReachedError(Exception):
@@ -188,7 +188,7 @@ class TrainedEnd:
         return replace(ends[0], same_in_training=False) if ends else None
 
     def _checked(self, trained: Mapping[str, Tensor], example: Tensor) -> bool:
-        """Whether it is an end, and nothing before it depends on trained leaves."""
+        """Whether this is an end before which nothing depends on trained leaves."""
         if not (self.path or self.skipped):
             return False
         self.network.eval()
@@ -231,7 +231,7 @@ class TrainedEnd:
         """Inputs of the end for network inputs [B, ...], in the network's mode.
 
         Args:
-            leaves: frozen leaves by name; the others are not used.
+            leaves: frozen leaves by name.
             x: inputs of the network.
         """
         reached: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Matrix products: closed forms and fast kernels of networks whose layers are known."""
+"""Matrix products: closed forms and fast kernels for networks with known layers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
 
 # ---------------------------------------------------------------------- dense layers by the faster library
 SMALLEST = 2**24
-"""Multiplications of a layer (rows × inputs × outputs) from which oneDNN is worth its call."""
+"""Multiplications of a layer (rows × inputs × outputs) from which oneDNN is used."""
 
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Compute large float32 dense layers by oneDNN if it is faster than MKL, as on AMD processors with AVX-512.
+    """Compute large float32 dense layers with oneDNN if it is faster than MKL, as on AMD processors with AVX-512.
 
     A layer of 1600 by 2048 with 120 samples reached 90 GFLOP/s with MKL and 200 with oneDNN. Results are equal up to
     rounding; the choice depends on the processor and the shapes only.
@@ -77,7 +77,7 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of the inputs, the weight and the bias, of those that are asked for."""
+        """Requested gradients of inputs, weight and bias."""
         (x, weight), gradient = ctx.saved_tensors, gradients[0]
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
@@ -88,13 +88,13 @@ class _Dense(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product x Wᵀ + b by oneDNN."""
+    """The product x Wᵀ + b with oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # type: ignore[no-any-return]
 
 
 @cache
 def _prefers_onednn() -> bool:
-    """Whether this is a processor of AMD with AVX-512, and this PyTorch has oneDNN's product for plain tensors."""
+    """Whether this is an AMD processor with AVX-512 and this PyTorch has oneDNN's product for plain tensors."""
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if not (str(known.get("cpu_name", "")).startswith("AMD") and known.get("avx512_f")):
         return False
@@ -103,7 +103,7 @@ def _prefers_onednn() -> bool:
 
 @cache
 def _has_private_names() -> bool:
-    """Whether oneDNN's product, and the question for transformations, work; otherwise products are MKL's."""
+    """Whether the private names for oneDNN's product and active transformations work; otherwise MKL is used."""
     x, weight, bias = torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)
     try:
         return not torch._C._are_functorch_transforms_active() and torch.allclose(
@@ -134,7 +134,7 @@ class AffineMap:
     bias: str
 
     def outputs(self, parameters: dict[str, Tensor], x: Tensor, per_model: bool) -> Tensor:
-        """Outputs [B, M, K] for inputs [B, ...], or [M, B, ...] if `per_model`: one product where models share them.
+        """Outputs [B, M, K] for inputs [B, ...], or [M, B, ...] if `per_model`: one product if models share inputs.
 
         Samples come last in memory, so that later operations work on long rows.
         """
@@ -161,7 +161,7 @@ class AffineMap:
         return {self.weight: weight, self.bias: residual.sum(0)}
 
     def squared_norms(self, x: Tensor, residual: Tensor, names: Collection[str]) -> Tensor:
-        """Squared norms [B, M] float64 of each sample's gradient, of the parameters of these names: |r|²(|x|² + 1)."""
+        """Squared norms [B, M] float64 of each sample's gradient of the named parameters: |r|²(|x|² + 1)."""
         squares = x.new_zeros(len(x), dtype=torch.float64)
         if self.weight in names:
             squares = squares + torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64).square()
@@ -174,7 +174,7 @@ class AffineMap:
 def affine_map(network: nn.Module) -> AffineMap | None:
     """The affine map declared by a network (`affine` beside `forward`), or of `nn.Linear`, alone or after `nn.Flatten`.
 
-    `nn.Linear` maps the last axis of its inputs; if a sample has more axes, labels have positions.
+    `nn.Linear` maps the last axis of its inputs; further axes of a sample are positions.
 
     Returns:
         The map; None for other networks.
@@ -182,7 +182,7 @@ def affine_map(network: nn.Module) -> AffineMap | None:
     if any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in network.modules()):
         return None
     said = next(vars(kind) for kind in type(network).__mro__ if "forward" in vars(kind))
-    if isinstance(own := said.get("affine"), AffineMap):  # BatchNorm has a switch of this name
+    if isinstance(own := said.get("affine"), AffineMap):  # BatchNorm has a bool of this name
         return own
     named = list(network.named_children()) if type(network) is nn.Sequential else [("", network)]
     if not named or any(not _flattens(layer) for _, layer in named[:-1]):
@@ -198,16 +198,16 @@ def _flattens(layer: nn.Module) -> bool:
 
 
 def _filled(columns: Tensor, below: int | None = None) -> Tensor:
-    """Columns [k, D], padded with zeros to a multiple of four unless there is one, or `below` or more.
+    """Columns [k, D], on a CPU padded with zeros to a multiple of four if k > 1 and, if given, k < `below`.
 
-    Libraries multiply columns by four: on a CPU a product of three takes up to three times as long as one of four.
+    Libraries process columns in fours: on a CPU a product of three takes up to three times as long as one of four.
     """
     count = len(columns)
     missing = -count % 4 if columns.device.type == "cpu" and 1 < count < (below or count + 1) else 0
     return pad(columns, (0, 0, 0, missing)) if missing else columns
 
 
-# ---------------------------------------------------------------------- narrow convolutions, as groups
+# ---------------------------------------------------------------------- narrow convolutions as groups
 WIDEST = 16
 """Channels of a convolution up to which a joint pass is faster than separate ones."""
 
@@ -222,11 +222,11 @@ class LayerByLayer(Protocol):
     """A network that is a chain of layers."""
 
     def layers_in_order(self) -> Layers:
-        """The layers; none if inputs undergo anything else."""
+        """The layers; empty if there are other operations."""
 
 
 def grouped_layers(network: nn.Module) -> Layers:
-    """The layers of a network with narrow convolutions, for a joint pass; none for other networks."""
+    """The layers of a network with narrow convolutions, for a joint pass; empty for other networks."""
     layers = network.layers_in_order() if isinstance(network, LayerByLayer) else ()
     hooked = any(one._forward_hooks or one._forward_pre_hooks for one in network.modules())
     plain = not hooked and all(type(layer) in KINDS for _, layer in layers)
@@ -237,14 +237,14 @@ def grouped_layers(network: nn.Module) -> Layers:
 
 
 def grouped_outputs(layers: Layers, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Outputs of M models of the same samples.
+    """Outputs of M models for the same samples.
 
-    A convolution of a few channels leaves most of a processor's registers empty; those of M models fill them. A step
+    A convolution with few channels leaves most vector registers empty; M models together fill them. A step
     of FedEM with three LeNet5 and 120 images of 3×32×32 takes 18 instead of 29 ms in float32 (one core of an AMD EPYC
-    with AVX-512); with channels of 32 and 64 it would take longer.
+    with AVX-512); with 32 and 64 channels it would take longer.
 
     Args:
-        layers: those of `grouped_layers`.
+        layers: the result of `grouped_layers`.
         parameters: leaves [M, ...].
         x: images [B, C, H, W], the same for all models.
 

@@ -1,7 +1,7 @@
 """A network as pure functions of stacked models: fresh models, outputs, and forward passes with a graph.
 
-Every function takes M models at once (leaves [M, ...]) and returns one entry per model; a single model is M = 1 with
-the same arithmetic, except for narrow convolutions (`grouped`).
+Every function takes M models (leaves [M, ...]) and returns one entry per model; a single model is M = 1 with the same
+arithmetic, except for narrow convolutions (`grouped`).
 """
 
 from __future__ import annotations
@@ -39,21 +39,20 @@ class StackedNetwork:
 
     Args:
         build: makes a network with fresh weights from torch's global generator; called once per model by `init`.
-        network: the template whose forward is used; of its weights only the frozen ones are used, and those of the
-            first initial model.
+        network: the template whose forward is used; only its frozen weights and those of the first initial model are
+            used.
         frozen: parameters with `requires_grad=False` and buffers of modules at rest, one copy for all models and
             clients, in the memory of the template; no `ModelState` holds them, so they are neither sent nor stored.
         resting: modules that are the same function in training as in evaluation, see `at_rest`.
         end: the part that holds all leaves of models; None: none, or not searched for.
         template_seed: seed of the template's weights.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
-        model_axis: `loop` takes the M models one after another, `vmap` at once.
+        model_axis: `loop` runs the M models one after another, `vmap` together.
         dtype: floating type of the models.
-        channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
-            are taken one after another; the numbers are the same up to rounding.
-        memory: forward pass of one client that is kept for its first local step.
-        start: makes the models that training starts from, given fresh models and the network, see `Start`; None: the
-            fresh ones.
+        channels_last: store images and weights of 2-D convolutions with the channels last if `model_axis` is `loop`;
+            the numbers are the same up to rounding.
+        memory: forward passes of one client, kept for its first local step.
+        start: returns the models to start from, given fresh models and the network, see `Start`; None: the fresh ones.
     """
 
     build: Callable[[], nn.Module]
@@ -79,10 +78,10 @@ class StackedNetwork:
         return fresh if self.start is None else self.start(fresh, self.network)
 
     def fresh(self, num_models: int, seed: int) -> ModelState:
-        """Fresh models, each from its own seed; frozen parameters are those of the task.
+        """Fresh models, each from its seed; frozen parameters are those of the task.
 
         Raises:
-            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
+            ConfigError: if `init_seeds` has fewer seeds than models, or the models do not fit into memory.
         """
         check_models(num_models, self.network)
         return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
@@ -157,7 +156,7 @@ class StackedNetwork:
     # ------------------------------------------------------------------ forward
     @cached_property
     def closed_form(self) -> AffineMap | None:
-        """The affine map that the network is, if it is one."""
+        """The network as an affine map, or None."""
         return affine_map(self.network)
 
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
@@ -178,20 +177,20 @@ class StackedNetwork:
         return self._wide(torch.stack(each, dim=1))
 
     def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
-        """Outputs of passes that are kept for a gradient."""
-        self.set_mode(True)  # same function here; cuDNN needs training mode for an LSTM's gradient
+        """Outputs of passes that are kept for the gradient."""
+        self.set_mode(True)  # same outputs; cuDNN needs training mode for an LSTM's gradient
         memory.models, memory.passes = models, list(self.passes(models, memory.x, training=True))
         each = [one.outputs.detach() for one in memory.passes]
         return each[0] if memory.passes[0].is_joint else torch.stack(each, dim=1)
 
     def passes(self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False) -> Iterator[Pass]:
-        """Forward passes with a graph: one of all models where they go together, else of each model in turn.
+        """Forward passes with a graph: a joint one of all models if possible, else one per model.
 
         Args:
             models: M models.
             x: inputs [B, ...] of all models, or [M, B, ...] if `per_model`.
             training: whether the network is in the mode of local steps.
-            per_model: whether each model has inputs of its own.
+            per_model: whether each model has its own inputs.
         """
         if self.goes_together(models) and not per_model:
             yield self._joint_pass(models, x)
@@ -202,11 +201,11 @@ class StackedNetwork:
 
     @cached_property
     def grouped(self) -> Layers:
-        """The layers of a network whose models take a joint pass, see `grouped_layers`; else none."""
+        """The layers for joint passes of models, see `grouped_layers`; empty if not supported."""
         return () if self.frozen or self.model_axis == "vmap" else grouped_layers(self.network)
 
     def goes_together(self, models: ModelState) -> bool:
-        """Whether models on the same samples take a joint pass: several narrow convolutional ones, on a CPU."""
+        """Whether models share a joint pass on the same samples: several narrow convolutional ones, on a CPU."""
         leaf = next(iter(models.parameters.values()))
         return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
 
@@ -231,7 +230,7 @@ class StackedNetwork:
             return call(parameters, model.buffers, x)
 
     def _begun(self, x: Tensor, *, training: bool = False) -> tuple[Forward, Tensor]:
-        """The function to compute for each model and its inputs: of the trained end, or of the whole network.
+        """The function to evaluate for each model and its inputs: the trained end, or the whole network.
 
         Args:
             x: inputs [B, ...], the same for all models.
@@ -264,19 +263,19 @@ class StackedNetwork:
         return models.parameters | {name: leaf.expand(num_models, *leaf.shape) for name, leaf in self.frozen.items()}
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
-        """Images or convolution weights in the task's memory format; other leaves unchanged."""
+        """Convert images and convolution weights to the task's memory format; other leaves are unchanged."""
         if not self.channels_last or leaf.ndim != 4:
             return leaf
-        # `contiguous` would skip a leaf with one channel, and convolutions then fall back to the other format
+        # `contiguous` skips leaves with one channel, and convolutions would use the other format
         return leaf.to(memory_format=torch.channels_last)
 
     def _wide(self, outputs: Tensor) -> Tensor:
-        """Cast to the models' type: losses and probabilities are not computed in autocast's narrower type."""
+        """Cast to the models' type, since losses and probabilities need more precision than autocast's."""
         return outputs.to(self.dtype)
 
 
 def num_models_of(models: ModelState) -> int:
-    """M."""
+    """The number of stacked models, M."""
     return next(iter(models.parameters.values())).shape[0]
 
 
@@ -302,7 +301,7 @@ def initial_seeds(num_models: int, seed: int, given: Sequence[int] | None = None
 def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
     """A network with weights from a seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed also looks for devices, which takes a millisecond
+        # torch.manual_seed looks for devices, which takes a millisecond
         (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
         return build().to(dtype)
 
@@ -334,14 +333,14 @@ def check_models(num_models: int, network: nn.Module) -> None:
     """
     each = _bytes_of(network) - sum(leaf.nbytes for leaf in network.parameters() if not leaf.requires_grad)
     require_memory(
-        2 * num_models * each,  # one by one, and stacked
+        2 * num_models * each,  # separate and stacked
         f"{num_models} initial models of {each} bytes each",
         "lower the number of models in --model.algorithm, or choose a smaller --model.network",
     )
 
 
 def check_network(build: Callable[[], nn.Module]) -> None:
-    """Refuse a network that does not fit into memory, by building it on the device `meta` first.
+    """Refuse a network that does not fit into memory, by building it on device `meta` first.
 
     Args:
         build: makes a network.
@@ -353,7 +352,7 @@ def check_network(build: Callable[[], nn.Module]) -> None:
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # loading weights onto meta warns
             size = _bytes_of(build())
-    except Exception:  # it needs values while it is built; other errors are raised by the real build
+    except Exception:  # it may need values on build; other errors reappear in the real build
         return
     require_memory(size, "the --model.network", "choose smaller sizes, or another network")
 
@@ -365,19 +364,19 @@ def _bytes_of(network: nn.Module) -> int:
 
 # ---------------------------------------------------------------------- shared forward passes
 class Pass(NamedTuple):
-    """A forward pass of one model with its graph; or of M models together, with a model axis everywhere."""
+    """A forward pass with its graph, of one model or of M models together (all with a model axis)."""
 
-    parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] of M models
-    outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] of M models
+    parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] if joint
+    outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] if joint
     buffers: dict[str, Tensor]  # after the pass
     is_joint: bool = False  # of M models together
 
 
 class ForwardMemory:
-    """Forward passes that an E-step and the first local step share.
+    """Forward passes shared by an E-step and the first local step.
 
-    If both use the same samples and models, the gradient of the step needs no second pass. Passes are recognised by
-    identity of tensors, so they affect speed only.
+    If both use the same samples and models, the gradient of the step needs no second pass. Samples and models are
+    compared by identity, so this affects speed only.
 
     Args:
         x: the samples [B, ...].

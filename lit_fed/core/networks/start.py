@@ -1,4 +1,4 @@
-"""The start of a training: which parameters are trained, and models in place of fresh ones."""
+"""Start of training: trained parameters, and models that replace fresh ones."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from lit_fed.system.names import did_you_mean
 __all__ = ["HEAD", "NetworkCopies", "Start", "choose_trained", "digest_of", "start_of"]
 
 HEAD = "head"
-"""The word for the last layer, where patterns say what is trained."""
+"""Name of the last layer in `--model.trainable`."""
 
 MOST_NAMES = 12
-"""Names of parameters that a message lists."""
+"""Maximum number of parameter names in a message."""
 
 
 def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
-    """Freeze all parameters of a network but some.
+    """Freeze all parameters of a network except those chosen.
 
     Args:
         network: the network; `requires_grad` of its parameters is set.
-        trainable: patterns (`fnmatch`) of names of parameters, or of modules with all that they hold; `head` alone
+        trainable: patterns (`fnmatch`) for names of parameters, or of modules with all their parameters; `head` alone
             means the `head_names` of the network, else the parameters of the last module, in the order of registration,
-            that has parameters of its own.
+            that owns parameters.
 
     Raises:
-        ConfigError: if a pattern matches no parameter, naming those that there are.
+        ConfigError: if a pattern matches no parameter, naming the existing ones.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -62,7 +62,7 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
 
 
 def _head(network: nn.Module) -> set[str]:
-    """Names of the classifier's parameters, as the network knows them: a tied one by the name of its first owner."""
+    """Names of the classifier's parameters in the network; a tied one has the name of its first owner."""
     if named := getattr(network, "head_names", frozenset[str]()):
         return set(named)
     last: set[int] = set()
@@ -83,7 +83,7 @@ def _no_such(pattern: str, network: nn.Module, names: list[str]) -> str:
 
 
 def digest_of(leaves: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values, as 64 hexadecimal digits; of nothing ''."""
+    """SHA-256 of names, types, shapes and values, as 64 hexadecimal digits; '' without leaves."""
     if not leaves:
         return ""
     digest = hashlib.sha256()
@@ -95,25 +95,24 @@ def digest_of(leaves: Mapping[str, Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """Models that a training starts from."""
+    """Models from which training starts."""
 
     models: ModelState  # leaves [S, ...]
-    source: str  # where they come from, for messages
-    only: str  # what to give where several different models are wanted, for messages
+    source: str  # their origin, for messages
+    only: str  # what to give if several different models are needed, for messages
 
     def __call__(self, fresh: ModelState, network: nn.Module) -> ModelState:
-        """These models in the place of fresh ones.
+        """Replace fresh models by these.
 
-        As many models take each other's place. One model is the start of several, which share all but the last layer
-        with trained parameters: this stays fresh, since equal components of a mixture, and equal clusters, would stay
-        equal for ever.
+        If the numbers are equal, each replaces one. A single model starts all of them, except for the last layer with
+        trained parameters, which stays fresh: equal components of a mixture, and equal clusters, would stay equal.
 
         Args:
             fresh: fresh models, leaves [M, ...].
             network: the network.
 
         Raises:
-            ConfigError: naming leaves that do not fit, or the numbers of models.
+            ConfigError: naming the mismatched leaves or numbers of models.
         """
         wanted, given = _together(fresh), _together(self.models)
         self._check_leaves(wanted, given, type(network).__name__)
@@ -164,7 +163,7 @@ def _differ(models: ModelState, names: frozenset[str]) -> bool:
 
 
 def start_of(network: nn.Module, frozen: frozenset[str]) -> Start:
-    """The weights of a network, but for those that are frozen, as the start of a training."""
+    """The weights of a network, except frozen ones, as the start of training."""
     both = (network.named_parameters(), network.named_buffers())
     one = ModelState(
         *({name: leaf.detach().clone().unsqueeze(0) for name, leaf in part if name not in frozen} for part in both)
@@ -174,17 +173,17 @@ def start_of(network: nn.Module, frozen: frozenset[str]) -> Start:
 
 
 class NetworkCopies:
-    """Makes copies of a network, with weights of their own in the last layer where it can draw some.
+    """Copy a network, with fresh weights in the last layer if it has `reset_parameters`.
 
     Args:
-        network: the network.
+        network: the network to copy.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
 
     def __call__(self, *_: Any) -> nn.Module:
-        """A copy, whatever the sizes of the data."""
+        """A copy; arguments (the sizes of the data) are ignored."""
         made = copy.deepcopy(self.network)
         names = last_layers(made, 1) if any(leaf.requires_grad for leaf in made.parameters()) else ()
         for path in {name.rpartition(".")[0] for name in names}:

@@ -1,1 +1,1 @@
-"""Exact and iterative solvers for the small convex problems that clients and servers meet."""
+"""Exact and iterative solvers for small convex problems of clients and servers."""

@@ -19,12 +19,12 @@ __all__ = [
 
 
 def check_linear_task(task: Task, algorithm: str, kinds: tuple[str, ...]) -> None:
-    """Refuse labels that an algorithm for linear models cannot learn, and networks that are none.
+    """Refuse labels that an algorithm for linear models cannot learn, and networks that are not linear.
 
     Args:
-        task: labels and network; the network has to have a matrix [K, d] and a vector [K] as its parameters.
+        task: labels and network, whose parameters must be a matrix [K, d] and a vector [K].
         algorithm: the algorithm's name.
-        kinds: names of the targets that it learns.
+        kinds: names of the supported targets.
 
     Raises:
         ConfigError: naming the kind of labels or the network.
@@ -42,7 +42,7 @@ def check_linear_task(task: Task, algorithm: str, kinds: tuple[str, ...]) -> Non
 
 
 def _is_affine(task: Task) -> bool:
-    """Whether random parameters turn random inputs into what an affine map makes of them."""
+    """Whether outputs equal those of an affine map for random parameters and inputs."""
     like, num_outputs = task.fresh(1, 0), task.target.num_outputs
     shapes = sorted((tuple(leaf.shape[1:]) for leaf in like.parameters.values()), key=len)
     if like.buffers or [len(shape) for shape in shapes] != [1, 2] or {shape[0] for shape in shapes} != {num_outputs}:
@@ -52,7 +52,7 @@ def _is_affine(task: Task) -> bool:
     x = torch.randn(4, shapes[1][1], generator=rng).to(task.dtype)
     try:
         found = task.outputs(ModelState(from_columns(columns, like.parameters), {}), x)
-    except (RuntimeError, ValueError):  # it does not read flat inputs
+    except (RuntimeError, ValueError):  # it does not accept flat inputs
         return False
     wanted = (with_constant(x) @ columns[0].T).unsqueeze(1)
     return found.shape == wanted.shape and bool(torch.allclose(found, wanted, rtol=1e-4, atol=1e-4))
@@ -71,7 +71,7 @@ def to_columns(parameters: dict[str, Tensor]) -> Tensor:
 
 
 def from_columns(columns: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `to_columns`, in the types and under the names of other parameters."""
+    """The inverse of `to_columns`, with the names and types of `like`."""
     widest = max(leaf.ndim for leaf in like.values())
     return {
         name: (columns[..., :-1] if leaf.ndim == widest else columns[..., -1]).to(leaf.dtype).contiguous()
@@ -87,7 +87,7 @@ ITERATIONS = 24
 
 
 def margin_loss(loss: MarginLoss, margin: Tensor) -> Tensor:
-    """max(0, 1 − a), or log(1 + exp(−a)); element by element."""
+    """max(0, 1 − a) or log(1 + exp(−a)), elementwise."""
     return (1 - margin).clamp(min=0) if loss == "hinge" else -F.logsigmoid(margin)
 
 
@@ -98,7 +98,7 @@ def best_dual(loss: MarginLoss, dual: Tensor, margin: Tensor, curvature: Tensor)
         loss: h.
         dual: β₀, any shape.
         margin: a under the model of β₀, the same shape.
-        curvature: how much the margin grows with β, > 0.
+        curvature: growth of the margin with β, > 0.
 
     Example:
         >>> best_dual("hinge", torch.tensor(0.25), torch.tensor(0.5), torch.tensor(1.0)).item()
@@ -110,7 +110,7 @@ def best_dual(loss: MarginLoss, dual: Tensor, margin: Tensor, curvature: Tensor)
 
 
 def margin_prox(loss: MarginLoss, point: Tensor, weight: float) -> Tensor:
-    """The minimiser over a of h(a) + weight/2·(a − point)², element by element.
+    """The minimiser over a of h(a) + weight/2·(a − point)², elementwise.
 
     Example:
         >>> margin_prox("hinge", torch.tensor([-3.0, 0.5, 2.0]), 1.0).tolist()

@@ -17,24 +17,24 @@ from lit_fed.errors import ConfigError
 __all__ = ["MOST_PARAMETERS", "check_solvable", "minimise", "solvable_start"]
 
 MOST_PARAMETERS = 2048
-"""Parameters beyond which a Hessian is not built."""
+"""Maximum number of parameters for which a Hessian is built."""
 
 STEP_SIZES = (1.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32, 1 / 128, 1 / 1024, 0.0)
 
 ROUNDING = 16
-"""Differences of the objective up to so many units of its precision are taken for rounding."""
+"""Differences of the objective up to this many units of precision count as rounding."""
 
 
 def check_solvable(task: Task, models: ModelState) -> None:
-    """Refuse networks that an exact local solve cannot take.
+    """Refuse networks without an exact local solve.
 
     Args:
         task: network and loss.
         models: leaves [M, ...].
 
     Raises:
-        ConfigError: if a model has more than `MOST_PARAMETERS` trained parameters, or the network changes with every
-            pass or batch.
+        ConfigError: if a model has more than `MOST_PARAMETERS` trained parameters, or the network is a different
+            function for every pass or batch.
     """
     size = sum(leaf[0].numel() for leaf in models.parameters.values())
     if size > MOST_PARAMETERS:
@@ -51,7 +51,7 @@ def check_solvable(task: Task, models: ModelState) -> None:
 
 
 def solvable_start(ctx: Context, local_solve: str) -> ModelState:
-    """A fresh model, leaves [1, ...]; before `exact` solves refused as by `check_solvable`, so before the training."""
+    """A fresh model, leaves [1, ...]; `exact` solves are checked by `check_solvable` before training."""
     models = ctx.task.init(1, ctx.seed)
     if local_solve == "exact":
         check_solvable(ctx.task, models)
@@ -61,17 +61,17 @@ def solvable_start(ctx: Context, local_solve: str) -> ModelState:
 def minimise(
     task: Task, models: ModelState, data: ClientData | Batch, penalty: Penalty, *, iterations: int = 16
 ) -> ModelState:
-    """The minimiser of f_i(θ) + penalty, where that is strictly convex: exact for quadratics after one iteration.
+    """The minimiser of f_i(θ) + penalty, if strictly convex; exact for quadratics after one iteration.
 
-    The number of iterations is fixed, so that it runs over many clients at once; each takes the best of a few step
-    sizes, 0 among them, so that no iteration makes things worse. Among step sizes that rounding cannot tell apart the
-    largest is taken: near the minimum the objective is flat long before the gradient is as small as it can be.
+    The number of iterations is fixed, so that it runs under `vmap` over clients. Each takes the best of a few step
+    sizes, including 0, so that no iteration increases the objective. Step sizes within rounding count as equal and the
+    largest is taken: near the minimum the objective is flat before the gradient is as small as possible.
 
     Args:
         task: network and loss.
-        models: where to start, leaves [1, ...].
-        data: all samples of the client, or some of them; f_i is their mean loss.
-        penalty: what is added.
+        models: starting point, leaves [1, ...].
+        data: all samples of the client, or some; f_i is their mean loss.
+        penalty: the penalty.
         iterations: Newton steps.
 
     Raises:
@@ -91,7 +91,7 @@ def minimise(
 
 
 def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, iterations: int) -> ModelState:
-    """`minimise` in the models' own type: in a narrower one, rounding would hide the slope near the minimum."""
+    """`minimise` in the models' type: in a narrower one, rounding would hide the slope near the minimum."""
     mask = batch.mask.to(task.dtype)
     share = mask / mask.sum().clamp(min=1)
     task.set_mode(True)
@@ -104,7 +104,7 @@ def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, it
 
     def slope(flat: Tensor) -> tuple[Tensor, Tensor]:
         gradient = grad(objective)(flat)
-        return gradient, gradient  # to be differentiated, and as it is
+        return gradient, gradient  # the first is differentiated
 
     flat = torch.cat([leaf.flatten() for leaf in models.parameters.values()])
     sizes = torch.tensor(STEP_SIZES, dtype=flat.dtype, device=flat.device)
@@ -114,7 +114,7 @@ def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, it
         reached = vmap(objective)(flat - sizes[:, None] * step).nan_to_num(nan=torch.inf)
         lowest = reached.min()
         rounding = ROUNDING * torch.finfo(flat.dtype).eps * (1 + lowest.abs())
-        best = (reached <= lowest + rounding).to(torch.int8).argmax()  # the first that is as good as any
+        best = (reached <= lowest + rounding).to(torch.int8).argmax()  # the largest step size within rounding
         flat = flat - sizes.index_select(0, best.view(1)) * step
     return models._replace(parameters=_shaped(flat, models.parameters))
 

@@ -1,4 +1,4 @@
-"""A client's loss plus a penalty that stays as it is for a phase: exactly minimised, or by local steps."""
+"""Minimise a client's loss plus a penalty that is fixed during a phase, exactly or by local steps."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class PenalisedRun(NamedTuple):
     steps: Tensor  # [] steps taken
     curvature: Tensor  # [] float64
     linear: dict[str, Tensor]  # leaves [1, ...]
-    state: Tree  # what the client kept before the phase
+    state: Tree  # the client's state before the phase
 
     @property
     def penalty(self) -> Penalty:
-        """The penalty that is added to f_i."""
+        """The penalty on f_i."""
         return Penalty(self.curvature, None, self.linear)
 
 
 def penalised_run(
     ctx: Context, state: Tree, curvature: Tensor | float, linear: dict[str, Tensor], share: Tensor
 ) -> PenalisedRun:
-    """Work that starts from `state.models`; the penalty is divided by the weight of f_i, so that f_i counts fully.
+    """Work that starts from `state.models`; the penalty is divided by the weight of f_i, so that f_i has weight 1.
 
     Args:
-        ctx: what every client knows.
-        state: what the client keeps.
-        curvature: of the penalty on share·f_i.
-        linear: its linear part, leaves [1, ...].
+        ctx: the context.
+        state: the client's state.
+        curvature: curvature of the penalty on share·f_i.
+        linear: linear part of that penalty, leaves [1, ...].
         share: the weight of f_i, [].
     """
     loss = ctx.lr.new_zeros((), dtype=ctx.task.dtype)
@@ -52,7 +52,7 @@ def penalised_run(
 
 
 def penalised_step(ctx: Context, run: PenalisedRun, batch: Batch) -> PenalisedRun:
-    """One step of the solver."""
+    """One step of the local solver."""
     models, optimizer, loss = ctx.solver.step(ctx.task, run.models, run.optimizer, batch, ctx.lr, penalty=run.penalty)
     return run._replace(models=models, optimizer=optimizer, loss=run.loss + loss.mean(), steps=run.steps + 1)
 
