@@ -1,12 +1,15 @@
-"""How well each component model does alone on the clients of each true group."""
+"""The components of a mixture: how well each does alone on the clients of each true group, and which are of no use."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.core.types import ServingBlock, Tree
+from lit_fed.core import tree
+from lit_fed.core.types import ModelState, ServingBlock, Tree
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.serving import client_scores, predict_job
 from lit_fed.system.packages import pd
@@ -16,13 +19,20 @@ from lit_fed.training.output import write_table
 from lit_fed.wrappers.base import WrappedState
 from lit_fed.wrappers.fedbn import NormState
 
-__all__ = ["ComponentAccuracy", "component_table"]
+__all__ = ["ComponentAccuracy", "component_table", "components_in_words"]
+
+UNUSED = 0.25
+"""Share of the samples, times the number of components, below which a component counts as unused."""
+
+EQUAL = 1e-3
+"""Distance of two components, as a share of their norm, below which they count as the same."""
 
 
 class ComponentAccuracy(Callback):
     """Measures every component alone on the test samples of the seen clients of each true group, as `components.csv`.
 
-    Columns: `group`, `component`, `accuracy` (for regression `mse`) and `samples`. It takes part where the data know
+    Columns: `group`, `component`, `accuracy` (for regression `mse`), `samples`, and `share`, the mean weight of the
+    component in the mixtures of the group's clients. It takes part where the data know
     true groups and the algorithm serves clients with mixtures of several components, and only in the test at the end
     of a run that leaves a folder; the test samples are then predicted once more for each component. Without a server,
     a component of a client is the client's own copy of it.
@@ -34,7 +44,8 @@ class ComponentAccuracy(Callback):
             return
         rows, folder = self._measured(trainer, module), results_folder(trainer)
         if folder is not None:
-            table = component_table(rows, seen.groups[seen.positions], module.target.metric)
+            mixtures = module.client_rows["seen"][:, 3:].to(rows.device)
+            table = component_table(rows, mixtures, seen.groups[seen.positions], module.target.metric)
             write_table(table, folder / "components.csv")
 
     def _measured(self, trainer: Trainer, module: FederatedModule) -> Tensor:
@@ -78,11 +89,12 @@ def with_one_component(states: Tree, component: int) -> Tree:
     return states._replace(mixture=mixture)
 
 
-def component_table(rows: Tensor, groups: Tensor, hit: str) -> pd.DataFrame:
+def component_table(rows: Tensor, mixtures: Tensor, groups: Tensor, hit: str) -> pd.DataFrame:
     """One row for each group and component; groups without test samples are left out.
 
     Args:
         rows: number of samples, sum of losses and sum of hits of each component and client, [M, E, 3].
+        mixtures: weights of each client, [E, M].
         groups: true group of each client, [E].
         hit: name of the last column's mean, `accuracy` or `mse`.
     """
@@ -90,6 +102,38 @@ def component_table(rows: Tensor, groups: Tensor, hit: str) -> pd.DataFrame:
     for group in groups.unique().tolist():
         samples, _, hits = rows[:, groups == group].sum(1).unbind(1)
         columns = {"group": group, "component": range(len(rows)), hit: hits / samples, "samples": samples.long()}
+        columns["share"] = (mixtures * rows[0, :, :1])[groups == group].sum(0) / samples
         found.append(pd.DataFrame(columns))
     table = pd.concat(found, ignore_index=True)
     return table[table["samples"] > 0]
+
+
+def components_in_words(module: FederatedModule) -> str:
+    """Which components no client uses, and which are the same, a line for each; "" if there are none.
+
+    Args:
+        module: a module that has measured the seen clients.
+    """
+    rows = module.client_rows.get("seen")
+    if rows is None or not has_components(module):
+        return ""
+    share = (rows[:, 3:] * rows[:, :1]).sum(0) / rows[:, 0].sum().clamp(min=1)
+    fix = "give fewer, or another seed"
+    if hasattr(module.settings.algorithm, "start"):
+        fix = "try --model.algorithm.start Clustering, or fewer components"
+    unused = (share < UNUSED / len(share)).nonzero()[:, 0].tolist()
+    lines = [
+        f"component {one} is used by no client, its mean weight is {share[one]:.3f}, and another may serve two kinds; "
+        f"{fix}\n"
+        for one in unused
+    ]
+    models = [flat.double() for flat in _flat(tree.models(module.shared)[0])]
+    for one, other in combinations(range(len(models)), 2):
+        if (models[one] - models[other]).norm() <= EQUAL * models[one].norm():
+            lines.append(f"components {one} and {other} are the same model; {fix}\n")
+    return "".join(lines)
+
+
+def _flat(models: ModelState) -> Tensor:
+    """Parameters of each model as one vector, [M, d]."""
+    return torch.cat([leaf.flatten(1) for leaf in models.parameters.values()], dim=1)

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.callbacks.attack_success import success_in_words
 from lit_fed.callbacks.client_faults import ClientFaults
+from lit_fed.callbacks.component_accuracy import components_in_words
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
 from lit_fed.core.types import Population
@@ -138,7 +139,7 @@ class RunReport(FederatedCallback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
         said = guarantee_in_words(guarantee), judgement_in_words(judgement), success_in_words(module.results)
-        sys.stdout.write("".join([*said, *(one.in_words for one in faults)]))
+        sys.stdout.write("".join([*said, *(one.in_words for one in faults), components_in_words(module)]))
         folder = results_folder(trainer)
         if folder is None:
             return

@@ -62,7 +62,12 @@ def check_counts(folder):
 
 
 def test_counts_are_exact(sequential):
-    assert list(pd.read_csv(sequential / "components.csv").columns) == ["group", "component", "accuracy", "samples"]
+    table = pd.read_csv(sequential / "components.csv")
+    assert list(table.columns) == ["group", "component", "accuracy", "samples", "share"]
+    assert table.groupby("group")["share"].sum().tolist() == pytest.approx([1, 1], abs=1e-6)
+    clients = pd.read_csv(sequential / "clients.csv").query("population == 'seen' and group == 1")
+    mean = np.average(clients["pi_2"], weights=clients["num_samples"])
+    assert table.query("group == 1 and component == 2")["share"].item() == pytest.approx(mean, abs=1e-6)
     check_counts(sequential)
     assert (sequential / "plots/component_accuracy.png").stat().st_size > 5000
 
