@@ -1,4 +1,5 @@
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -33,3 +34,34 @@ def test_the_first_wrong_setting_is_named():
 def test_settings_of_another_place():
     with pytest.raises(ConfigError, match=r"^--model\.solver\.rate is 0\.5; give a number > 0$"):
         check_settings(Settings(), RANGES, "--model.solver")
+
+
+@dataclass(frozen=True)
+class Typed:
+    rate: float = 0.5
+    steps: int | None = None
+    rule: Literal["mean", "sum"] = "mean"
+
+
+@pytest.mark.parametrize(
+    ("value", "check", "holds"),
+    [
+        (0.0, "> 0", False), (0.0, ">= 0", True), (1e-9, "> 0", True), (float("inf"), "> 0", False),
+        (float("nan"), ">= 0", False), (0.0, "[0, 1)", True), (1.0, "[0, 1)", False), (0.0, "(0, 1]", False),
+        (1.0, "(0, 1]", True), (1.5, "[0, 1]", False), (-0.1, "[0, 1]", False),
+    ],
+)  # fmt: skip
+def test_ends_of_ranges(value, check, holds):
+    """A number that is not finite is in no range: parsers take 1e400 for one."""
+    if holds:
+        return check_settings(Typed(rate=value), rate=check)
+    with pytest.raises(ConfigError, match=r"^--model\.algorithm\.rate is .*; give a number (>|in)"):
+        check_settings(Typed(rate=value), rate=check)
+
+
+def test_null_is_within_every_range_and_words_are_checked_unasked():
+    check_settings(Typed(), steps=">= 1")
+    with pytest.raises(ConfigError, match=r"steps is 0; give a whole number >= 1, or null$"):
+        check_settings(Typed(steps=0), steps=">= 1")
+    with pytest.raises(ConfigError, match=r"rule is median; give mean or sum$"):
+        check_settings(Typed(rule="median"))
