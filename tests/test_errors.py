@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -53,9 +54,8 @@ class Typed:
 )  # fmt: skip
 def test_ends_of_ranges(value, check, holds):
     """A number that is not finite is in no range: parsers take 1e400 for one."""
-    if holds:
-        return check_settings(Typed(rate=value), rate=check)
-    with pytest.raises(ConfigError, match=r"^--model\.algorithm\.rate is .*; give a number (>|in)"):
+    refused = pytest.raises(ConfigError, match=r"^--model\.algorithm\.rate is .*; give a number (>|in)")
+    with nullcontext() if holds else refused:
         check_settings(Typed(rate=value), rate=check)
 
 
