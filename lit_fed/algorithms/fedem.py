@@ -29,7 +29,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -162,7 +162,11 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
     def settled(self, held: Collection[str]) -> FedEM:
         """By samples where the server may not know π_t, or has no use for it."""
         ties = not {"privacy", "robust", "ef21", "average", "deployed"}.isdisjoint(held)
-        return replace(self, average="samples") if self.average == "auto" and ties else self
+        return self if self.average != "auto" else replace(self, average="samples" if ties else "responsibility")
+
+    def as_stored(self, stored: Mapping[str, Any]) -> FedEM:
+        """Checkpoints of before there was a choice are by samples."""
+        return self if self.average != "auto" else replace(self, average=stored.get("average", "samples"))
 
     @property
     def server_only(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -1,7 +1,7 @@
 """The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
@@ -165,6 +165,14 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
         Args:
             held: names of the facts that hold, see `lit_fed.wrappers.compatibility`.
+        """
+        return self
+
+    def as_stored(self, stored: Mapping[str, Any]) -> Self:
+        """The algorithm of a checkpoint, where one of the settings here is `auto`.
+
+        Args:
+            stored: its settings by name, in plain types.
         """
         return self
 

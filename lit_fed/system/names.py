@@ -82,7 +82,12 @@ def import_path(path: str) -> Any:
 
 
 def lies_below(path: str, package: str) -> bool:
-    """Whether a path is a package, or something in it."""
+    """Whether a path is a package, or something in it.
+
+    Example:
+        >>> [lies_below(path, "lit_fed") for path in ("lit_fed", "lit_fed.models.MLP", "lit_fed_of_a_stranger.MLP")]
+        [True, True, False]
+    """
     return f"{path}.".startswith(f"{package}.")
 
 

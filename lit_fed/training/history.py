@@ -21,7 +21,7 @@ from lit_fed.wrappers.privacy.settings import privacy_of, spent_by, whole_guaran
 
 __all__ = [
     "Difference", "RunHistory", "compare_arguments", "plain_settings", "refuse_other_run",
-    "refuse_other_terms",
+    "refuse_other_terms", "settings_stored",
 ]  # fmt: skip
 
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
@@ -85,6 +85,19 @@ def plain_settings(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):  # NaN would differ from itself
         return repr(value)
     return value if value is None or type(value) in (bool, int, float, str) else repr(value)
+
+
+def settings_stored(entry: dict[str, Any] | None) -> dict[str, Any]:
+    """The settings of the algorithm in a checkpoint's entry under `CHECKPOINT_KEY`; {} without one.
+
+    Example:
+        >>> settings_stored({"identity": {"algorithm": {"class_path": "Faulty", "inner": {"class_path": "FedAvg"}}}})
+        {'class_path': 'FedAvg'}
+    """
+    settings = {} if entry is None else entry["identity"]["algorithm"]
+    while isinstance(settings, dict) and isinstance(settings.get("inner"), dict):
+        settings = settings["inner"]
+    return settings if isinstance(settings, dict) else {}
 
 
 def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str = "") -> list[Difference]:

@@ -35,7 +35,13 @@ from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
-from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run, refuse_other_terms
+from lit_fed.training.history import (
+    RunHistory,
+    plain_settings,
+    refuse_other_run,
+    refuse_other_terms,
+    settings_stored,
+)
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
@@ -143,9 +149,11 @@ class FederatedModule(LightningModule):
         super().__init__()
         given = locals()  # the settings by name, without repeating the names
         self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
-        self.settings = self.settings._replace(metrics=with_classes(metrics)).settled()
+        self.settings = self.settings._replace(metrics=with_classes(metrics))
+        self._given = self.settings.algorithm
+        self._settle(self.settings.settled().algorithm)
         self.settings.check()
-        self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
+        self.algorithm_name = self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self.results: dict[str, float] = {}
@@ -163,8 +171,10 @@ class FederatedModule(LightningModule):
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
-            self.settings = self.settings.settled(deployed=isinstance(data.dataset, RemoteClients))
-            self.algorithm = self.settings.wrapped
+            given = self.settings._replace(algorithm=self._given)
+            self._settle(given.settled(deployed=isinstance(data.dataset, RemoteClients)).algorithm)
+            if stage == "fit" and self.trainer.is_global_zero:
+                self._say_what_is_settled()
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
         elif stage == "fit":
@@ -177,6 +187,18 @@ class FederatedModule(LightningModule):
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
+
+    def _settle(self, algorithm: Algorithm) -> None:
+        """Take an algorithm in the place of the given one, in which a setting may be `auto`."""
+        self.settings = self.settings._replace(algorithm=algorithm)
+        self.algorithm = self.settings.wrapped
+        if self.is_built:
+            self.federation.algorithm = self.algorithm
+
+    def _say_what_is_settled(self) -> None:
+        given, settled = (vars(one) for one in (self._given, self.settings.algorithm))
+        for name in [name for name, value in given.items() if value == "auto" != settled[name]]:
+            notice(f"--model.algorithm.{name} is auto, here {settled[name]}")
 
     def _rounds_of_fit(self, data: FederatedDataModule) -> int:
         """Rounds of a fit, from its limits in epochs and steps."""
@@ -250,6 +272,7 @@ class FederatedModule(LightningModule):
                 "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
             )
         stored, history = checkpoint[CHECKPOINT_KEY], self.history
+        self._settle(self._given.as_stored(settings_stored(stored)))
         own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
         refuse_other_run(kept, history.arguments, own, self.algorithm)
@@ -367,6 +390,7 @@ class FederatedModule(LightningModule):
                 "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
+        self._settle(self._given.as_stored(settings_stored(checkpoint.get(CHECKPOINT_KEY))))
         self.results = self.history.restore(checkpoint, self.federation, self._trainer)
 
     # ------------------------------------------------------------------ description

@@ -22,7 +22,13 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import clients_folder
 from lit_fed.training.history import compare_arguments, plain_settings
+from lit_fed.wrappers.compression.codecs import QSGD
+from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.robust.attacks import Gaussian
+from lit_fed.wrappers.robust.rules import CenteredClipping
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 HORIZON, MORE = 8, 12
 SCHEDULES = ["multi_step", "cosine"]
@@ -273,3 +279,48 @@ def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):
     assert clients_folder([best, last]) == tmp_path / "best/clients"
     last.dirpath = str(tmp_path / "run/checkpoints")
     assert clients_folder([best, last]) == tmp_path / "run/clients"
+
+
+# ---------------------------------------------------------------------- a setting that was left open
+@pytest.mark.parametrize(
+    ("around", "average"),
+    [
+        ({}, "responsibility"),
+        ({"secure_aggregation": SecureSum()}, "responsibility"),
+        ({"compression": QSGD(), "compression_feedback": "ef21"}, "samples"),
+        ({"privacy": ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)}, "samples"),
+        ({"robust_aggregation": CenteredClipping()}, "samples"),
+        ({"attack": Gaussian()}, "samples"),
+        ({"faults": Faults(dropout=0.1, average="importance")}, "samples"),
+    ],
+    ids=str,
+)
+def test_the_average_suits_what_is_around_it(around, average):
+    """Nothing that the paper's rule may be combined with is refused."""
+    assert FederatedModule(FedEM(), **around).settings.algorithm.average == average
+    FederatedModule(FedEM(average="samples"), **around)
+
+
+def test_a_run_says_how_it_averages(tmp_path, capsys):
+    fit(tmp_path, 1, algorithm=FedEM(), test=False)
+    assert "lit_fed: --model.algorithm.average is auto, here responsibility\n" in capsys.readouterr().err
+    fit(tmp_path, 1, algorithm=FedEM(average="samples"), test=False)
+    assert "average" not in capsys.readouterr().err
+
+
+def test_checkpoints_without_a_choice_go_on_by_samples(tmp_path):
+    whole, _ = fit(tmp_path / "whole", 4, algorithm=FedEM(average="samples"), test=False)
+    fit(tmp_path, 2, algorithm=FedEM(average="samples"), test=False)
+    older = torch.load(last(tmp_path), weights_only=True)
+    del older["lit_fed"]["identity"]["algorithm"]["average"]
+    torch.save(older, last(tmp_path))
+    resumed, _ = fit(tmp_path, 4, algorithm=FedEM(), ckpt_path=last(tmp_path), test=False)
+    assert_same_state(whole, resumed)
+
+
+def test_a_checkpoint_by_samples_serves_and_goes_on_where_the_choice_is_open(tmp_path):
+    whole, _ = fit(tmp_path / "whole", 3, algorithm=FedEM(average="samples"), test=False)
+    fit(tmp_path, 2, algorithm=FedEM(average="samples"), test=False, unseen=0.0)
+    resumed, _ = fit(tmp_path, 3, algorithm=FedEM(), ckpt_path=last(tmp_path))
+    assert_same_state(whole, resumed)
+    assert resumed.settings.algorithm.average == "samples"
