@@ -9,6 +9,8 @@ from federated_round import Federation, as_arrays, distance, flat, make_clients,
 
 from lit_fed import rounds, serving
 from lit_fed.algorithms import L2GD, FedAvg, FedEM
+from lit_fed.clients.aggregation import PhaseAggregator
+from lit_fed.clients.base import Trained
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientResult, LocalWork, Message, Phase
@@ -174,3 +176,18 @@ def test_a_kept_model_is_that_of_the_round_also_where_the_server_writes_over_its
     assert distance(sent, federation.shared.models) > 0
     for row in range(len(SIZES)):
         assert same_bits(tree.index(federation.store.table["state"], row), sent)
+
+
+def test_a_placeholder_adds_nothing_even_if_it_is_not_finite():
+    def sent(number):
+        message = Message(
+            {"w": torch.tensor([[number]])}, torch.ones(1), torch.ones(1).double(), torch.ones(1).double()
+        )
+        return Trained(slice(0, 1), ClientResult(message, (), {"loss": torch.tensor([number])}), None)
+
+    found = PhaseAggregator("sum", [torch.tensor([0])], None, 2, torch.device("cpu"))
+    found.take(torch.tensor([1]), torch.zeros(1).double(), sent(float("nan")), placeholder=True)
+    found.take(torch.tensor([0]), torch.ones(1).double(), sent(3.0), placeholder=False)
+    reduced, bits, means = found.reduce()
+    assert (reduced.value["w"].item(), reduced.weight.item(), means) == (3.0, 1.0, {"loss": (3.0, 1.0)})
+    assert bits == [1.0, 1.0]

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from string import Formatter
 from typing import ClassVar
 
 import pytest
@@ -77,3 +78,23 @@ def test_the_first_row_is_raised():
         both.check()
     with pytest.raises(ConfigError, match=r"charges one average of models a round, and FedNova divides by"):
         Compatibility(FedNova(), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
+
+
+@pytest.mark.parametrize("row", [names for names in REFUSED if "!" in names])
+def test_a_fact_that_must_not_hold_lifts_the_refusal(row):
+    names = row.split()
+    quoted = {name for _, name, _, _ in Formatter().parse(REFUSED[row]) if name}
+    held = dict.fromkeys(quoted | {name for name in names if not name.startswith("!")}, "x")
+    lifted = held | {name[1:]: "x" for name in names if name.startswith("!")}
+    assert refusal_of(held) == REFUSED[row].format_map(held)
+    assert refusal_of(lifted) != REFUSED[row].format_map(lifted)
+
+
+def refusal_of(facts):
+    """What is said where these facts hold and no others; "" if nothing is refused."""
+    given = type("Given", (Compatibility,), {"facts": facts})(None)
+    try:
+        given.check()
+    except ConfigError as error:
+        return str(error)
+    return ""
