@@ -52,10 +52,23 @@ from lit_fed.core.mixtures.e_step import (
 )
 from lit_fed.core.mixtures.starts import ASK, MixtureStart, Reported, StartedModels, under_way
 from lit_fed.core.reduce import cast_like, server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.types import (
+    Batch,
+    ClientData,
+    ClientResult,
+    LocalWork,
+    Message,
+    ModelState,
+    ModelsWithShare,
+    Phase,
+    Reduced,
+)
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedEM", "MixtureState", "MixtureWork", "StartedMixture"]
+
+NUMBER = 64
+"""Bits of a number that a client reports."""
 
 LEAST_SHARE = 1e-3
 """Share of a component below which a server that rescales its step divides by this."""
@@ -72,13 +85,6 @@ class StartedMixture(NamedTuple):
 
     mixture: Tensor  # π_t, [M]
     exchanges: Tensor  # [] int64, how many of them π_t has seen
-
-
-class ModelsWithShare(NamedTuple):
-    """Message value of a client whose server rescales its step."""
-
-    models: ModelState  # θ_m,t, leaves [M, ...]
-    share: Tensor  # π_t, [M] float64
 
 
 class MixtureWork(NamedTuple):
@@ -131,6 +137,11 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
     def __post_init__(self) -> None:
         most = f"[1, {self.num_components}]"
         check_settings(self, num_components=">= 1", em_steps=">= 1", min_weight="[0, 1]", most_components=most)
+        if self.average == "rescaled" and self._sends_some:
+            raise ConfigError(
+                "--model.algorithm.average is rescaled, for which clients send all components; leave out "
+                "--model.algorithm.min_weight and --model.algorithm.most_components, or give responsibility"
+            )
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -157,6 +168,7 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
         if self._exchanges:
             told = f"reports {self.start.reports} to the server in its start"  # type: ignore[union-attr]
             reasons |= dict.fromkeys(("privacy", "secure_sums", "robust"), told)
+            reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
         return reasons
 
     def settled(self, held: Collection[str]) -> FedEM:
@@ -175,7 +187,13 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
 
     @property
     def _by_responsibility(self) -> bool:
-        return self.average in ("auto", "responsibility")
+        """Where all use the only component alike, it is averaged by samples."""
+        return self.average in ("auto", "responsibility") and self.num_components > 1
+
+    @property
+    def _sends_shares(self) -> bool:
+        """Whether messages are `Chosen`, whose components are averaged one by one."""
+        return not self.message.complete and self.average != "rescaled"
 
     @property
     def _sends_some(self) -> bool:
@@ -217,9 +235,7 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
         factors, start = num_factors(ctx.task, data, self.position_loss), under_way(self.start, ctx, self.num_models)
-        mixture = state.mixture
-        if self._exchanges:  # weights that were fitted to other components are forgotten
-            mixture = torch.where(state.exchanges == shared.exchanges, mixture, 1 / self.num_models)  # type: ignore[attr-defined]
+        mixture = self._mixture(shared, state)
         pi, q, negative_log_likelihood = private_expectation(ctx, mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
@@ -230,7 +246,7 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
             opening = pi, q, share = start.opening(ctx, shared, mixture, losses, data, factors)
             report = start.report(ctx, opening, losses, data, negative_log_likelihood)
         if share is None:
-            share = torch.ones_like(pi) if self.average == "samples" else pi
+            share = pi if self._by_responsibility or self.average == "rescaled" else torch.ones_like(pi)
         optimizer = ctx.solver.init(shared.models)
         return MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, share.double(), report)
 
@@ -247,17 +263,18 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
         weight, state = ctx.client_weight(data), MixtureState(work.mixture)
         if self._exchanges:
             state = StartedMixture(work.mixture, shared.exchanges)  # type: ignore[assignment, attr-defined]
+        down = torch.full_like(weight, tree.bits(shared.models, ctx.private)) if self._exchanges else None
         if ctx.phase == ASK:
-            return ClientResult(Message(work.report, weight), state, {})
-        message: Message = Message(work.models, weight)
-        if not self.message.complete:
+            return ClientResult(Message(work.report, weight, torch.full_like(weight, NUMBER), down), state, {})
+        message: Message = Message(work.models, weight, bits_down=down)
+        if self._sends_shares:
             taken = largest(work.mixture, self.most_components, self.min_weight) * work.share
             each = tree.bits(work.models, ctx.private) / self.num_models
-            shares = self.num_models if self.average == "samples" else tree.bits(work.mixture)  # 0 or 1 is one bit
+            shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # 0 or 1 is one bit
             bits = (taken > 0).sum(dtype=torch.float64) * each + shares
             message = message._replace(value=choose(work.models, taken), bits_up=bits)
         elif self.average == "rescaled":
-            message = message._replace(value=ModelsWithShare(work.models, work.share))
+            message = message._replace(value=ModelsWithShare(_used(work, shared.models), work.share))
         if work.report:
             message = message._replace(value=Reported(message.value, work.report))
         return ClientResult(message, state, {"loss": work.loss})
@@ -267,12 +284,15 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
         start, report = under_way(self.start, ctx, self.num_models), {}
         if start is not None and ctx.phase == ASK:
             return start.answered(shared, reduced.value)
+        if start is not None and start.asks:  # a component is the model of one client, whoever is absent
+            ctx = ctx._replace(aggregation="renormalised")
         if isinstance(reduced.value, Reported):
             reduced, report = reduced._replace(value=reduced.value.value), reduced.value.report
-        if not self.message.complete:
-            models = average_chosen(ctx, shared.models, reduced)
+        if self._sends_shares:
+            models = average_chosen(ctx, shared.models, reduced, absent_alike=self._by_responsibility)
         elif self.average == "rescaled":
-            models = rescaled_average(ctx, shared.models, reduced)
+            alone = start is not None and start.chooses  # a step is then that of the component's clients alone
+            models = rescaled_average(ctx, shared.models, reduced, 0.0 if alone else LEAST_SHARE)
         else:
             models = server_average(ctx, shared.models, reduced)
         if start is None or not start.reports:
@@ -285,16 +305,39 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m), [B, C]: probabilities are mixed, not logits."""
-        return ctx.task.mix(state.mixture, outputs)
+        return ctx.task.mix(self._mixture(shared, state), outputs)
+
+    def _mixture(self, shared: Any, state: Any) -> Tensor:
+        """π_t; uniform if it was fitted to other components, before an exchange."""
+        if not self._exchanges:
+            return state.mixture  # type: ignore[no-any-return]
+        return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / self.num_models)
 
 
-def rescaled_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:
-    """The server's models plus their mean change divided by the share of all samples that a component has."""
-    share = reduced.value.share.clamp(min=LEAST_SHARE)
+def _used(work: MixtureWork, received: ModelState) -> ModelState:
+    """The components that a client uses as it trained them, the others as it received them."""
+
+    def use(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(work.share.view(-1, *[1] * (old.ndim - 1)) > 0, new, old)
+
+    return tree.map_leaves(use, work.models, received)  # type: ignore[no-any-return]
+
+
+def rescaled_average(ctx: Context, models: ModelState, reduced: Reduced, least: float = LEAST_SHARE) -> ModelState:
+    """The server's models plus their mean change divided by the share of all samples that a component has.
+
+    Args:
+        ctx: what every client knows.
+        models: the server's, leaves [M, ...].
+        reduced: the mean of messages `ModelsWithShare`.
+        least: what takes the place of a smaller share; a component of share 0 stays as it is.
+    """
+    share = reduced.value.share.clamp(min=least)
+    factor = torch.where(share > 0, 1 / share, 0.0)
     average = server_average(ctx, models, reduced._replace(value=reduced.value.models))
 
     def moved(new: Tensor, old: Tensor) -> Tensor:
-        change: Tensor = (new.double() - old.double()) / share.view(-1, *[1] * (old.ndim - 1))
+        change: Tensor = (new.double() - old.double()) * factor.view(-1, *[1] * (old.ndim - 1))
         return old.double() + change
 
     return cast_like(tree.map_leaves(moved, average, models), models)  # type: ignore[no-any-return]

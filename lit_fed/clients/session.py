@@ -112,7 +112,7 @@ class ModelSettings(NamedTuple):
         return Compatibility(
             self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
-            **known,
+            batch_norm=self.batch_norm, **known,
         )  # fmt: skip
 
     @property

@@ -23,6 +23,7 @@ FEATURES = {
     "noise_in_steps_alone": "the same, unless its mixture_noise covers what the reason names",
     "secure_sums": "--model.secure_aggregation, which cuts changes off at a range",
     "robust": "--model.robust_aggregation or --model.attack",
+    "local_norm": "--model.batch_norm local",
     "encoded_broadcast": "--model.downlink_compression, which encodes changes of the server's last models",
     "deployment": "clients on machines of their own",
 }
@@ -61,6 +62,7 @@ REFUSED: dict[str, str] = {
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
+    "local_norm refuses_local_norm": "--model.batch_norm is local, and {name} {refuses_local_norm}; leave it out",
     # ------------------------------------------------------------------ privacy
     "clips rows": CLIPS % ROWS,
     "clips multiples": CLIPS % "sends models times numbers that are private",
@@ -273,6 +275,7 @@ class Compatibility(NamedTuple):
     deployed: bool = False  # whether clients are on machines of their own
     missing: str | None = None  # `--data.dataset.missing` of a federation
     poison: bool = False
+    batch_norm: str = "average"
 
     def check(self) -> None:
         """Refuse what does not go together.
@@ -323,6 +326,7 @@ class Compatibility(NamedTuple):
             "by_samples": self.weighting == "samples",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
+            "local_norm": self.batch_norm == "local",
         }
 
     @property

@@ -12,7 +12,10 @@ from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, ModelState, Tree
 
-__all__ = ["delta_of", "names_of_parameters", "parameter_trees", "reference_of", "with_delta", "with_parameter_trees"]
+__all__ = [
+    "delta_of", "names_of_parameters", "parameter_trees", "reference_of", "shares_of", "with_delta",
+    "with_parameter_trees",
+]  # fmt: skip
 
 
 def reference_of(algorithm: Any, shared: Tree, value: Tree) -> Tree:
@@ -48,6 +51,14 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
         parts = [_counterpart(part, models) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return None if value is None else torch.zeros_like(value)
+
+
+def shares_of(value: Tree) -> Tensor | None:
+    """The shares `taken`, [..., M], of a message that holds `Chosen`; None of any other."""
+    if isinstance(value, Chosen):
+        return value.taken
+    found = map(shares_of, value) if isinstance(value, tuple | list) else ()
+    return next((shares for shares in found if shares is not None), None)
 
 
 def delta_of(value: Tree, reference: Tree) -> Tree:

@@ -408,7 +408,7 @@ def test_without_the_options_messages_are_the_models_alone(client_trainer):
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
 def test_sparse_one_hot_weights_are_fedavg_of_the_members_of_each_component(trainer, cohorts, aggregation):
     train, groups = make_clients([5, 2, 8, 4]), [0, 1, 0, 1]
-    mixed = Federation(FedEM(3, min_weight=0.5), train, trainer=trainer(), aggregation=aggregation)
+    mixed = Federation(FedEM(3, min_weight=0.5, average="samples"), train, trainer=trainer(), aggregation=aggregation)
     with_mixtures(mixed, torch.eye(3)[groups])
     start = mixed.shared.models
     for cohort in cohorts:

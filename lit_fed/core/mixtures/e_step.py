@@ -130,19 +130,24 @@ def choose(models: ModelState, taken: Tensor) -> Chosen:
     return Chosen(kept, taken)
 
 
-def average_chosen(ctx: Context, models: ModelState, reduced: Reduced, *, all_participants: bool = False) -> ModelState:
+def average_chosen(
+    ctx: Context, models: ModelState, reduced: Reduced, *, all_participants: bool = False, absent_alike: bool = False
+) -> ModelState:
     """The average of each model by the shares of those who sent it; a model that nobody sent stays as it is.
 
     `stale_fill` lets all others of the T clients count with the model that they were last sent, which is the server's.
+    With shares between 0 and 1 it would then shorten the steps of clients that take part; see `absent_alike`.
 
     Args:
         ctx: what every client knows.
         models: the server's, leaves [M, ...].
         reduced: the mean of messages `Chosen`.
         all_participants: let those that took part without sending a model count with the server's.
+        absent_alike: let `stale_fill` give absent clients the mean shares of those that took part.
     """
     sent: Chosen = reduced.value
-    if ctx.aggregation == "stale_fill":
+    stale = ctx.aggregation == "stale_fill"
+    if stale and not absent_alike:
         weight = reduced.weight / ctx.total_weight
         rest = 1 - sent.taken * weight
     elif all_participants:
@@ -150,6 +155,9 @@ def average_chosen(ctx: Context, models: ModelState, reduced: Reduced, *, all_pa
     else:
         weight = torch.where(sent.taken > 0, 1 / sent.taken.clamp(min=1e-300), 0.0)
         rest = (sent.taken <= 0).double()
+    if stale and absent_alike:
+        part = reduced.weight / ctx.total_weight
+        weight, rest = part * weight, part * rest + 1 - part
 
     def average(new: Tensor, old: Tensor) -> Tensor:
         shape = (-1, *[1] * (old.ndim - 1))

@@ -337,7 +337,7 @@ class SplitAndMerge(MixtureStart):
         if (ctx.round_idx + 1) % self.every or num_models == 1:
             return shared._replace(models=models)
         norm = overlap.diagonal().clamp(min=1e-300).sqrt()
-        cosine = (overlap / norm / norm[:, None]).fill_diagonal_(0)
+        cosine = (overlap / norm / norm[:, None]).triu(1)  # each pair once, so that no rounding orders the two
         least, nearest = int(share.argmin()), int(cosine.argmax())
         one, other = divmod(nearest, num_models)
         if share[least] < self.unused / num_models:

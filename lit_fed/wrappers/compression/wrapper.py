@@ -38,7 +38,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.compression.codecs.base import (
@@ -56,6 +56,7 @@ from lit_fed.wrappers.deltas import (
     names_of_parameters,
     parameter_trees,
     reference_of,
+    shares_of,
     with_delta,
     with_parameter_trees,
 )
@@ -154,13 +155,15 @@ class Compressed(AlgorithmWrapper):
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """The message that the server decodes, with what it costs."""
+        """The message that the server decodes, with what it costs; one without parameters goes as it is."""
         value, heard = message.value, self.broadcast_view(ctx, shared)
         reference = reference_of(self.inner, heard, value)
         changes = delta_of(value, reference)
         names = names_of_parameters(heard)
         parts = parameter_trees(changes, names)
-        taken = value.taken if isinstance(value, Chosen) else None
+        if not parts:
+            return message, memory, {}
+        taken = shares_of(value)
         sent = []
         for place, part in enumerate(parts):
             leaves = sent_leaves(self.inner, ctx, part)
