@@ -12,10 +12,10 @@ Symbols:
 Deviations:
     The authors name clients that send only some components as future work. Ours: those of the largest weights
     (`min_weight`, `most_components`), each averaged over the clients that sent it, as `model.aggregation` says.
-    The paper averages a component over all clients by n_t, also over those that hardly use it: its step is then
-    proportional to its share of the samples, so the component that leads learns fastest, and groups of clients often
-    end with one component (docs/results/fedem-starts.md). Ours, by default where the server may know each π_t: by the
-    M-step's own weights, θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm (`average`). Other first rounds: `start`.
+    The paper averages a component over all clients by n_t, also over those that hardly use it. Its step is then
+    proportional to its share of all samples: the component that leads learns fastest, and two groups of clients may
+    end with one component between them. Ours, by `average`: the M-step's own weights, by which
+    θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm; and other first rounds (`start`).
     The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
     The authors' code keeps momentum from round to round (`solver.persist_optimizer`), fills in clients that were not
     sampled (`model.aggregation: stale_fill`) and updates an unseen client's weights at every evaluation; here an unseen
@@ -131,7 +131,7 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
     min_weight: float = 0.0
     most_components: int | None = None
     position_loss: PositionLoss = "mean"
-    average: Literal["auto", "samples", "responsibility", "rescaled"] = "auto"
+    average: Literal["auto", "samples", "responsibility", "rescaled"] = "samples"
     start: MixtureStart | None = None
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """How well each component does alone on the clients of each true group."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,10 @@ from fed_runs import run_cli
 from prepared import rendering
 from running import run
 
-from lit_fed.callbacks.component_accuracy import component_table, with_one_component
+from lit_fed.algorithms import IFCA, FedEM
+from lit_fed.callbacks.component_accuracy import component_table, components_in_words, with_one_component
+from lit_fed.core.algorithm import GlobalModels
+from lit_fed.core.types import ModelState
 from lit_fed.data import Digits, LabelPermutations
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.wrappers.fedbn import NormState
@@ -66,7 +71,7 @@ def test_counts_are_exact(sequential):
     assert list(table.columns) == ["group", "component", "accuracy", "samples", "share"]
     assert table.groupby("group")["share"].sum().tolist() == pytest.approx([1, 1], abs=1e-6)
     clients = pd.read_csv(sequential / "clients.csv").query("population == 'seen' and group == 1")
-    mean = np.average(clients["pi_2"], weights=clients["num_samples"])
+    mean = np.average(clients["pi_2"], weights=clients["num_test"])
     assert table.query("group == 1 and component == 2")["share"].item() == pytest.approx(mean, abs=1e-6)
     check_counts(sequential)
     assert (sequential / "plots/component_accuracy.png").stat().st_size > 5000
@@ -114,10 +119,33 @@ def test_without_components_or_groups_there_is_no_file(tmp_path, options):
 
 def test_groups_without_samples_are_left_out():
     rows = torch.tensor([[[4, 1, 3], [6, 1, 1], [0, 0, 0]], [[4, 1, 0], [6, 1, 5], [0, 0, 0]]], dtype=torch.float64)
-    table = component_table(rows, torch.tensor([5, 5, 7]), "accuracy")
+    mixtures = torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]], dtype=torch.float64)
+    table = component_table(rows, mixtures, torch.tensor([5, 5, 7]), "accuracy")
     assert table.to_dict("list") == {
-        "group": [5, 5], "component": [0, 1], "accuracy": [0.4, 0.5], "samples": [10, 10]
+        "group": [5, 5], "component": [0, 1], "accuracy": [0.4, 0.5], "samples": [10, 10],
+        "share": pytest.approx([0.35, 0.65]),
     }  # fmt: skip
+
+
+def module_of(rows, weights, algorithm):
+    """A module that has measured seen clients: what is read of it to tell how components are used."""
+    shared = GlobalModels(ModelState({"w": torch.tensor(weights)}, {}))
+    return SimpleNamespace(
+        client_rows={"seen": torch.tensor(rows, dtype=torch.float64)}, store=SimpleNamespace(has_mixtures=True),
+        algorithm=algorithm, settings=SimpleNamespace(algorithm=algorithm), shared=shared,
+    )  # fmt: skip
+
+
+def test_components_that_nobody_uses_or_that_are_the_same_are_named():
+    used, unused = [[6, 1, 1, 0.5, 0.3, 0.2]], [[6, 1, 1, 0.9, 0.09, 0.01], [2, 1, 1, 0.4, 0.6, 0.0]]
+    different, alike = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0001]]
+    assert components_in_words(module_of(used, different, FedEM())) == ""
+    said = components_in_words(module_of(unused, different, FedEM()))
+    assert said.startswith("component 2 is used by no client, its mean weight is 0.007, ")
+    assert said.endswith("try --model.algorithm.start Clustering, or fewer components\n")
+    assert said.count("\n") == 1
+    same = "components 0 and 2 are the same model; give fewer, or another seed\n"
+    assert components_in_words(module_of(used, alike, IFCA(3))) == same
 
 
 def test_one_component_within_a_clients_own_normalisation():

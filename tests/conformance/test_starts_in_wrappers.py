@@ -113,4 +113,4 @@ def test_auto_is_accepted_where_samples_are(around):
             FederatedModule(FedEM(2, average="samples", start=start), **AROUND[around])
         except ConfigError:
             continue
-        FederatedModule(FedEM(2, start=start), **AROUND[around])
+        FederatedModule(FedEM(2, average="auto", start=start), **AROUND[around])

@@ -297,12 +297,12 @@ def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):
 )
 def test_the_average_suits_what_is_around_it(around, average):
     """Nothing that the paper's rule may be combined with is refused."""
-    assert FederatedModule(FedEM(), **around).settings.algorithm.average == average
+    assert FederatedModule(FedEM(average="auto"), **around).settings.algorithm.average == average
     FederatedModule(FedEM(average="samples"), **around)
 
 
 def test_a_run_says_how_it_averages(tmp_path, capsys):
-    fit(tmp_path, 1, algorithm=FedEM(), test=False)
+    fit(tmp_path, 1, algorithm=FedEM(average="auto"), test=False)
     assert "lit_fed: --model.algorithm.average is auto, here responsibility\n" in capsys.readouterr().err
     fit(tmp_path, 1, algorithm=FedEM(average="samples"), test=False)
     assert "average" not in capsys.readouterr().err
@@ -314,13 +314,13 @@ def test_checkpoints_without_a_choice_go_on_by_samples(tmp_path):
     older = torch.load(last(tmp_path), weights_only=True)
     del older["lit_fed"]["identity"]["algorithm"]["average"]
     torch.save(older, last(tmp_path))
-    resumed, _ = fit(tmp_path, 4, algorithm=FedEM(), ckpt_path=last(tmp_path), test=False)
+    resumed, _ = fit(tmp_path, 4, algorithm=FedEM(average="auto"), ckpt_path=last(tmp_path), test=False)
     assert_same_state(whole, resumed)
 
 
 def test_a_checkpoint_by_samples_serves_and_goes_on_where_the_choice_is_open(tmp_path):
     whole, _ = fit(tmp_path / "whole", 3, algorithm=FedEM(average="samples"), test=False)
     fit(tmp_path, 2, algorithm=FedEM(average="samples"), test=False, unseen=0.0)
-    resumed, _ = fit(tmp_path, 3, algorithm=FedEM(), ckpt_path=last(tmp_path))
+    resumed, _ = fit(tmp_path, 3, algorithm=FedEM(average="auto"), ckpt_path=last(tmp_path))
     assert_same_state(whole, resumed)
     assert resumed.settings.algorithm.average == "samples"
