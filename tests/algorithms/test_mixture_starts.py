@@ -302,7 +302,7 @@ def test_rescaled_steps_need_all_components(some):
 
 
 def test_auto_follows_what_is_around():
-    assert FedEM().settled(["compression"]).average == "auto"
+    assert FedEM().settled(["compression"]).average == "responsibility"
     for fact in ("privacy", "robust", "ef21", "average", "deployed"):
         assert FedEM().settled([fact]).average == "samples"
         assert FedEM(average="responsibility").settled([fact]).average == "responsibility"
