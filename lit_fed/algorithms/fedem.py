@@ -99,53 +99,12 @@ class MixtureWork(NamedTuple):
     report: dict[str, Tensor]  # to the server in the start; {}: nothing
 
 
-@dataclass(frozen=True)
-class FedEM(Algorithm[Any, Any, MixtureWork]):
-    """M component models learned by all clients together; each client learns its own mixture of them.
+@dataclass(frozen=True, kw_only=True)
+class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
+    """How clients count in the average of a component, and how a run begins; the paper's ways by default."""
 
-    Args:
-        num_components: M.
-        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one. Where clients
-            contradict each other ten bring it level with clients of the training: docs/results/when-mixtures-help.md.
-        refresh_mixture_at_eval: let a client of the training take one more E-step before it is served, since its
-            weights were fitted to the models of its last round.
-        shuffle_per_component: give each component its own order of batches, as the official code does.
-        min_weight: smallest weight of a component that a client sends; it sends that of the largest weight anyway.
-        most_components: most components that a client sends, those of the largest weights; null: all.
-        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
-            the likelihood of the whole text.
-        average: the weight of a client in the average of a component: its `samples`, as in the paper, or those of them
-            that the component explains, Σ_i q_im (`responsibility`), which tells the server each π_t. `rescaled` is by
-            samples, and the server's step on a component is divided by the component's share of all samples, which
-            needs sums over clients alone. `auto` is `responsibility`, and `samples` under privacy, robust rules and
-            attacks, with EF21 or averages that correct for absent clients, and for clients on machines of their own.
-        start: other first rounds, such as `Clustering`; null: exact EM from the first round on.
-    """
-
-    serving_settings = ("em_steps", "refresh_mixture_at_eval")
-
-    num_components: int = 3
-    em_steps: int = 1
-    refresh_mixture_at_eval: bool = False
-    shuffle_per_component: bool = False
-    min_weight: float = 0.0
-    most_components: int | None = None
-    position_loss: PositionLoss = "mean"
     average: Literal["auto", "samples", "responsibility", "rescaled"] = "samples"
     start: MixtureStart | None = None
-
-    def __post_init__(self) -> None:
-        most = f"[1, {self.num_components}]"
-        check_settings(self, num_components=">= 1", em_steps=">= 1", min_weight="[0, 1]", most_components=most)
-        if self.average == "rescaled" and self._sends_some:
-            raise ConfigError(
-                "--model.algorithm.average is rescaled, for which clients send all components; leave out "
-                "--model.algorithm.min_weight and --model.algorithm.most_components, or give responsibility"
-            )
-
-    @property
-    def num_models(self) -> int:  # type: ignore[override]
-        return self.num_components
 
     @property
     def message(self) -> MessageSpec:  # type: ignore[override]
@@ -204,6 +163,17 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
         """Whether the server exchanges components in the start."""
         return self.start is not None and bool(self.start.reports)
 
+    def _share(self, mixture: Tensor) -> Tensor:
+        """With which a client's components count beside its weight, [M] float64: π_t, or 1 as in the paper."""
+        by_use = self._by_responsibility or self.average == "rescaled"
+        return (mixture if by_use else torch.ones_like(mixture)).double()
+
+    def _mixture(self, shared: Any, state: Any) -> Tensor:
+        """π_t; uniform if it was fitted to other components, before an exchange."""
+        if not self._exchanges:
+            return state.mixture  # type: ignore[no-any-return]
+        return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / self.num_models)
+
     def shared_init(self, ctx: Context) -> Any:
         """θ_m^0, and what the start needs."""
         shared = super().shared_init(ctx)
@@ -211,6 +181,104 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
             return shared
         none = torch.zeros((), dtype=torch.int64, device=ctx.lr.device)
         return StartedModels(shared.models, none, none - 1, self.start.memory(shared.models))  # type: ignore[union-attr]
+
+    def _opened(
+        self, ctx: Context, shared: Any, work: MixtureWork, mixture: Tensor, losses: Tensor, data: ClientData,
+        num_factors: int,
+    ) -> MixtureWork:  # fmt: skip
+        """The work with the E-step of the start, while it is under way, from the old π_t."""
+        start = under_way(self.start, ctx, self.num_models)
+        if start is None:
+            return work
+        opening = pi, q, share = start.opening(ctx, shared, mixture, losses, data, num_factors)
+        report = start.report(ctx, opening, losses, data, work.loss)
+        share = self._share(pi) if share is None else share.double()
+        return work._replace(mixture=pi, responsibility=q, share=share, report=report)
+
+    def _message(self, ctx: Context, shared: Any, work: MixtureWork, weight: Tensor) -> Message:
+        """The components, with what their average needs; in the start also the client's report."""
+        down = torch.full_like(weight, tree.bits(shared.models, ctx.private)) if self._exchanges else None
+        if ctx.phase == ASK:
+            return Message(work.report, weight, torch.full_like(weight, NUMBER), down)
+        message: Message = Message(work.models, weight, bits_down=down)
+        if self._sends_shares:
+            taken = largest(work.mixture, self.most_components, self.min_weight) * work.share
+            each = tree.bits(work.models, ctx.private) / self.num_models
+            shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # 0 or 1 is one bit
+            bits = (taken > 0).sum(dtype=torch.float64) * each + shares
+            message = message._replace(value=choose(work.models, taken), bits_up=bits)
+        elif self.average == "rescaled":
+            message = message._replace(value=ModelsWithShare(_used(work, shared.models), work.share))
+        if work.report:
+            message = message._replace(value=Reported(message.value, work.report))
+        return message
+
+    def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
+        """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), or by `average`, over the clients that sent θ_m."""
+        start, report = under_way(self.start, ctx, self.num_models), {}
+        if start is not None and ctx.phase == ASK:
+            return start.answered(shared, reduced.value)
+        if start is not None and start.asks:  # a component is the model of one client, whoever is absent
+            ctx = ctx._replace(aggregation="renormalised")
+        if isinstance(reduced.value, Reported):
+            reduced, report = reduced._replace(value=reduced.value.value), reduced.value.report
+        if self._sends_shares:
+            models = average_chosen(ctx, shared.models, reduced, absent_alike=self._by_responsibility)
+        elif self.average == "rescaled":
+            alone = start is not None and start.chooses  # a step is then that of the component's clients alone
+            models = rescaled_average(ctx, shared.models, reduced, 0.0 if alone else LEAST_SHARE)
+        else:
+            models = server_average(ctx, shared.models, reduced)
+        if start is None or not start.reports:
+            return shared._replace(models=models)
+        return start.exchanged(ctx, shared, models, report)
+
+
+@dataclass(frozen=True)
+class FedEM(AveragedComponents):
+    """M component models learned by all clients together; each client learns its own mixture of them.
+
+    Args:
+        num_components: M.
+        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one. Where clients
+            contradict each other ten bring it level with clients of the training: docs/results/when-mixtures-help.md.
+        refresh_mixture_at_eval: let a client of the training take one more E-step before it is served, since its
+            weights were fitted to the models of its last round.
+        shuffle_per_component: give each component its own order of batches, as the official code does.
+        min_weight: smallest weight of a component that a client sends; it sends that of the largest weight anyway.
+        most_components: most components that a client sends, those of the largest weights; null: all.
+        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+            the likelihood of the whole text.
+        average: the weight of a client in the average of a component: its `samples`, as in the paper, or those of them
+            that the component explains, Σ_i q_im (`responsibility`), which tells the server each π_t. `rescaled` is by
+            samples, and the server's step on a component is divided by the component's share of all samples, which
+            needs sums over clients alone. `auto` is `responsibility`, and `samples` under privacy, robust rules and
+            attacks, with EF21 or averages that correct for absent clients, and for clients on machines of their own.
+        start: other first rounds, such as `Clustering`; null: exact EM from the first round on.
+    """
+
+    serving_settings = ("em_steps", "refresh_mixture_at_eval")
+
+    num_components: int = 3
+    em_steps: int = 1
+    refresh_mixture_at_eval: bool = False
+    shuffle_per_component: bool = False
+    min_weight: float = 0.0
+    most_components: int | None = None
+    position_loss: PositionLoss = "mean"
+
+    def __post_init__(self) -> None:
+        most = f"[1, {self.num_components}]"
+        check_settings(self, num_components=">= 1", em_steps=">= 1", min_weight="[0, 1]", most_components=most)
+        if self.average == "rescaled" and self._sends_some:
+            raise ConfigError(
+                "--model.algorithm.average is rescaled, for which clients send all components; leave out "
+                "--model.algorithm.min_weight and --model.algorithm.most_components, or give responsibility"
+            )
+
+    @property
+    def num_models(self) -> int:  # type: ignore[override]
+        return self.num_components
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState | StartedMixture:
         """π_t starts uniform."""
@@ -234,21 +302,15 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
-        factors, start = num_factors(ctx.task, data, self.position_loss), under_way(self.start, ctx, self.num_models)
-        mixture = self._mixture(shared, state)
+        factors, mixture = num_factors(ctx.task, data, self.position_loss), self._mixture(shared, state)
         pi, q, negative_log_likelihood = private_expectation(ctx, mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             more = expectation(pi, losses, data.mask, factors)
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
-        share, report = None, {}
-        if start is not None:
-            opening = pi, q, share = start.opening(ctx, shared, mixture, losses, data, factors)
-            report = start.report(ctx, opening, losses, data, negative_log_likelihood)
-        if share is None:
-            share = pi if self._by_responsibility or self.average == "rescaled" else torch.ones_like(pi)
         optimizer = ctx.solver.init(shared.models)
-        return MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, share.double(), report)
+        work = MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, self._share(pi), {})
+        return self._opened(ctx, shared, work, mixture, losses, data, factors)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
@@ -260,44 +322,10 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
         """The components go to the server with the weight n_t, or n_t π_tm (Alg. 1, line 8); q_t stays."""
-        weight, state = ctx.client_weight(data), MixtureState(work.mixture)
+        message, state = self._message(ctx, shared, work, ctx.client_weight(data)), MixtureState(work.mixture)
         if self._exchanges:
             state = StartedMixture(work.mixture, shared.exchanges)  # type: ignore[assignment, attr-defined]
-        down = torch.full_like(weight, tree.bits(shared.models, ctx.private)) if self._exchanges else None
-        if ctx.phase == ASK:
-            return ClientResult(Message(work.report, weight, torch.full_like(weight, NUMBER), down), state, {})
-        message: Message = Message(work.models, weight, bits_down=down)
-        if self._sends_shares:
-            taken = largest(work.mixture, self.most_components, self.min_weight) * work.share
-            each = tree.bits(work.models, ctx.private) / self.num_models
-            shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # 0 or 1 is one bit
-            bits = (taken > 0).sum(dtype=torch.float64) * each + shares
-            message = message._replace(value=choose(work.models, taken), bits_up=bits)
-        elif self.average == "rescaled":
-            message = message._replace(value=ModelsWithShare(_used(work, shared.models), work.share))
-        if work.report:
-            message = message._replace(value=Reported(message.value, work.report))
-        return ClientResult(message, state, {"loss": work.loss})
-
-    def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
-        """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), or by `average`, over the clients that sent θ_m."""
-        start, report = under_way(self.start, ctx, self.num_models), {}
-        if start is not None and ctx.phase == ASK:
-            return start.answered(shared, reduced.value)
-        if start is not None and start.asks:  # a component is the model of one client, whoever is absent
-            ctx = ctx._replace(aggregation="renormalised")
-        if isinstance(reduced.value, Reported):
-            reduced, report = reduced._replace(value=reduced.value.value), reduced.value.report
-        if self._sends_shares:
-            models = average_chosen(ctx, shared.models, reduced, absent_alike=self._by_responsibility)
-        elif self.average == "rescaled":
-            alone = start is not None and start.chooses  # a step is then that of the component's clients alone
-            models = rescaled_average(ctx, shared.models, reduced, 0.0 if alone else LEAST_SHARE)
-        else:
-            models = server_average(ctx, shared.models, reduced)
-        if start is None or not start.reports:
-            return shared._replace(models=models)
-        return start.exchanged(ctx, shared, models, report)
+        return ClientResult(message, state, {} if ctx.phase == ASK else {"loss": work.loss})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """An E-step and no local steps: for unseen clients, and for seen ones if asked for."""
@@ -306,12 +334,6 @@ class FedEM(Algorithm[Any, Any, MixtureWork]):
     def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m), [B, C]: probabilities are mixed, not logits."""
         return ctx.task.mix(self._mixture(shared, state), outputs)
-
-    def _mixture(self, shared: Any, state: Any) -> Tensor:
-        """π_t; uniform if it was fitted to other components, before an exchange."""
-        if not self._exchanges:
-            return state.mixture  # type: ignore[no-any-return]
-        return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / self.num_models)
 
 
 def _used(work: MixtureWork, received: ModelState) -> ModelState:
