@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -103,6 +103,8 @@ class MixtureWork(NamedTuple):
 class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     """How clients count in the average of a component, and how a run begins; the paper's ways by default."""
 
+    min_weight: float = 0.0
+    most_components: int | None = None
     average: Literal["auto", "samples", "responsibility", "rescaled"] = "samples"
     start: MixtureStart | None = None
 
@@ -115,27 +117,14 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """Mixture weights need noise of their own, and so do their sums over clients."""
-        reasons = {"noise_in_steps_alone": "the mixture weights"}
-        if self.start is not None:
-            reasons["noise_in_steps"] = f"the start {type(self.start).__name__}"
-        if self.average == "rescaled" or not self.message.complete:
-            reasons["privacy"] = "divides by sums over the clients that use a component, which are private"
-        if self._by_responsibility or self.average == "rescaled":
-            reasons["robust"] = (
-                "averages by weights that clients name themselves; give --model.algorithm.average samples"
-            )
-        if self._exchanges:
-            told = f"reports {self.start.reports} to the server in its start"  # type: ignore[union-attr]
-            reasons |= dict.fromkeys(("privacy", "secure_sums", "robust"), told)
-            reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
-        return reasons
+        return reasons_against(self)
 
-    def settled(self, held: Collection[str]) -> FedEM:
+    def settled(self, held: Collection[str]) -> Self:
         """By samples where the server may not know π_t, or has no use for it."""
         ties = not {"privacy", "robust", "ef21", "average", "deployed"}.isdisjoint(held)
         return self if self.average != "auto" else replace(self, average="samples" if ties else "responsibility")
 
-    def as_stored(self, stored: Mapping[str, Any]) -> FedEM:
+    def as_stored(self, stored: Mapping[str, Any]) -> Self:
         """Checkpoints of before there was a choice are by samples."""
         return self if self.average != "auto" else replace(self, average=stored.get("average", "samples"))
 
@@ -147,7 +136,7 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     @property
     def _by_responsibility(self) -> bool:
         """Where all use the only component alike, it is averaged by samples."""
-        return self.average in ("auto", "responsibility") and self.num_components > 1
+        return self.average in ("auto", "responsibility") and self.num_models > 1
 
     @property
     def _sends_shares(self) -> bool:
@@ -167,12 +156,6 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
         """With which a client's components count beside its weight, [M] float64: π_t, or 1 as in the paper."""
         by_use = self._by_responsibility or self.average == "rescaled"
         return (mixture if by_use else torch.ones_like(mixture)).double()
-
-    def _mixture(self, shared: Any, state: Any) -> Tensor:
-        """π_t; uniform if it was fitted to other components, before an exchange."""
-        if not self._exchanges:
-            return state.mixture  # type: ignore[no-any-return]
-        return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / self.num_models)
 
     def shared_init(self, ctx: Context) -> Any:
         """θ_m^0, and what the start needs."""
@@ -263,8 +246,6 @@ class FedEM(AveragedComponents):
     em_steps: int = 1
     refresh_mixture_at_eval: bool = False
     shuffle_per_component: bool = False
-    min_weight: float = 0.0
-    most_components: int | None = None
     position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
@@ -302,7 +283,7 @@ class FedEM(AveragedComponents):
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
-        factors, mixture = num_factors(ctx.task, data, self.position_loss), self._mixture(shared, state)
+        factors, mixture = num_factors(ctx.task, data, self.position_loss), mixture_of(shared, state)
         pi, q, negative_log_likelihood = private_expectation(ctx, mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
@@ -333,7 +314,30 @@ class FedEM(AveragedComponents):
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m), [B, C]: probabilities are mixed, not logits."""
-        return ctx.task.mix(self._mixture(shared, state), outputs)
+        return ctx.task.mix(mixture_of(shared, state), outputs)
+
+
+def mixture_of(shared: Any, state: Any) -> Tensor:
+    """π_t; uniform if it was fitted to other components, before an exchange."""
+    if not isinstance(state, StartedMixture):
+        return state.mixture  # type: ignore[no-any-return]
+    return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / len(state.mixture))
+
+
+def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
+    """What averages and starts cannot be combined with → the reason, see `Algorithm.incompatible`."""
+    reasons = {"noise_in_steps_alone": "the mixture weights"}
+    if algorithm.start is not None:
+        reasons["noise_in_steps"] = f"the start {type(algorithm.start).__name__}"
+    if algorithm.average == "rescaled" or not algorithm.message.complete:
+        reasons["privacy"] = "divides by sums over the clients that use a component, which are private"
+    if algorithm._by_responsibility or algorithm.average == "rescaled":
+        reasons["robust"] = "averages by weights that clients name themselves; give --model.algorithm.average samples"
+    if algorithm._exchanges:
+        told = f"reports {algorithm.start.reports} to the server in its start"  # type: ignore[union-attr]
+        reasons |= dict.fromkeys(("privacy", "secure_sums", "robust"), told)
+        reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
+    return reasons
 
 
 def _used(work: MixtureWork, received: ModelState) -> ModelState:
