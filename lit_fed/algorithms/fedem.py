@@ -29,6 +29,7 @@ Deviations:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
@@ -107,6 +108,11 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     most_components: int | None = None
     average: Literal["auto", "samples", "responsibility", "rescaled"] = "samples"
     start: MixtureStart | None = None
+
+    @property
+    @abstractmethod
+    def num_models(self) -> int:  # type: ignore[override]
+        """M."""
 
     @property
     def message(self) -> MessageSpec:  # type: ignore[override]
