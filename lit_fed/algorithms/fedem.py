@@ -171,19 +171,6 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
         none = torch.zeros((), dtype=torch.int64, device=ctx.lr.device)
         return StartedModels(shared.models, none, none - 1, self.start.memory(shared.models))  # type: ignore[union-attr]
 
-    def _opened(
-        self, ctx: Context, shared: Any, work: MixtureWork, mixture: Tensor, losses: Tensor, data: ClientData,
-        num_factors: int,
-    ) -> MixtureWork:  # fmt: skip
-        """The work with the E-step of the start, while it is under way, from the old π_t."""
-        start = under_way(self.start, ctx, self.num_models)
-        if start is None:
-            return work
-        opening = pi, q, share = start.opening(ctx, shared, mixture, losses, data, num_factors)
-        report = start.report(ctx, opening, losses, data, work.loss)
-        share = self._share(pi) if share is None else share.double()
-        return work._replace(mixture=pi, responsibility=q, share=share, report=report)
-
     def _message(self, ctx: Context, shared: Any, work: MixtureWork, weight: Tensor) -> Message:
         """The components, with what their average needs; in the start also the client's report."""
         down = torch.full_like(weight, tree.bits(shared.models, ctx.private)) if self._exchanges else None
@@ -297,7 +284,7 @@ class FedEM(AveragedComponents):
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
         optimizer = ctx.solver.init(shared.models)
         work = MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, self._share(pi), {})
-        return self._opened(ctx, shared, work, mixture, losses, data, factors)
+        return opened(self, ctx, shared, work, mixture, losses, data, factors)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
@@ -328,6 +315,20 @@ def mixture_of(shared: Any, state: Any) -> Tensor:
     if not isinstance(state, StartedMixture):
         return state.mixture  # type: ignore[no-any-return]
     return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / len(state.mixture))
+
+
+def opened(
+    algorithm: AveragedComponents, ctx: Context, shared: Any, work: MixtureWork, mixture: Tensor, losses: Tensor,
+    data: ClientData, num_factors: int,
+) -> MixtureWork:  # fmt: skip
+    """The work with the E-step of the start, while it is under way, from the old π_t."""
+    start = under_way(algorithm.start, ctx, algorithm.num_models)
+    if start is None:
+        return work
+    opening = pi, q, share = start.opening(ctx, shared, mixture, losses, data, num_factors)
+    report = start.report(ctx, opening, losses, data, work.loss)
+    share = algorithm._share(pi) if share is None else share.double()
+    return work._replace(mixture=pi, responsibility=q, share=share, report=report)
 
 
 def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
