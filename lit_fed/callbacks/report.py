@@ -139,7 +139,7 @@ class RunReport(FederatedCallback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
         said = guarantee_in_words(guarantee), judgement_in_words(judgement), success_in_words(module.results)
-        sys.stdout.write("".join([*said, *(one.in_words for one in faults), components_in_words(module)]))
+        sys.stdout.write("".join([*said, *(one.in_words for one in faults)]))
         folder = results_folder(trainer)
         if folder is None:
             return
@@ -157,7 +157,7 @@ class RunReport(FederatedCallback):
         for one in faults:
             summary |= one.summary
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
-        sys.stdout.write(f"results: {folder}\n")
+        sys.stdout.write(f"{components_in_words(module)}results: {folder}\n")
 
     def _facts(self, module: FederatedModule) -> dict[str, Any]:
         history = module.history

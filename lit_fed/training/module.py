@@ -150,10 +150,9 @@ class FederatedModule(LightningModule):
         given = locals()  # the settings by name, without repeating the names
         self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
         self.settings = self.settings._replace(metrics=with_classes(metrics))
-        self._given = self.settings.algorithm
-        self._settle(self.settings.settled().algorithm)
-        self.settings.check()
-        self.algorithm_name = self.settings.name
+        self._given, settled = self.settings.algorithm, self.settings.settled()
+        settled.check()
+        self.algorithm, self.algorithm_name = settled.wrapped, settled.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self.results: dict[str, float] = {}
@@ -169,10 +168,10 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
+        if not self.is_built:
+            self._settle(self.settings.settled(deployed=isinstance(data.dataset, RemoteClients)).algorithm)
         num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
-            given = self.settings._replace(algorithm=self._given)
-            self._settle(given.settled(deployed=isinstance(data.dataset, RemoteClients)).algorithm)
             if stage == "fit" and self.trainer.is_global_zero:
                 self._say_what_is_settled()
             self.history.fingerprint = data.fingerprint

@@ -22,6 +22,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import clients_folder
 from lit_fed.training.history import compare_arguments, plain_settings
+from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
@@ -297,7 +298,7 @@ def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):
 )
 def test_the_average_suits_what_is_around_it(around, average):
     """Nothing that the paper's rule may be combined with is refused."""
-    assert FederatedModule(FedEM(average="auto"), **around).settings.algorithm.average == average
+    assert innermost(FederatedModule(FedEM(average="auto"), **around).algorithm).average == average
     FederatedModule(FedEM(average="samples"), **around)
 
 
