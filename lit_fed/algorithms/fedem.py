@@ -178,7 +178,9 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
             return Message(work.report, weight, torch.full_like(weight, NUMBER), down)
         message: Message = Message(work.models, weight, bits_down=down)
         if self._sends_shares:
-            taken = largest(work.mixture, self.most_components, self.min_weight) * work.share
+            start = under_way(self.start, ctx, self.num_models)
+            some = start is None or not start.chooses  # a start that chooses has a say of its own
+            taken = work.share * (largest(work.mixture, self.most_components, self.min_weight) if some else 1)
             each = tree.bits(work.models, ctx.private) / self.num_models
             shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # 0 or 1 is one bit
             bits = (taken > 0).sum(dtype=torch.float64) * each + shares

@@ -119,7 +119,7 @@ def components_in_words(module: FederatedModule) -> str:
         return ""
     share = (rows[:, 3:] * rows[:, :1]).sum(0) / rows[:, 0].sum().clamp(min=1)
     fix = "give fewer, or another seed"
-    if hasattr(module.settings.algorithm, "start"):
+    if getattr(module.settings.algorithm, "start", "none to choose") is None:
         fix = "try --model.algorithm.start Clustering, or fewer components"
     unused = (share < UNUSED / len(share)).nonzero()[:, 0].tolist()
     lines = [
