@@ -306,3 +306,12 @@ def test_auto_follows_what_is_around():
     for fact in ("privacy", "robust", "ef21", "average", "deployed"):
         assert FedEM(average="auto").settled([fact]).average == "samples"
         assert FedEM(average="responsibility").settled([fact]).average == "responsibility"
+
+
+@pytest.mark.parametrize("some", [{"min_weight": 0.5}, {"most_components": 1}], ids=str)
+def test_a_start_that_chooses_components_is_not_thinned_out(some):
+    whole, thinned = (
+        run_rounds(FedEM(3, start=FarthestClients(1), **options), None, make_clients([5, 2, 8]), rounds=3)
+        for options in ({}, some)
+    )
+    assert distance(whole.shared.models, thinned.shared.models) < 1e-12
