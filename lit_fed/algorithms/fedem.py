@@ -100,12 +100,17 @@ class MixtureWork(NamedTuple):
     report: dict[str, Tensor]  # to the server in the start; {}: nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
-    """How clients count in the average of a component, and how a run begins; the paper's ways by default."""
+    """FedEM's settings; how clients count in the average of a component, and how a run begins."""
 
+    num_components: int = 3
+    em_steps: int = 1
+    refresh_mixture_at_eval: bool = False
+    shuffle_per_component: bool = False
     min_weight: float = 0.0
     most_components: int | None = None
+    position_loss: PositionLoss = "mean"
     average: Literal["auto", "samples", "responsibility", "rescaled"] = "samples"
     start: MixtureStart | None = None
 
@@ -236,12 +241,6 @@ class FedEM(AveragedComponents):
     """
 
     serving_settings = ("em_steps", "refresh_mixture_at_eval")
-
-    num_components: int = 3
-    em_steps: int = 1
-    refresh_mixture_at_eval: bool = False
-    shuffle_per_component: bool = False
-    position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
         most = f"[1, {self.num_components}]"
