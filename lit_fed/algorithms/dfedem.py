@@ -6,7 +6,7 @@ https://arxiv.org/abs/2108.10252, Section 3.3 and Algorithm 4 (Appendix D.2).
 Symbols:
     θ_m,t       -> shared              component m of client t, leaves [T, M, ...]
     θ_m,t^k-1/2 -> work.models         component m after client t's local steps, leaves [M, ...]
-    π_t         -> state.mixture       mixture weights of client t, [M], sum to 1; never leave the client
+    π_t         -> state.mixture       mixture weights of client t, [M], sum to 1; sent only if `average` needs them
     q_t         -> work.responsibility posterior of the component of each local sample, [N, M], rows sum to 1
     W_k         -> topology, mixing    mixing matrix of round k, [T, T]; its diagonal is free
     s_t         -> work.share          π_t, or 1 in the paper
@@ -164,7 +164,7 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: Peers, work: PeerWork, data: ClientData) -> ClientResult:
-        """The components go to each neighbour, and theirs come back; π_t stays."""
+        """The components go to each neighbour, with s_t if they are averaged by it, and theirs come back."""
         value = PeerMessage(work.models, work.share) if self._counts_shares else work.models
         bits = traffic(ctx, self.topology, value, data.client_id)
         message = Message(value, ctx.client_weight(data), bits, bits)

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2108.10252, Algorithm 1 (in detail Algorithm 2).
 
 Symbols:
     θ_m   -> shared.models        component m, leaves [M, ...]
-    π_t   -> state.mixture        mixture weights of client t, [M], sum to 1; never leave the client
+    π_t   -> state.mixture        mixture weights of client t, [M], sum to 1; sent only if `average` needs them
     q_t   -> work.responsibility  posterior of the component of each local sample, [N, M], rows sum to 1
     θ_m,t -> work.models          component m after client t's local steps, leaves [M, ...]
     n_t   -> message.weight       samples of client t
@@ -187,7 +187,7 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
             some = start is None or not start.chooses  # a start that chooses has a say of its own
             taken = work.share * (largest(work.mixture, self.most_components, self.min_weight) if some else 1)
             each = tree.bits(work.models, ctx.private) / self.num_models
-            shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # 0 or 1 is one bit
+            shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # one bit for 0 or 1
             bits = (taken > 0).sum(dtype=torch.float64) * each + shares
             message = message._replace(value=choose(work.models, taken), bits_up=bits)
         elif self.average == "rescaled":
@@ -201,7 +201,7 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
         start, report = under_way(self.start, ctx, self.num_models), {}
         if start is not None and ctx.phase == ASK:
             return start.answered(shared, reduced.value)
-        if start is not None and start.asks:  # a component is the model of one client, whoever is absent
+        if start is not None and start.asks:  # each component is the model of one client: absent ones do not count
             ctx = ctx._replace(aggregation="renormalised")
         if isinstance(reduced.value, Reported):
             reduced, report = reduced._replace(value=reduced.value.value), reduced.value.report
@@ -341,9 +341,14 @@ def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
         reasons["privacy"] = "divides by sums over the clients that use a component, which are private"
     if algorithm._by_responsibility or algorithm.average == "rescaled":
         reasons["robust"] = "averages by weights that clients name themselves; give --model.algorithm.average samples"
+    if algorithm._by_responsibility or algorithm.average == "rescaled" or (algorithm.start and algorithm.start.chooses):
+        reasons["deployment"] = (
+            "tells the server each client's mixture weights, which stay on its node; give --model.algorithm.average "
+            "samples and no --model.algorithm.start but Annealing"
+        )
     if algorithm._exchanges:
         told = f"reports {algorithm.start.reports} to the server in its start"  # type: ignore[union-attr]
-        reasons |= dict.fromkeys(("privacy", "secure_sums", "robust"), told)
+        reasons |= dict.fromkeys(("privacy", "secure_sums", "robust", "deployment"), told)
         reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
     return reasons
 

@@ -1,4 +1,4 @@
-"""The components of a mixture: how well each does alone on the clients of each true group, and which are of no use."""
+"""The components of a mixture: accuracy of each alone on the clients of each true group; unused and equal ones."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ComponentAccuracy(Callback):
     """Measures every component alone on the test samples of the seen clients of each true group, as `components.csv`.
 
     Columns: `group`, `component`, `accuracy` (for regression `mse`), `samples`, and `share`, the mean weight of the
-    component in the mixtures of the group's clients. It takes part where the data know
-    true groups and the algorithm serves clients with mixtures of several components, and only in the test at the end
-    of a run that leaves a folder; the test samples are then predicted once more for each component. Without a server,
-    a component of a client is the client's own copy of it.
+    component in the mixtures of the group's clients. It takes part where the data know true groups and the algorithm
+    serves clients with mixtures of several components, and only in the test at the end of a run that leaves a folder;
+    the test samples are then predicted once more for each component. Without a server, a component of a client is the
+    client's own copy of it.
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

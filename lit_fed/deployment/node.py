@@ -131,6 +131,7 @@ class Node:
                 raise RefusalError("no settings", REFUSALS["no settings"])
             with _refusing("settings"):
                 settings = settings_from_json(sent["model"], self._trusted)
+                settings.check_combination(deployed=True)  # or it could ask for what tells it a client's own weights
             if settings.privacy is not None and settings.privacy.noise_seed is not None:
                 raise RefusalError("noise seed", REFUSALS["noise seed"])
         with _refusing("start"):

@@ -133,7 +133,7 @@ def choose(models: ModelState, taken: Tensor) -> Chosen:
 def average_chosen(
     ctx: Context, models: ModelState, reduced: Reduced, *, all_participants: bool = False, absent_alike: bool = False
 ) -> ModelState:
-    """The average of each model by the shares of those who sent it; a model that nobody sent stays as it is.
+    """Average each model over the clients that sent it, by their shares; a model that no client sent is unchanged.
 
     `stale_fill` lets all others of the T clients count with the model that they were last sent, which is the server's.
     With shares between 0 and 1 it would then shorten the steps of clients that take part; see `absent_alike`.

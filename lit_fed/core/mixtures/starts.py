@@ -1,8 +1,8 @@
 """How a mixture may begin: other E-steps, or exchanged components, in the first rounds; exact EM follows.
 
-From random components EM often ends where two groups of clients share a component and another has nobody. A start is a
-frozen dataclass, so that its signature is its configuration; its functions are pure. What the server learns by it
-beside the models stands in its docstring.
+From random components EM often converges with two groups of clients on one component and another one unused. A start
+is a frozen dataclass, so that its signature is its configuration; its functions are pure. Its docstring says what the
+server learns beside the models.
 """
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
@@ -37,7 +37,7 @@ class StartedModels(NamedTuple):
 
     models: ModelState  # θ, leaves [M, ...]
     exchanges: Tensor  # [] int64, how often components were exchanged; clients then forget their weights
-    chosen: Tensor  # [] int64, the client whose model becomes a component; -1: nobody's
+    chosen: Tensor  # [] int64, the client whose model becomes a component; -1: none
     kept: Tree  # what the server alone knows
 
 
@@ -294,7 +294,7 @@ class FarthestClients(MixtureStart):
 
 @dataclass(frozen=True)
 class SplitAndMerge(MixtureStart):
-    """From time to time a component that nobody uses, or that is like another, becomes a copy of that of largest loss.
+    """Every few rounds, replace an unused or duplicate component by a noisy copy of the one with the largest loss.
 
     Ueda, Nakano, Ghahramani, Hinton. "SMEM Algorithm for Mixture Models". Neural Computation 12(9), 2000. The two whose
     posteriors are most alike are merged if their cosine exceeds `alike`; the component that is split has the largest

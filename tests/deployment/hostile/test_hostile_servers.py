@@ -1,6 +1,7 @@
 """What a hostile server may ask: a node answers by a code and writes nowhere else. One line is one attack."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -14,6 +15,7 @@ from watched import watched
 from lit_fed.deployment.messages import REFUSALS, session_name
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.errors import ConfigError
 
 UP = "../../../evil"
 
@@ -238,6 +240,26 @@ def test_what_a_node_has_installed_is_not_told(recorded, tmp_path, capsys):
         answers.add(fresh.handle(question))
         assert path in capsys.readouterr().err
     assert {json.dumps(from_bytes(one).facts) for one in answers} == {'{"refused": "settings"}'}
+
+
+ASKED = [
+    ["average", "responsibility"], ["average", "rescaled"], ["start", "Clustering"], ["start", "Restarts"],
+    ["start", "SplitAndMerge"], ["start", "FarthestClients"],
+]  # fmt: skip
+"""What would tell a server the mixture weights of each client, or what a start reports."""
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
+def test_a_node_tells_no_server_its_mixture_weights(asked, recorded, tmp_path, capsys):
+    """And a server that means well refuses it itself."""
+    folders, questions, _ = recorded
+    model, own = written("--model.algorithm", "FedEM", f"--model.algorithm.{asked[0]}", asked[1])
+    said = r"FedEM (tells the server each client's mixture weights|reports )"
+    with pytest.raises(ConfigError, match=said):
+        own.check_combination(deployed=True)
+    answer = Node(folders["ben"], tmp_path / "states").handle(sent("model", to=model)(questions["train"]))
+    assert from_bytes(answer).facts == {"refused": "settings"}
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_states_that_are_missing_are_not_new(recorded, node, capsys, tmp_path):
