@@ -325,3 +325,26 @@ def test_a_checkpoint_by_samples_serves_and_goes_on_where_the_choice_is_open(tmp
     resumed, _ = fit(tmp_path, 3, algorithm=FedEM(average="auto"), ckpt_path=last(tmp_path))
     assert_same_state(whole, resumed)
     assert resumed.settings.algorithm.average == "samples"
+
+
+# ---------------------------------------------------------------------- a fit that was interrupted in a round
+class Breaks(FederatedCallback):
+    """Fails in the midst of the third round."""
+
+    def on_clients_end(self, trainer, module, num_clients):
+        if module.num_rounds_done == 2:
+            raise RuntimeError("broken")
+
+
+def test_the_next_fit_of_a_module_begins_the_interrupted_round_anew(tmp_path):
+    def data():
+        return FederatedDataModule(Synthetic(num_clients=5, dimension=3, test_size=8), clients_per_block=2)
+
+    whole = FederatedModule(FedEM(), LocalSolver(lr=0.5))
+    quiet_trainer(3).fit(whole, datamodule=data())
+    broken = FederatedModule(FedEM(), LocalSolver(lr=0.5))
+    with pytest.raises(RuntimeError, match="broken"):
+        quiet_trainer(3, callbacks=[Breaks()]).fit(broken, datamodule=data())
+    quiet_trainer(1).fit(broken, datamodule=data())
+    assert_same_state(whole.shared.models.parameters, broken.shared.models.parameters)
+    assert torch.equal(whole.mixture_weights, broken.mixture_weights)
