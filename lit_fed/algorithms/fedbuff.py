@@ -122,6 +122,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "takes clients as they come in, and not each with a probability of its own",
         "encoded_broadcast": "has clients on their way that were sent older ones",
+        "personal_parts": "lets clients start from models of some steps ago",
     }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who comes in when follows the clients' numbers",

@@ -350,6 +350,7 @@ def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
         told = f"reports {algorithm.start.reports} to the server in its start"  # type: ignore[union-attr]
         reasons |= dict.fromkeys(("privacy", "secure_sums", "robust", "deployment"), told)
         reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
+        reasons["personal_parts"] = "exchanges components in its start, whose personal parts clients would keep"
     return reasons
 
 
