@@ -278,6 +278,11 @@ class PersonalParts(AlgorithmWrapper):
         return work is not None and work.trains
 
     @property
+    def serving_settings(self) -> tuple[str, ...]:
+        """The algorithm's, and the epochs of unseen clients."""
+        return (*self.inner.serving_settings, "unseen_epochs")
+
+    @property
     def adapts_statistics(self) -> bool:
         """Whether unseen clients need samples for their running statistics."""
         return "norm" in self.parts

@@ -44,6 +44,7 @@ from lit_fed.core.networks.start import leaves_named
 from lit_fed.core.types import LocalWork, Population
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
+from lit_fed.training.history import Difference
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.personal import PersonalParts
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
@@ -381,6 +382,28 @@ def test_components_are_measured_one_by_one():
     found = with_one_component(federation.states, 1)
     assert found.mixture.tolist() == [[0, 1]] * 3
     assert same_bits(found.personal, federation.states.personal)
+
+
+def test_a_checkpoint_may_be_served_with_other_epochs_of_unseen_clients():
+    wrapped = PersonalParts(FedEM(2))
+    for name, decides in (("personal_unseen_epochs", True), ("personal_epochs", False), ("algorithm.em_steps", True)):
+        assert Difference(f"model.{name}", 1, 2).decides_serving(wrapped) == decides
+    assert Difference("model.algorithm.unseen_epochs", 1, 2).decides_serving(wrapped)
+    assert not Difference("model.algorithm.unseen_epochs", 1, 2).decides_serving(FedAvg())
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"),
+    [
+        ({"lora_rank": 2, "lora_targets": ["*"], "personal": ["*lora_B*"]}, {"layers.1.lora_A.default.weight", *HEAD}),
+        ({"lora_rank": 2, "personal": ["*lora_B*", "head"]}, {"layers.1.lora_A.default.weight"}),
+        ({"trainable": "head", "personal": ["*.bias"]}, {"layers.3.weight"}),
+    ],
+)  # fmt: skip
+def test_adapters_and_frozen_layers(options, shared):
+    """FedSA-LoRA shares A; what is frozen is neither personal nor shared."""
+    module = built(FedAvg(), **options)
+    assert set(module.federation.server.initial_shared.inner.models.parameters) == shared
 
 
 def test_a_module_keeps_names_of_what_the_algorithm_has():
