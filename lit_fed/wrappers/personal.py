@@ -11,7 +11,7 @@ Symbols:
     τ_v -> epochs          passes over the local samples for v_i, of `alternating`
     γ_v -> lr              learning rate for v_i
 Deviations:
-    u is what the algorithm around which this stands makes of it; in the papers that is FedAvg with a server optimizer.
+    The inner algorithm decides how u is averaged; the papers use FedAvg with a server optimizer.
     Each of M models has a personal part of its own: a mixture has own heads on shared bodies.
     An unseen client has no personal part in the papers. Ours: the initial one, fitted for `unseen_epochs` passes while
     everything else is fixed; BatchNorm statistics first take one pass over its samples.
@@ -133,13 +133,13 @@ class PersonalWork(NamedTuple):
 class PersonalParts(AlgorithmWrapper):
     """An algorithm whose clients keep some leaves of their models.
 
-    The server, and the wrappers around this one, see models without these leaves. Each function of a client is handed a
-    shared state that holds the client's own.
+    The server and the wrappers around this one see models without these leaves. The inner algorithm's client functions
+    receive a shared state that holds the client's own leaves.
 
     Args:
         inner: the algorithm.
         parts: patterns of names of leaves, or `head`, `body`, `norm`.
-        training: whether one step moves all leaves, or personal and shared leaves take turns.
+        training: `joint`, one step moves all leaves; `alternating`, personal leaves are trained ahead of the others.
         epochs: passes of the personal stage.
         lr: learning rate of the first round in the personal stage; None: that of the solver.
         unseen_epochs: passes over its samples in which an unseen client fits its personal leaves.
@@ -206,7 +206,7 @@ class PersonalParts(AlgorithmWrapper):
         return PersonalWork(inner, state.personal, optimizers, state.inner if adapts else ())
 
     def client_step(self, ctx: Context, shared: WrappedShared, work: PersonalWork, batch: Batch) -> PersonalWork:
-        """The algorithm's step; in a stage of personal leaves it changes nothing else, and in the other not these."""
+        """The algorithm's step; each stage keeps its own leaves only, the personal one nothing else of the work."""
         whole, names = _whole(ctx, shared.inner, work.personal), frozenset(_names(work.personal))
         fits = ctx.stage == PERSONAL
         inner = _optimized(work.inner, work.optimizer.personal if fits else work.optimizer.shared)

@@ -34,6 +34,7 @@ from lit_fed.algorithms import (
     Local,
     MeanRegularizedMTL,
     Oracle,
+    ProxAvg,
 )
 from lit_fed.callbacks.component_accuracy import with_one_component
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -268,6 +269,15 @@ def test_stages_have_optimizers_of_their_own():
     run = run_rounds(alternating(epochs=3), **settings(persist_optimizer=True, local_epochs=1))
     steps = [one.step[2].item() for one in run.optimizers]
     assert steps == [3 * 2, 3 * 3 * 2]  # three rounds of two batches of the largest client
+
+
+def test_a_personal_leaf_of_an_exact_solve_is_the_solution(client_trainer):
+    """The model is solved for in `client_final`, and what is kept of it agrees with what the client keeps whole."""
+    options = settings() | {"task": make_task(), "rounds": 2}
+    exact = PersonalParts(ProxAvg(0.5, local_solve="exact"), ("*.bias",))
+    kept = run_rounds(exact, client_trainer, **options).states
+    assert distance(kept.personal.parameters["linear.bias"], kept.inner.models.parameters["linear.bias"]) == 0
+    assert float(kept.personal.parameters["linear.bias"].abs().max()) > 1e-2
 
 
 def test_one_of_several_models_is_trained(client_trainer):
