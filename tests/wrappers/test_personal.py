@@ -19,7 +19,8 @@ from federated_round import (
 from normalised import NormalisedMLP
 from references.fedper_numpy import probability
 from references.fedrep_numpy import fedrep_round, train_part
-from torch.func import grad
+from torch.func import functional_call, grad
+from torch.nn import functional as F
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import (
@@ -141,7 +142,13 @@ def test_the_rate_follows_the_schedule_and_unseen_clients_take_that_of_adaptatio
 def test_scaffold_corrects_shared_leaves_alone():
     """Its Algorithm 1 on the body by hand, with plain steps on the head."""
     options = settings(momentum=0.0, local_epochs=1)
-    data, task = options["train"], options["task"]
+    data, network = options["train"], options["task"].build().double()
+
+    def loss(leaves, client):
+        return F.binary_cross_entropy_with_logits(
+            functional_call(network, leaves, (client.x,))[:, 0], client.y.double()
+        )
+
     federation = Federation(PersonalParts(SCAFFOLD(), ("head",)), batch_size=9, **options)
     body = tree.index(federation.shared.inner.models.parameters, 0)
     heads = [tree.index(federation.shared.own[0], 0) for _ in SIZES]
@@ -151,9 +158,7 @@ def test_scaffold_corrects_shared_leaves_alone():
         moved, changes = [], []
         for one in range(3):
             client = data.client(one)
-            share = torch.full_like(client.mask, 1 / SIZES[one], dtype=torch.float64)
-            leaves = body | heads[one]
-            slope = grad(lambda leaves, c=client, s=share: task.objective(leaves, {}, c.x, c.y, s)[0])(leaves)
+            slope = grad(lambda leaves, c=client: loss(leaves, c))(body | heads[one])
             heads[one] = {name: heads[one][name] - 0.3 * slope[name] for name in HEAD}
             y = {name: body[name] - 0.3 * (slope[name] - controls[one][name] + control[name]) for name in body}
             new = {name: controls[one][name] - control[name] + (body[name] - y[name]) / 0.3 for name in body}
