@@ -333,23 +333,27 @@ def opened(
 
 
 def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
-    """What averages and starts cannot be combined with → the reason, see `Algorithm.incompatible`."""
-    reasons = {"noise_in_steps_alone": "the mixture weights"}
-    if algorithm.start is not None:
-        reasons["noise_in_steps"] = f"the start {type(algorithm.start).__name__}"
-    if algorithm.average == "rescaled" or not algorithm.message.complete:
-        reasons["privacy"] = "divides by sums over the clients that use a component, which are private"
-    if algorithm._by_responsibility or algorithm.average == "rescaled":
-        reasons["robust"] = "averages by weights that clients name themselves; give --model.algorithm.average samples"
-    if algorithm._by_responsibility or algorithm.average == "rescaled" or (algorithm.start and algorithm.start.chooses):
-        reasons["deployment"] = (
-            "tells the server each client's mixture weights, which stay on its node; give --model.algorithm.average "
-            "samples and no --model.algorithm.start but Annealing"
-        )
-    if algorithm._exchanges:
-        told = f"reports {algorithm.start.reports} to the server in its start"  # type: ignore[union-attr]
+    """What averages and starts cannot be combined with → the reason and the fix, see `Algorithm.incompatible`."""
+    start, reasons = algorithm.start, {"noise_in_steps_alone": "the mixture weights"}
+    named = f"--model.algorithm.start {type(start).__name__}"
+    other = "give --model.algorithm.start Annealing, or leave it out"
+    if start is not None:
+        reasons["noise_in_steps"] = f"{named}; leave --model.algorithm.start out"
+    if algorithm._sends_some:
+        some = "averages a component over the clients that send it"
+        fix = "leave out --model.algorithm.min_weight and --model.algorithm.most_components"
+        reasons |= dict.fromkeys(("privacy", "ef21"), f"{some}; {fix}")
+    if start is not None and start.chooses:
+        told = f"lets each client choose which components it sends by {named}; {other}"
+        reasons |= dict.fromkeys(("privacy", "deployment", "ef21"), told)
+    if start is not None and start.reports:
+        told = f"reports {start.reports} to the server by {named}; {other}"
         reasons |= dict.fromkeys(("privacy", "secure_sums", "robust", "deployment"), told)
-        reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
+        reasons["local_norm"] = f"exchanges components by {named}, whose normalisation clients would keep; {other}"
+    if algorithm._by_responsibility or algorithm.average == "rescaled":
+        weighs = "averages by mixture weights that each client sends; give --model.algorithm.average samples or auto"
+        reasons |= dict.fromkeys(("privacy", "robust", "deployment"), weighs)
+        reasons |= {"ef21": weighs} if algorithm._by_responsibility else {}
     return reasons
 
 

@@ -136,7 +136,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     incompatible: ClassVar[dict[str, str]] = {}
     """Features that the algorithm cannot be combined with → the reason, which completes "NAME …" in the error message.
 
-    Keys are those of `lit_fed.wrappers.compatibility.FEATURES`, e.g. `loss`, `privacy` or `size_sampling`.
+    Keys are those of `lit_fed.wrappers.compatibility.FEATURES`, e.g. `loss`, `privacy` or `size_sampling`. A reason may
+    end with the fix, after a semicolon: `{"loss": "needs the log-loss; leave it out"}`.
     """
 
     has_server: ClassVar[bool] = True
