@@ -252,15 +252,15 @@ def test_peers_are_those_of_the_reference(average, start, client_trainer):
     clients, edges = as_arrays(train), np.eye(4, k=1) + np.eye(4, k=-1)
     leaves = federation.shared.parameters
     thetas = torch.cat([leaves["linear.weight"].flatten(2), leaves["linear.bias"]], dim=2).numpy()
-    pis, how = uniform(4, 2), "responsibility" if average == "responsibility" else "samples"
+    pis, shares = uniform(4, 2), uniform(4, 2)
     driver = Reference(run_rounds(FedEM(2), None, train, rounds=0), begin)
     for round_idx, cohort in enumerate(COHORTS):
-        orders, before, shares = batch_orders(federation), thetas.copy(), np.ones((4, 2))
+        orders, before = batch_orders(federation), thetas.copy()
         for t in cohort:
             x, y = clients[t]
             q, pi, share = driver.e_step(round_idx, cohort)(pis[t], -np.log(reference.likelihoods(before[t], x, y)), t)
             thetas[t] = reference.trained(before[t], q, x, y, orders[t], **SOLVER)
-            pis[t], shares[t] = pi, (pi if how == "responsibility" else shares[t]) if share is None else share
+            pis[t], shares[t] = pi, (pi if average == "responsibility" else 1) if share is None else share
         matrix = metropolis(edges, [t in cohort for t in range(4)])
         mass = (matrix @ shares)[..., None]
         by_shares = np.einsum("ij,jm,jmd->imd", matrix, shares, thetas) / np.where(mass > 0, mass, 1)
@@ -270,6 +270,12 @@ def test_peers_are_those_of_the_reference(average, start, client_trainer):
         found = torch.cat([leaves["linear.weight"].flatten(2), leaves["linear.bias"]], dim=2).numpy()
         np.testing.assert_allclose(found, thetas, rtol=0, atol=1e-10)
         np.testing.assert_allclose(federation.states.mixture.numpy(), pis, rtol=0, atol=1e-10)
+        by = shares if average == "responsibility" or start == "clustering" else np.ones((4, 2))  # also of absent ones
+        mean = np.einsum("tm,tmd->md", by, thetas) / np.maximum(by.sum(0), 1e-300)[:, None]
+        mean = np.where(by.sum(0)[:, None] > 0, mean, thetas.mean(0))
+        leaves = federation.shared.mean.parameters
+        found = torch.cat([leaves["linear.weight"].flatten(1), leaves["linear.bias"]], dim=1).numpy()
+        np.testing.assert_allclose(found, mean, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("start", [Restarts(), FarthestClients(), SplitAndMerge()], ids=lambda one: type(one).__name__)
