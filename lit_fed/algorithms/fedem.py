@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import (
@@ -199,6 +199,8 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
         """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), or by `average`, over the clients that sent θ_m."""
         start, report = under_way(self.start, ctx, self.num_models), {}
+        if self.participation.steps_on_empty_rounds and not reduced.weight:
+            return shared if start is None else start.exchanged(ctx, shared, shared.models, {})
         if start is not None and ctx.phase == ASK:
             return start.answered(shared, reduced.value)
         if start is not None and start.asks:  # each component is the model of one client: absent ones do not count
@@ -254,6 +256,11 @@ class FedEM(AveragedComponents):
     @property
     def num_models(self) -> int:  # type: ignore[override]
         return self.num_components
+
+    @property
+    def participation(self) -> Participation:  # type: ignore[override]
+        """A try of `Restarts` ends with its last round, also without clients."""
+        return Participation(steps_on_empty_rounds=self.start is not None and self.start.counts_empty_rounds)
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState | StartedMixture:
         """π_t starts uniform."""

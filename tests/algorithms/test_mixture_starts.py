@@ -174,6 +174,32 @@ def test_the_best_try_goes_on(tries, client_trainer):
     assert len(set(other.seen)) == tries
 
 
+def test_a_try_also_ends_in_a_round_without_clients(client_trainer):
+    """It counts with the likelihood of its latest round that has some, and the best of all goes on."""
+    federation = Federation(FedEM(3, start=Restarts(2, 2)), make_clients(SIZES), trainer=client_trainer, num_rounds=6)
+    begun, losses = [], []
+    for cohort in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 2], []):
+        begun.append(federation.shared.models)
+        federation.round(cohort)
+        losses.append(federation.metrics["loss"])
+    best, least, _ = federation.shared.kept
+    assert int(federation.shared.exchanges) == 2
+    assert float(least) == pytest.approx(min(losses[1:3]))
+    assert same_bits(best, begun[1] if losses[1] < losses[2] else begun[3])
+    assert same_bits(federation.shared.models, best)
+    federation.round([])
+    assert same_bits(federation.shared.models, best)
+
+
+def test_a_try_without_clients_is_not_the_best(client_trainer):
+    federation = Federation(FedEM(3, start=Restarts(2, 1)), make_clients(SIZES), trainer=client_trainer, num_rounds=3)
+    begun = federation.shared.models
+    federation.round()
+    federation.round([])
+    assert float(federation.shared.kept[1]) == pytest.approx(federation.metrics["loss"])
+    assert same_bits(federation.shared.models, begun)
+
+
 def test_draws_count_as_clients(client_trainer):
     both(Clustering(2), client_trainer, "responsibility", [[0, 2, 2], [1, 0, 1], [3, 3, 2]])
 
