@@ -17,9 +17,10 @@ Deviations:
     end with one component between them. Ours, by `average`: the M-step's own weights, by which
     θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm; and other first rounds (`start`).
     The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
-    The authors' code keeps momentum from round to round (`solver.persist_optimizer`), fills in clients that were not
-    sampled (`model.aggregation: stale_fill`) and updates an unseen client's weights at every evaluation; here an unseen
-    client takes `em_steps` E-steps from uniform weights (the paper: one) each time it is served.
+    The authors' code keeps momentum from round to round (`solver.persist_optimizer`; ours: until components are
+    exchanged), fills in clients that were not sampled (`model.aggregation: stale_fill`) and updates an unseen client's
+    weights at every evaluation; here an unseen client takes `em_steps` E-steps from uniform weights (the paper: one)
+    each time it is served.
     Sequences: the paper's samples have one label each. Ours: ℓ is the mean loss of a sequence's L positions, in the
     local steps and, by default, in the E-step, which so takes the L-th root of the text's likelihood. With
     `position_loss: sum` it takes the likelihood itself: one component writes the whole text, so p(y | x, θ_m) =
@@ -85,7 +86,7 @@ class StartedMixture(NamedTuple):
     """What a client keeps where the start exchanges components."""
 
     mixture: Tensor  # π_t, [M]
-    exchanges: Tensor  # [] int64, how many of them π_t has seen
+    exchanges: Tensor  # [] int64, how many of them π_t and the optimizer have seen
 
 
 class MixtureWork(NamedTuple):
@@ -98,6 +99,7 @@ class MixtureWork(NamedTuple):
     loss: Tensor  # [] mean negative log-likelihood of the local samples under the received models and the old π_t
     share: Tensor  # [M] float64, with which θ_m,t counts beside n_t
     report: dict[str, Tensor]  # to the server in the start; {}: nothing
+    exchanges: Tensor | None = None  # [] int64, how many of them the optimizer has seen; None: there are none
 
 
 @dataclass(frozen=True)
@@ -291,12 +293,13 @@ class FedEM(AveragedComponents):
             more = expectation(pi, losses, data.mask, factors)
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
         optimizer = ctx.solver.init(shared.models)
-        work = MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, self._share(pi), {})
+        seen = getattr(state, "exchanges", None)
+        work = MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, self._share(pi), {}, seen)
         return opened(self, ctx, shared, work, mixture, losses, data, factors)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
-        weight = batch_weights(work.responsibility, batch)
+        weight, work = batch_weights(work.responsibility, batch), without_old_moments(ctx, shared, work)
         models, optimizer = ctx.solver.step_without_loss(
             ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight
         )
@@ -306,7 +309,8 @@ class FedEM(AveragedComponents):
         """The components go to the server with the weight n_t, or n_t π_tm (Alg. 1, line 8); q_t stays."""
         message, state = self._message(ctx, shared, work, ctx.client_weight(data)), MixtureState(work.mixture)
         if self._exchanges:
-            state = StartedMixture(work.mixture, shared.exchanges)  # type: ignore[assignment, attr-defined]
+            seen = work.exchanges if ctx.phase == ASK else shared.exchanges  # type: ignore[attr-defined]
+            state = StartedMixture(work.mixture, seen)  # type: ignore[assignment, arg-type]
         return ClientResult(message, state, {} if ctx.phase == ASK else {"loss": work.loss})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
@@ -323,6 +327,15 @@ def mixture_of(shared: Any, state: Any) -> Tensor:
     if not isinstance(state, StartedMixture):
         return state.mixture  # type: ignore[no-any-return]
     return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / len(state.mixture))
+
+
+def without_old_moments(ctx: Context, shared: Any, work: MixtureWork) -> MixtureWork:
+    """The work with a fresh optimizer, if the client kept it from before an exchange of components."""
+    if work.exchanges is None or not ctx.solver.persist_optimizer:
+        return work
+    kept = work.exchanges == shared.exchanges
+    optimizer = tree.map_leaves(lambda leaf: torch.where(kept, leaf, 0), work.optimizer)
+    return work._replace(optimizer=optimizer, exchanges=shared.exchanges)
 
 
 def opened(

@@ -16,6 +16,7 @@ from references import fedem_starts_numpy as reference
 from references.dfedem_numpy import metropolis
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
+from lit_fed.core import tree
 from lit_fed.core.graphs.topology import PathGraph
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.starts import Annealing, Clustering, FarthestClients, Restarts, SplitAndMerge
@@ -224,23 +225,34 @@ def test_absent_clients_forget_their_weights_after_an_exchange(client_trainer):
 
 @pytest.mark.parametrize("name", ["annealing", "clustering", "restarts", "farthest clients", "an unused component"])
 def test_after_the_start_a_run_is_exact_em(name, client_trainer):
+    """Where components were exchanged, clients also begin with fresh momentum."""
     begin, train = STARTS[name], make_clients(SIZES)
     length = begin.length(3)
-    options = {"trainer": client_trainer, "num_rounds": length + 2}
+    solver = LocalSolver(momentum=0.5, persist_optimizer=bool(begin.reports))
+    options = {"trainer": client_trainer, "num_rounds": length + 2, "solver": solver}
     started = Federation(FedEM(3, average="responsibility", start=begin), train, **options)
     for _ in range(length):
         started.round()
     plain = Federation(FedEM(3, average="responsibility"), train, **options, round_idx=length)
     plain.shared = plain.shared._replace(models=started.shared.models)
-    mixture = started.states.mixture
-    plain.states = plain.states._replace(
-        mixture=mixture if name in ("annealing", "clustering") else torch.full_like(mixture, 1 / 3)
-    )
+    if not begin.reports:  # else all weights are uniform again
+        plain.states = plain.states._replace(mixture=started.states.mixture)
     for _ in range(2):
         started.round()
         plain.round()
     assert same_bits(started.shared.models, plain.shared.models)
     assert same_bits(started.states.mixture, plain.states.mixture)
+
+
+def test_farthest_clients_train_with_fresh_moments(client_trainer):
+    """Every round exchanges a component, and the phase in which clients are asked leaves the optimizer as it is."""
+    solvers = (LocalSolver("adam", persist_optimizer=keeps) for keeps in (True, False))
+    kept, fresh = (
+        run_rounds(FedEM(3, start=FarthestClients(2)), client_trainer, make_clients(SIZES), solver=one)
+        for one in solvers
+    )
+    assert same_bits(kept.shared.models, fresh.shared.models)
+    assert any(float(leaf.abs().max()) > 0 for leaf in tree.leaves(kept.optimizers))
 
 
 @pytest.mark.parametrize("start", [Annealing(2), Clustering(2), SplitAndMerge(1, 2)], ids=repr)

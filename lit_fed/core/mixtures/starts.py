@@ -36,7 +36,7 @@ class StartedModels(NamedTuple):
     """Shared state of a mixture whose start exchanges components."""
 
     models: ModelState  # θ, leaves [M, ...]
-    exchanges: Tensor  # [] int64, how often components were exchanged; clients then forget their weights
+    exchanges: Tensor  # [] int64, how often components were exchanged; clients then forget weights and momentum
     chosen: Tensor  # [] int64, the client whose model becomes a component; -1: none
     kept: Tree  # what the server alone knows
 
