@@ -1,5 +1,6 @@
 """How FedEM finds its mixture: remedies beside the paper's rule, from the same starts."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,9 +43,11 @@ def starts(setting: Setting, method: str, seeds: Sequence[int]) -> Sequence[int]
 
 
 def body(found: Results) -> dict[str, Part]:
-    """A table for each data set."""
+    """A table for each data set that there are records of."""
     settings = some_settings("starts_", found.scale)
-    parts: dict[str, Part] = {name.removeprefix("starts_"): _table(found, one) for name, one in settings.items()}
+    tables = {name.removeprefix("starts_"): _table(found, one) for name, one in settings.items()}
+    parts: dict[str, Part] = {name: table or None for name, table in tables.items()}
+    parts |= {f"if_{name}": "" if table else None for name, table in tables.items()}
     return parts | {"bytes": _bytes(found, settings["starts_digits"])}
 
 
@@ -60,16 +63,19 @@ def _table(found: Results, setting: Setting) -> list[str]:
             continue
         number = method.name.rpartition("_")[2]
         values = accuracies(records)
-        right = sum(one["groups_found"]["rand"] >= 0.95 for one in records)
+        rand = [one["groups_found"]["rand"] for one in records]
+        right = "" if math.isnan(rand[0]) else f"{sum(one >= 0.95 for one in rand)} of {len(records)}"
         stepped = [one["unseen_by_e_steps"] for one in records if "unseen_by_e_steps" in one]
         unseen = [f"{100 * statistics.mean(one[step] for one in stepped):.1f}" for step in ("1", "10", "30") if stepped]
         likelihoods = [one["curve"]["train/seen/loss@served"][-1] for one in records]
         rows.append([
-            method.label, number if number.isdigit() else "", f"{right} of {len(records)}",
+            method.label, number if number.isdigit() else "", right,
             f"{statistics.mean(values):.1f}", f"{min(values):.1f} to {max(values):.1f}",
             " / ".join(unseen) or f"{mean(records, 'test/unseen/accuracy'):.1f}",
             f"{statistics.mean(likelihoods):.3f}", f"{max(likelihoods):.3f}",
         ])  # fmt: skip
+    if not rows:
+        return []
     head = ["start", "M", "groups found", "seen: mean", "worst to best", "unseen", "training loss: mean", "worst"]
     return grid(head, rows)
 
@@ -103,7 +109,7 @@ def picture(found: Results, path: Path) -> None:
                 shape = look(one.look) | {"marker": ""}
                 axis.plot(one.rounds, one.values, label=one.label, color=f"C{one.colour}", **shape)
             axis.set(ylabel=said[row], xlim=(0, lines[0].rounds[-1]), yscale="log" if row == 3 else "linear")
-            if label == next(iter(chosen)):
+            if label == next(iter(chosen)) and row < 3:
                 axis.legend(fontsize=5, frameon=False)
     save(figure, path)
 
