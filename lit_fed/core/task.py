@@ -257,7 +257,7 @@ class Task(StackedNetwork):
         """The Hessian-vector product of one model: the gradient of ⟨gradient, vector⟩."""
 
         def along(parameters: dict[str, Tensor]) -> Tensor:
-            gradient = grad(lambda leaves: self.objective(leaves, buffers, x, y, share)[0])(parameters)
+            gradient = grad(lambda leaves: self.weighted_loss(leaves, buffers, x, y, share)[0])(parameters)
             return torch.stack([(gradient[name] * leaf).sum() for name, leaf in vector.items()]).sum()
 
         return grad(along)(parameters)  # type: ignore[no-any-return]
@@ -281,7 +281,7 @@ class Task(StackedNetwork):
         gradient = affine.gradient(batch.x, residual, per_model)
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
-    def objective(
+    def weighted_loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
         call: Forward | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
@@ -299,7 +299,7 @@ class Task(StackedNetwork):
         per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
         call, x = (self._call, batch.x) if per_model else self._begun(batch.x, training=training)
-        function = vmap(grad_and_value(partial(self.objective, call=call), has_aux=True), in_dims=(0, 0, axis, axis, 1))
+        function = vmap(grad_and_value(partial(self.weighted_loss, call=call), has_aux=True), in_dims=(0, 0, axis, axis, 1))
         gradient, (loss, buffers) = function(models.parameters, models.buffers, x, batch.y, share)
         return loss, gradient, buffers
 

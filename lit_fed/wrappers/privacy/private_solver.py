@@ -96,7 +96,7 @@ class PrivateTask(Task):
 
         def one(model: ModelState, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
             share = x.new_ones(1, dtype=self.dtype)
-            function = grad_and_value(self.objective, has_aux=True)
+            function = grad_and_value(self.weighted_loss, has_aux=True)
             gradient, (loss, _) = function(*model, x.unsqueeze(0), y.unsqueeze(0), share, call)
             return gradient, loss
 
