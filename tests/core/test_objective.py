@@ -225,6 +225,18 @@ def test_a_loss_over_a_batch_gets_its_mask(axis):
 
 
 @axes
+def test_each_model_has_the_mask_of_its_batch(axis):
+    task, models, batch, objective = make(mlp, 2, per_model=True)
+    batch = batch._replace(mask=torch.tensor([[1.0] * 6, [1.0] * 3 + [0.0] * 3], dtype=torch.float64))
+    objective = Objective(contrastive, uses_features=True, over_batch=True, rows=objective.rows)
+    found = replace(task, model_axis=axis).value_and_grad(models, batch, objective=objective)
+    for m in range(2):
+        own = objective._replace(rows=objective.rows[:, m : m + 1])
+        alone = task.value_and_grad(tree.index(models, slice(m, m + 1)), tree.index(batch, m), objective=own)
+        assert distance(tree.index(found, slice(m, m + 1)), alone) < TIGHT
+
+
+@axes
 def test_a_mean_over_the_batch_is_refused(axis):
     task, models, batch, _ = make(mlp, 2)
     task = replace(task, model_axis=axis)

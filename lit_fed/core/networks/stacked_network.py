@@ -216,7 +216,6 @@ class StackedNetwork:
             return self._wide(self.closed_form.outputs(self._stacked(models), given, not alike))
         self.network.eval()
         if self.model_axis == "vmap":
-            alike = alike and (len(features[0]) > 1 or self._differ_in_head_only(models))
             call = vmap(
                 lambda model, f: self._call_head(model.parameters, model.buffers, f), in_dims=(0, None if alike else 1)
             )
@@ -227,9 +226,6 @@ class StackedNetwork:
         rows = [features[:, m] if alike else features[:, m].clone() for m in range(num_models_of(models))]
         each = [self._forward(tree.index(models, m), one, self._call_head) for m, one in enumerate(rows)]
         return self._wide(torch.stack(each, dim=1))
-
-    def _differ_in_head_only(self, models: ModelState) -> bool:
-        return {*models.parameters, *models.buffers} <= {*self.last.names.values()}
 
     def _splits_together(self, models: ModelState) -> bool:
         """Whether models share a joint pass whose last layer is the head."""
