@@ -215,6 +215,22 @@ def test_models_in_a_joint_pass():
     assert distance(joint.features(models, x), task.features(models, x)) < 1e-13
 
 
+class Halves(LeNet5):
+    """Parts that a joint pass cannot take."""
+
+    def split(self):
+        return self.features, self.classifier
+
+
+def test_the_parts_of_a_network_go_before_a_joint_pass():
+    task = Task.create(lambda: Halves((1, 16, 16), 3), MULTICLASS, dtype=torch.float64)
+    models, x = task.init(2, 0), torch.randn(5, 1, 16, 16, dtype=torch.float64)
+    joint = replace(task, channels_last=True)
+    features = joint.features(models, x)
+    assert features.shape == (5, 2, 16, 1, 1)
+    assert distance(joint.head(models, features), joint.outputs(models, x)) < 1e-13
+
+
 def test_a_frozen_body_is_passed_once():
     task = make_task(MULTICLASS, network=trained(mlp, "head")).with_end(X[:2])
     calls, models = [], task.init(3, 0)
