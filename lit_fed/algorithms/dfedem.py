@@ -15,7 +15,8 @@ Deviations:
     Ours, by `average` or in the first rounds of a `start`: θ_m,t <- Σ_j W_tj s_jm θ_m,j / Σ_j W_tj s_jm. That is one
     round of ratio consensus, whose masses begin anew with each round's weights; if all s are 1 it is the paper's rule.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
-    Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean.
+    Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean, weighted
+    by each client's last s_t if they are averaged by shares; before its first round s_t is 1/M.
     Sequences: the E-step takes the mean loss of a sequence's positions, or with `position_loss: sum` the likelihood of
     the whole text, exp(−L·ℓ) for L positions of mean loss ℓ; serving mixes position by position, as FedEM does.
     The authors' code forces the diagonal of W to zero, so that clients throw away their own models, and never updates
@@ -133,7 +134,9 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
         """θ_m,t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
         self._matrix(ctx)
         check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
-        return initial_peers(ctx, self.num_components, common=self.common_start)
+        peers = initial_peers(ctx, self.num_components, common=self.common_start)
+        even = torch.full((ctx.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
+        return peers._replace(shares=even) if self._counts_shares else peers
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerMixture:
         """π_t starts uniform."""

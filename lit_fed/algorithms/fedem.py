@@ -17,9 +17,10 @@ Deviations:
     end with one component between them. Ours, by `average`: the M-step's own weights, by which
     θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm; and other first rounds (`start`).
     The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
-    The authors' code keeps momentum from round to round (`solver.persist_optimizer`), fills in clients that were not
-    sampled (`model.aggregation: stale_fill`) and updates an unseen client's weights at every evaluation; here an unseen
-    client takes `em_steps` E-steps from uniform weights (the paper: one) each time it is served.
+    The authors' code keeps momentum from round to round (`solver.persist_optimizer`; ours: until components are
+    exchanged), fills in clients that were not sampled (`model.aggregation: stale_fill`) and updates an unseen client's
+    weights at every evaluation; here an unseen client takes `em_steps` E-steps from uniform weights (the paper: one)
+    each time it is served.
     Sequences: the paper's samples have one label each. Ours: ℓ is the mean loss of a sequence's L positions, in the
     local steps and, by default, in the E-step, which so takes the L-th root of the text's likelihood. With
     `position_loss: sum` it takes the likelihood itself: one component writes the whole text, so p(y | x, θ_m) =
@@ -38,7 +39,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import (
@@ -85,7 +86,7 @@ class StartedMixture(NamedTuple):
     """What a client keeps where the start exchanges components."""
 
     mixture: Tensor  # π_t, [M]
-    exchanges: Tensor  # [] int64, how many of them π_t has seen
+    exchanges: Tensor  # [] int64, how many of them π_t and the optimizer have seen
 
 
 class MixtureWork(NamedTuple):
@@ -98,6 +99,7 @@ class MixtureWork(NamedTuple):
     loss: Tensor  # [] mean negative log-likelihood of the local samples under the received models and the old π_t
     share: Tensor  # [M] float64, with which θ_m,t counts beside n_t
     report: dict[str, Tensor]  # to the server in the start; {}: nothing
+    exchanges: Tensor | None = None  # [] int64, how many of them the optimizer has seen; None: there are none
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
         """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), or by `average`, over the clients that sent θ_m."""
         start, report = under_way(self.start, ctx, self.num_models), {}
+        if self.participation.steps_on_empty_rounds and not reduced.weight:
+            return shared if start is None else start.exchanged(ctx, shared, shared.models, {})
         if start is not None and ctx.phase == ASK:
             return start.answered(shared, reduced.value)
         if start is not None and start.asks:  # each component is the model of one client: absent ones do not count
@@ -255,6 +259,11 @@ class FedEM(AveragedComponents):
     def num_models(self) -> int:  # type: ignore[override]
         return self.num_components
 
+    @property
+    def participation(self) -> Participation:  # type: ignore[override]
+        """A try of `Restarts` ends with its last round, also without clients."""
+        return Participation(steps_on_empty_rounds=self.start is not None and self.start.counts_empty_rounds)
+
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState | StartedMixture:
         """π_t starts uniform."""
         uniform = torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype)
@@ -284,12 +293,13 @@ class FedEM(AveragedComponents):
             more = expectation(pi, losses, data.mask, factors)
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
         optimizer = ctx.solver.init(shared.models)
-        work = MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, self._share(pi), {})
+        seen = getattr(state, "exchanges", None)
+        work = MixtureWork(shared.models, optimizer, pi, q, negative_log_likelihood, self._share(pi), {}, seen)
         return opened(self, ctx, shared, work, mixture, losses, data, factors)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
-        weight = batch_weights(work.responsibility, batch)
+        weight, work = batch_weights(work.responsibility, batch), without_old_moments(ctx, shared, work)
         models, optimizer = ctx.solver.step_without_loss(
             ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight
         )
@@ -299,7 +309,8 @@ class FedEM(AveragedComponents):
         """The components go to the server with the weight n_t, or n_t π_tm (Alg. 1, line 8); q_t stays."""
         message, state = self._message(ctx, shared, work, ctx.client_weight(data)), MixtureState(work.mixture)
         if self._exchanges:
-            state = StartedMixture(work.mixture, shared.exchanges)  # type: ignore[assignment, attr-defined]
+            seen = work.exchanges if ctx.phase == ASK else shared.exchanges  # type: ignore[attr-defined]
+            state = StartedMixture(work.mixture, seen)  # type: ignore[assignment, arg-type]
         return ClientResult(message, state, {} if ctx.phase == ASK else {"loss": work.loss})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
@@ -318,6 +329,15 @@ def mixture_of(shared: Any, state: Any) -> Tensor:
     return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / len(state.mixture))
 
 
+def without_old_moments(ctx: Context, shared: Any, work: MixtureWork) -> MixtureWork:
+    """The work with a fresh optimizer, if the client kept it from before an exchange of components."""
+    if work.exchanges is None or not ctx.solver.persist_optimizer:
+        return work
+    kept = work.exchanges == shared.exchanges
+    optimizer = tree.map_leaves(lambda leaf: torch.where(kept, leaf, 0), work.optimizer)
+    return work._replace(optimizer=optimizer, exchanges=shared.exchanges)
+
+
 def opened(
     algorithm: AveragedComponents, ctx: Context, shared: Any, work: MixtureWork, mixture: Tensor, losses: Tensor,
     data: ClientData, num_factors: int,
@@ -333,24 +353,28 @@ def opened(
 
 
 def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
-    """What averages and starts cannot be combined with → the reason, see `Algorithm.incompatible`."""
-    reasons = {"noise_in_steps_alone": "the mixture weights"}
-    if algorithm.start is not None:
-        reasons["noise_in_steps"] = f"the start {type(algorithm.start).__name__}"
-    if algorithm.average == "rescaled" or not algorithm.message.complete:
-        reasons["privacy"] = "divides by sums over the clients that use a component, which are private"
-    if algorithm._by_responsibility or algorithm.average == "rescaled":
-        reasons["robust"] = "averages by weights that clients name themselves; give --model.algorithm.average samples"
-    if algorithm._by_responsibility or algorithm.average == "rescaled" or (algorithm.start and algorithm.start.chooses):
-        reasons["deployment"] = (
-            "tells the server each client's mixture weights, which stay on its node; give --model.algorithm.average "
-            "samples and no --model.algorithm.start but Annealing"
-        )
-    if algorithm._exchanges:
-        told = f"reports {algorithm.start.reports} to the server in its start"  # type: ignore[union-attr]
+    """What averages and starts cannot be combined with → the reason and the fix, see `Algorithm.incompatible`."""
+    start, reasons = algorithm.start, {"noise_in_steps_alone": "the mixture weights"}
+    named = f"--model.algorithm.start {type(start).__name__}"
+    other = "give --model.algorithm.start Annealing, or leave it out"
+    if start is not None:
+        reasons["noise_in_steps"] = f"{named}; leave --model.algorithm.start out"
+    if algorithm._sends_some:
+        some = "averages a component over the clients that send it"
+        fix = "leave out --model.algorithm.min_weight and --model.algorithm.most_components"
+        reasons |= dict.fromkeys(("privacy", "ef21"), f"{some}; {fix}")
+    if start is not None and start.chooses:
+        told = f"lets each client choose which components it sends by {named}; {other}"
+        reasons |= dict.fromkeys(("privacy", "deployment", "ef21"), told)
+    if start is not None and start.reports:
+        told = f"reports {start.reports} to the server by {named}; {other}"
         reasons |= dict.fromkeys(("privacy", "secure_sums", "robust", "deployment"), told)
-        reasons["local_norm"] = "exchanges components in its start, whose normalisation clients would keep"
-        reasons["personal_parts"] = "exchanges components in its start, whose personal parts clients would keep"
+        reasons["local_norm"] = f"exchanges components by {named}, whose normalisation clients would keep; {other}"
+        reasons["personal_parts"] = f"exchanges components by {named}, whose personal parts clients would keep; {other}"
+    if algorithm._by_responsibility or algorithm.average == "rescaled":
+        weighs = "averages by mixture weights that each client sends; give --model.algorithm.average samples or auto"
+        reasons |= dict.fromkeys(("privacy", "robust", "deployment"), weighs)
+        reasons |= {"ef21": weighs} if algorithm._by_responsibility else {}
     return reasons
 
 

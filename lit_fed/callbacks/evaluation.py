@@ -182,8 +182,8 @@ class TrainingSplitEvaluation(Callback):
     """Measures clients on their training samples too, in every periodic evaluation and in the test.
 
     Clients that adapt do so on the samples that they are measured on. Keys are those of `ClientMetrics` with `train`
-    for the split, and `loss@served` for `loss`, since `train/seen/loss` is the loss of the local steps. clients.csv
-    shows the test split only.
+    for the split, and `loss@served` for `loss`, since `train/seen/loss` is the loss of the local steps; of a mixture it
+    is the negative log-likelihood of a sample, by which starts are compared. clients.csv shows the test split only.
     Table 3 (accuracies in parentheses) and Figures 3 to 8 of https://arxiv.org/abs/2108.10252 show these numbers.
     """
 

@@ -19,7 +19,7 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, size_names
-from lit_fed.system.names import did_you_mean
+from lit_fed.system.names import did_you_mean, lies_below, nearest
 
 __all__ = [
     "as_function", "check_parsed", "class_names", "explain_class", "options_of_own_network", "refuse_file",
@@ -126,8 +126,14 @@ def _explain(option: str, base: type, message: str) -> list[str]:
         return [f"{option}: there is no class {given}", f"its nearest relative here is {relative}"]
     missing = re.search(r"No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'", message)
     why = f" ({missing[0]})" if missing and "." in given else ""
-    near = did_you_mean(given.rpartition(".")[2], class_names(base), takes, cutoff=0.75)
-    return [f"{option}: there is no class {given}{why}", near]
+    paths = {one.__name__: _written(one) for one in subclasses(base)}
+    near = [paths[name] for name in nearest(given.rpartition(".")[2], paths, cutoff=0.75)]
+    return [f"{option}: there is no class {given}{why}", did_you_mean(given, (), takes, first=near)]
+
+
+def _written(cls: type) -> str:
+    """The name of a class on the command line: with its module, unless it is one of lit_fed."""
+    return cls.__name__ if lies_below(cls.__module__, "lit_fed") else f"{cls.__module__}.{cls.__name__}"
 
 
 def refuse_file(option: str, value: str) -> None:

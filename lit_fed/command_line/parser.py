@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
@@ -38,8 +37,12 @@ SAME = {
 UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(-*[\w.]+)")
 """Beginning of a message about an option that does not exist."""
 
-REFUSED_OPTION = re.compile(r"^--([\w.]+):\s+Option '(\w+)' is not accepted")
-"""Beginning of a message about an option that a class or a section does not have."""
+REFUSED_OPTION = re.compile(r"^(?:--([\w.]+):\s+)?Option '(\w+)' is not accepted(?:[;\s]+did you mean \S*?(\w+)\?)?")
+"""Beginning of a message about an option that a class or a section does not have, in its parser or, with the name of
+the class's option, in one around it."""
+
+OF_CLASS = re.compile(r"--\w+(\.\w+)*:")
+"""Beginning of a line about an option of a class or a section, after a line with the name of that."""
 
 WORDS = (
     (re.compile(r"[Pp]arser key \"([\w.]+)\":"), r"--\1:"),
@@ -99,9 +102,8 @@ class FederatedParser(LightningArgumentParser):
         Raises:
             ConfigError: always.
         """
-        fields = self._near_fields(message)
-        known = [line for line in _readable(message) if not fields or CLASS_OPTIONS not in line]
-        lines = explain_class(message) or [*known, *(fields or self._near_names(message))]
+        lines = explain_class(message) or self._refused_option(message)
+        lines = lines or [*_readable(message), *self._near_names(message)]
         raise ConfigError("\n".join(lines)) from ex
 
     def _near_names(self, message: str) -> list[str]:
@@ -125,18 +127,21 @@ class FederatedParser(LightningArgumentParser):
         """This parser, and those of the commands below it."""
         return [self, *(self._subcommands_action._name_parser_map.values() if self._subcommands_action else ())]
 
-    def _near_fields(self, message: str) -> list[str]:
-        """Names of a section's options close to one that it does not have; of a class's those with another name."""
+    def _refused_option(self, message: str) -> list[str]:
+        """Lines about an option that a class or a section does not have, with the nearest; none if none is near."""
         found = REFUSED_OPTION.match(" ".join(_readable(message)))
         if found is None:
             return []
-        if found[2] in SAME:
+        place, name, near = found.groups()
+        if name in SAME:
             known = [option for parser in self._parsers() for option in parser._option_string_actions]
-            return [f"did you mean {one}?" for one in _of_same_part(found[2], known)[:1]]
-        actions = [one for parser in self._parsers() for one in parser._actions if one.dest == found[1]]
-        kinds = [kind for action in actions for kind in get_args(getattr(action, "_typehint", None))]
-        fields = [one.name for kind in kinds if dataclasses.is_dataclass(kind) for one in dataclasses.fields(kind)]
-        return [f"did you mean --{found[1]}.{one}?" for one in nearest(found[2], fields)]
+            meant = _of_same_part(name, known)[:1]
+        elif place is None:  # this is the parser of the class
+            meant = nearest(name, [one.dest for one in self._actions])
+        else:
+            meant = [f"--{place}.{near}"] if near else []
+        refused = f"{f'--{place}: ' if place else ''}Option '{name}' is not accepted"
+        return [refused, *(f"did you mean {one}?" for one in meant)] if meant else []
 
     def instantiate(self, namespace: Namespace, *args: Any, **kwargs: Any) -> Namespace:
         """Make the objects, and raise the `ConfigError` that jsonargparse wraps for an object that may be null.
@@ -205,9 +210,9 @@ def _readable(message: str) -> list[str]:
     for pattern, word in WORDS:
         kept = [pattern.sub(word, line) for line in kept]
     first, *rest = dict.fromkeys(NO_SECTIONS if one.startswith("Unexpected config:") else one for one in kept)
+    while first.endswith(":") and rest and OF_CLASS.match(rest[0]) and not rest[0].startswith(f"{first[:-1]}."):
+        first, rest = f"{first[:-1]}.{rest[0][2:]}", rest[1:]
     together = f"{first} {'; '.join(rest)}"
     if first.endswith(":") and len(together) <= 100:
-        section, _, inside = together.partition(": --")  # of an option of a section that may be left out
-        name, colon, said = inside.partition(":")
-        return [f"{section}.{name}:{said}" if colon and name.isidentifier() else together]
+        return [together]
     return [first, *(f"  {line}" for line in rest[:10])]

@@ -136,7 +136,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     incompatible: ClassVar[dict[str, str]] = {}
     """Features that the algorithm cannot be combined with → the reason, which completes "NAME …" in the error message.
 
-    Keys are those of `lit_fed.wrappers.compatibility.FEATURES`, e.g. `loss`, `privacy` or `size_sampling`.
+    Keys are those of `lit_fed.wrappers.compatibility.FEATURES`, e.g. `loss`, `privacy` or `size_sampling`. A reason may
+    end with the fix, after a semicolon: `{"loss": "needs the log-loss; leave it out"}`.
     """
 
     has_server: ClassVar[bool] = True
@@ -158,7 +159,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         super().__init_subclass__(**options)
         for name, new in RENAMED.items():
             if name in vars(cls):
-                raise TypeError(f"{cls.__name__}.{name} is now {new}; see lit_fed.core.algorithm")
+                line = _line_for(new, vars(cls)[name])
+                raise TypeError(f"{cls.__name__}.{name} is now {new}; write `{line}`, see lit_fed.core.algorithm")
 
     def settled(self, held: Collection[str]) -> Self:
         """The algorithm for what is around it, where one of its settings is `auto`.
@@ -315,6 +317,15 @@ class Personal(Algorithm[Shared, State, Work]):
 
     def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: None) -> Tensor:
         return super().log_prob(ctx, shared, state, x, ctx.task.outputs(self.served(ctx, shared, state), x))
+
+
+def _line_for(new: str, value: Any) -> str:
+    """The line of a class that says by a value of `RENAMED` what an old attribute said."""
+    owner, _, name = new.partition(".")
+    if not name:
+        return f"{owner.replace('[', ' = {').replace(']', '')}: {value if isinstance(value, str) else 'reason'!r}}}"
+    shown = repr(value) if isinstance(value, bool | str) else "..."
+    return f"{owner} = {type(getattr(Algorithm, owner)).__name__}({name}={shown})"
 
 
 def local_run(ctx: Context, models: ModelState) -> LocalRun:

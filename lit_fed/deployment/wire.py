@@ -224,7 +224,14 @@ Reader = Callable[[Any, str], Any]
 
 
 def whole(least: int = 0, most: int = 2**62) -> Reader:
-    """Read a whole number in [least, most]."""
+    """Read a whole number in [least, most].
+
+    Example:
+        >>> whole(0, 3)(True, "the round")
+        Traceback (most recent call last):
+        ...
+        lit_fed.deployment.wire.WireError: the round is not a whole number from 0 to 3
+    """
     return _value(lambda one: type(one) is int and least <= one <= most, f"a whole number from {least} to {most}", int)
 
 

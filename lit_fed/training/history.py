@@ -154,6 +154,7 @@ def refuse_other_run(
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
     found = compare_arguments(stored["arguments"], arguments), compare_arguments(stored["identity"], identity)
+    found = _settled(found[0], settings_stored(stored)), found[1]
     given, inside = ([one for one in each if not one.keeps_the_horizon(stored)] for each in found)
     if not goes_on:
         given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
@@ -163,6 +164,24 @@ def refuse_other_run(
     else:
         _refuse(given or inside, may_change=goes_on and not refused)
     return given or inside
+
+
+def _settled(differences: list[Difference], algorithm: dict[str, Any]) -> list[Difference]:
+    """Differences of arguments, with the meaning of an `auto` of the algorithm; without those that mean the same.
+
+    Args:
+        differences: of arguments.
+        algorithm: settings in the checkpoint, where `auto` is decided; this run's `auto` follows them.
+    """
+    found = []
+    for one in differences:
+        owner, _, name = one.setting.rpartition(".")
+        means = algorithm.get(name) if owner == "model.algorithm" and "auto" in (one.before, one.now) else None
+        if means is None:
+            found.append(one)
+        elif one.now not in ("auto", means):
+            found.append(one._replace(before=f"auto, which was {means}"))
+    return found
 
 
 def _refuse(differences: list[Difference], *, may_change: bool = False) -> None:

@@ -3,7 +3,8 @@
 A *fact* has a name and a text that messages may quote, e.g. `ef21`, or `privacy` → `ClientPrivacy`. A row of `REFUSED`
 names facts that do not go together (`!ef21`: if it does not hold), and the message. The first row whose facts all hold
 is raised. A new feature adds its facts to `Compatibility.facts`, and rows to the table; an algorithm says by `message`,
-`participation` and `incompatible` what it can be combined with.
+`participation` and `incompatible` what it can be combined with. A reason may bring its own fix, `REASON; FIX`, in place
+of that of the row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ FEATURES = {
     "personal_parts": "--model.personal",
     "encoded_broadcast": "--model.downlink_compression, which encodes changes of the server's last models",
     "deployment": "clients on machines of their own",
+    "ef21": "--model.compression_feedback ef21",
 }
 """Keys of `Algorithm.incompatible`, and the feature of each."""
 
@@ -145,6 +147,7 @@ REFUSED: dict[str, str] = {
     ),
     "ef21 accumulates": EF21 % ADDS_UP,
     "ef21 second_part": EF21 % ADDS_UP,
+    "ef21 refuses_ef21": EF21 % "{name} {refuses_ef21}",
     "ef21 incomplete": EF21 % "clients of {name} send some of the models, each to a mean of its own",
     "ef21 stale_fill": EF21
     % ("--model.aggregation stale_fill has no absent clients to fill in, for their last changes count"),
@@ -297,7 +300,7 @@ class Compatibility(NamedTuple):
         facts = self.held
         for names, message in REFUSED.items():
             if all((name.removeprefix("!") in facts) != name.startswith("!") for name in names.split()):
-                raise ConfigError(message.format_map(facts))
+                raise ConfigError(_filled_in(names, message, facts))
 
     @property
     def held(self) -> dict[str, str]:
@@ -407,3 +410,12 @@ class Compatibility(NamedTuple):
             "drops_nodes": self.missing == "drop",
             "poison": self.poison,
         }
+
+
+def _filled_in(names: str, message: str, facts: dict[str, str]) -> str:
+    """The message of a row with the facts; if the algorithm's reason has a fix, that replaces the row's."""
+    refused = next((name for name in names.split() if name.startswith("refuses_")), "")
+    reason, _, fix = facts.get(refused, "").partition("; ")
+    if not fix:
+        return message.format_map(facts)
+    return f"{message.rpartition('; ')[0].format_map(facts | {refused: reason})}; {fix}"

@@ -166,6 +166,21 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
+def groups_found(cli: Any, folder: Path) -> dict[str, Any]:
+    """How far the clients' largest components are their true groups: adjusted Rand index of the seen ones.
+
+    `unused` counts the components with less than a quarter of 1/M of the mean weight.
+    """
+    import pandas as pd
+    from sklearn.metrics import adjusted_rand_score
+
+    table = pd.read_csv(folder / "clients.csv").query("population == 'seen'")
+    weights = table[[name for name in table if name.startswith("pi_")]].to_numpy()
+    unused = int((weights.mean(axis=0) < 0.25 / weights.shape[1]).sum())
+    found = adjusted_rand_score(table["group"], weights.argmax(axis=1)) if "group" in table else math.nan
+    return {"rand": round(float(found), 4), "unused": unused}
+
+
 STEPS = (1, 2, 3, 5, 10, 30, 100)
 
 
@@ -214,11 +229,13 @@ class MixtureCurve(Callback):
 
     Attributes:
         rows: for each evaluation the round, the mean entropy of π over clients and of q over training samples, both in
-            nats, the weight of the largest component on average, and the accuracy of each component alone [M].
+            nats, the weight of the largest component on average, the accuracy of each component alone [M], by how much
+            of its norm it moved since the last evaluation [M], and, where true groups are known, their mean π [G, M].
     """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._before: Tensor | None = None  # the components at the last evaluation, [M, P]
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured so far, for a run that is cut short."""
@@ -250,7 +267,15 @@ class MixtureCurve(Callback):
         means = {"clients": _entropy(mixture), "samples": torch.cat(entropies)}
         row = {f"entropy_of_{name}": _digits(values.mean()) for name, values in means.items()}
         row |= {"round": module.num_rounds_done, "largest_weight": _digits(mixture.amax(1).mean())}
-        self.rows.append(row | {"components": [_digits(value) for value in sums[:, 2] / sums[:, 0]]})
+        row["components"] = [_digits(value) for value in sums[:, 2] / sums[:, 0]]
+        leaves = federation.shared.models.parameters.values()
+        now = torch.cat([leaf.flatten(1).double().cpu() for leaf in leaves], 1)
+        if self._before is not None:
+            row["moved"] = [_digits(value) for value in (now - self._before).norm(dim=1) / now.norm(dim=1)]
+        self._before = now
+        if (groups := data.populations[0].groups) is not None:
+            row["by_group"] = [[_digits(value) for value in mixture[groups == one].mean(0)] for one in groups.unique()]
+        self.rows.append(row)
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -318,7 +343,8 @@ def _predict(module: Any, x: np.ndarray) -> np.ndarray:
 
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     one.__name__: one for one in (
-        accuracy_by_share, client_accuracies, client_weights, cpu_seconds_per_round, data_statistics, mixture_curve,
-        mixture_entropy, objective, participation, poisoned_components, recovery, sine_lines, unseen_by_e_steps,
+        accuracy_by_share, client_accuracies, client_weights, cpu_seconds_per_round, data_statistics, groups_found,
+        mixture_curve, mixture_entropy, objective, participation, poisoned_components, recovery, sine_lines,
+        unseen_by_e_steps,
     )
 }  # fmt: skip

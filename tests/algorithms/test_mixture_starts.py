@@ -16,6 +16,7 @@ from references import fedem_starts_numpy as reference
 from references.dfedem_numpy import metropolis
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
+from lit_fed.core import tree
 from lit_fed.core.graphs.topology import PathGraph
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.starts import Annealing, Clustering, FarthestClients, Restarts, SplitAndMerge
@@ -174,6 +175,32 @@ def test_the_best_try_goes_on(tries, client_trainer):
     assert len(set(other.seen)) == tries
 
 
+def test_a_try_also_ends_in_a_round_without_clients(client_trainer):
+    """It counts with the likelihood of its latest round that has some, and the best of all goes on."""
+    federation = Federation(FedEM(3, start=Restarts(2, 2)), make_clients(SIZES), trainer=client_trainer, num_rounds=6)
+    begun, losses = [], []
+    for cohort in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 2], []):
+        begun.append(federation.shared.models)
+        federation.round(cohort)
+        losses.append(federation.metrics["loss"])
+    best, least, _ = federation.shared.kept
+    assert int(federation.shared.exchanges) == 2
+    assert float(least) == pytest.approx(min(losses[1:3]))
+    assert same_bits(best, begun[1] if losses[1] < losses[2] else begun[3])
+    assert same_bits(federation.shared.models, best)
+    federation.round([])
+    assert same_bits(federation.shared.models, best)
+
+
+def test_a_try_without_clients_is_not_the_best(client_trainer):
+    federation = Federation(FedEM(3, start=Restarts(2, 1)), make_clients(SIZES), trainer=client_trainer, num_rounds=3)
+    begun = federation.shared.models
+    federation.round()
+    federation.round([])
+    assert float(federation.shared.kept[1]) == pytest.approx(federation.metrics["loss"])
+    assert same_bits(federation.shared.models, begun)
+
+
 def test_draws_count_as_clients(client_trainer):
     both(Clustering(2), client_trainer, "responsibility", [[0, 2, 2], [1, 0, 1], [3, 3, 2]])
 
@@ -198,23 +225,34 @@ def test_absent_clients_forget_their_weights_after_an_exchange(client_trainer):
 
 @pytest.mark.parametrize("name", ["annealing", "clustering", "restarts", "farthest clients", "an unused component"])
 def test_after_the_start_a_run_is_exact_em(name, client_trainer):
+    """Where components were exchanged, clients also begin with fresh momentum."""
     begin, train = STARTS[name], make_clients(SIZES)
     length = begin.length(3)
-    options = {"trainer": client_trainer, "num_rounds": length + 2}
+    solver = LocalSolver(momentum=0.5, persist_optimizer=bool(begin.reports))
+    options = {"trainer": client_trainer, "num_rounds": length + 2, "solver": solver}
     started = Federation(FedEM(3, average="responsibility", start=begin), train, **options)
     for _ in range(length):
         started.round()
     plain = Federation(FedEM(3, average="responsibility"), train, **options, round_idx=length)
     plain.shared = plain.shared._replace(models=started.shared.models)
-    mixture = started.states.mixture
-    plain.states = plain.states._replace(
-        mixture=mixture if name in ("annealing", "clustering") else torch.full_like(mixture, 1 / 3)
-    )
+    if not begin.reports:  # else all weights are uniform again
+        plain.states = plain.states._replace(mixture=started.states.mixture)
     for _ in range(2):
         started.round()
         plain.round()
     assert same_bits(started.shared.models, plain.shared.models)
     assert same_bits(started.states.mixture, plain.states.mixture)
+
+
+def test_farthest_clients_train_with_fresh_moments(client_trainer):
+    """Every round exchanges a component, and the phase in which clients are asked leaves the optimizer as it is."""
+    solvers = (LocalSolver("adam", persist_optimizer=keeps) for keeps in (True, False))
+    kept, fresh = (
+        run_rounds(FedEM(3, start=FarthestClients(2)), client_trainer, make_clients(SIZES), solver=one)
+        for one in solvers
+    )
+    assert same_bits(kept.shared.models, fresh.shared.models)
+    assert any(float(leaf.abs().max()) > 0 for leaf in tree.leaves(kept.optimizers))
 
 
 @pytest.mark.parametrize("start", [Annealing(2), Clustering(2), SplitAndMerge(1, 2)], ids=repr)
@@ -252,15 +290,15 @@ def test_peers_are_those_of_the_reference(average, start, client_trainer):
     clients, edges = as_arrays(train), np.eye(4, k=1) + np.eye(4, k=-1)
     leaves = federation.shared.parameters
     thetas = torch.cat([leaves["linear.weight"].flatten(2), leaves["linear.bias"]], dim=2).numpy()
-    pis, how = uniform(4, 2), "responsibility" if average == "responsibility" else "samples"
+    pis, shares = uniform(4, 2), uniform(4, 2)
     driver = Reference(run_rounds(FedEM(2), None, train, rounds=0), begin)
     for round_idx, cohort in enumerate(COHORTS):
-        orders, before, shares = batch_orders(federation), thetas.copy(), np.ones((4, 2))
+        orders, before = batch_orders(federation), thetas.copy()
         for t in cohort:
             x, y = clients[t]
             q, pi, share = driver.e_step(round_idx, cohort)(pis[t], -np.log(reference.likelihoods(before[t], x, y)), t)
             thetas[t] = reference.trained(before[t], q, x, y, orders[t], **SOLVER)
-            pis[t], shares[t] = pi, (pi if how == "responsibility" else shares[t]) if share is None else share
+            pis[t], shares[t] = pi, (pi if average == "responsibility" else 1) if share is None else share
         matrix = metropolis(edges, [t in cohort for t in range(4)])
         mass = (matrix @ shares)[..., None]
         by_shares = np.einsum("ij,jm,jmd->imd", matrix, shares, thetas) / np.where(mass > 0, mass, 1)
@@ -270,6 +308,12 @@ def test_peers_are_those_of_the_reference(average, start, client_trainer):
         found = torch.cat([leaves["linear.weight"].flatten(2), leaves["linear.bias"]], dim=2).numpy()
         np.testing.assert_allclose(found, thetas, rtol=0, atol=1e-10)
         np.testing.assert_allclose(federation.states.mixture.numpy(), pis, rtol=0, atol=1e-10)
+        by = shares if average == "responsibility" or start == "clustering" else np.ones((4, 2))  # also of absent ones
+        mean = np.einsum("tm,tmd->md", by, thetas) / np.maximum(by.sum(0), 1e-300)[:, None]
+        mean = np.where(by.sum(0)[:, None] > 0, mean, thetas.mean(0))
+        leaves = federation.shared.mean.parameters
+        found = torch.cat([leaves["linear.weight"].flatten(1), leaves["linear.bias"]], dim=1).numpy()
+        np.testing.assert_allclose(found, mean, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("start", [Restarts(), FarthestClients(), SplitAndMerge()], ids=lambda one: type(one).__name__)

@@ -39,7 +39,7 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.algorithm import RENAMED
+from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
@@ -575,5 +575,10 @@ def test_attributes_of_older_classes_are_refused(name):
         assert field in getattr(Algorithm, owner)._fields
     else:
         assert owner.partition("[")[2].strip("']") in FEATURES
-    with pytest.raises(TypeError, match=f"Mine.{name} is now {re.escape(RENAMED[name])}"):
+    with pytest.raises(TypeError, match=f"Mine.{name} is now {re.escape(RENAMED[name])}; write `") as refused:
         type("Mine", (Algorithm,), {name: "stack"})
+    line = str(refused.value).split("`")[1]
+    names = {"MessageSpec": MessageSpec, "Participation": Participation}
+    exec(line, names)
+    held = names[owner.partition("[")[0]]
+    assert (getattr(held, field) if field else held[owner.partition("[")[2].strip("']")]) == "stack"

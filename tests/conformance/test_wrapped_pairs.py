@@ -94,6 +94,18 @@ def test_a_pair_runs_or_is_refused(pair):
     assert not same_bits(whole.predictions(), inner.predictions()), "the second does something"
 
 
+def test_who_is_inside_whom():
+    """Clipping comes last before messages are added up, and rules judge what is added."""
+    names = ("FedBN", "lost messages", "QSGD", "client privacy", "secure sum", "robust rule")
+    options = {key: value for name in names for key, value in WRAPPERS[name].items()}
+    wrapped = surround(FedEM(2), **options | {"compression": Compression(QSGD(), down=QSGD())})
+    found = []
+    while not isinstance(wrapped, FedEM):
+        found, wrapped = [type(wrapped).__name__, *found], wrapped.inner
+    order = ["LocalNorm", "Unreliable", "Compressed", "PrivateAverage", "MaskedAverage", "RobustAverage"]
+    assert found == [*order, "CompressedBroadcast"]
+
+
 def test_refused_pairs_are_pairs():
     assert REFUSED.keys() <= set(PAIRS)
 

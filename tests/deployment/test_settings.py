@@ -63,3 +63,11 @@ def test_trusted_modules_are_made(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"own_networks\.Mine .*--trust own_networks"):
         settings_from_json(section)
     assert type(settings_from_json(section, ["own_networks"]).network((2,), 2)).__name__ == "Mine"
+
+
+def test_private_modules_are_not_imported():
+    """Not even to find that there is none."""
+    section, _ = written()
+    section["network"] = {"class_path": "lit_fed.models._absent.Net", "init_args": {}}
+    with pytest.raises(ConfigError, match=r"lit_fed\.models\._absent\.Net .*--trust"):
+        settings_from_json(section)

@@ -241,6 +241,12 @@ def test_interrupt_leaves_the_last_good_checkpoint(tmp_path):
     assert "seen" in tested.stdout
 
 
+def test_a_class_of_a_users_file_is_named_with_its_module(capsys, tmp_path, monkeypatch):
+    (tmp_path / "own_half.py").write_text("from lit_fed import FedAvg\n\n\nclass Half(FedAvg):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "did you mean own_half.Half?" in message(capsys, [*BASE, "--model.algorithm", "own_half.Hal"])
+
+
 def test_a_key_that_nobody_logs_where_any_callback_may_log_one(capsys, tmp_path, monkeypatch):
     (tmp_path / "own_callback.py").write_text(
         "from lightning.pytorch import Callback\n\n\nclass Own(Callback):\n    pass\n"

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import clients_folder
-from lit_fed.training.history import compare_arguments, plain_settings
+from lit_fed.training.history import compare_arguments, plain_settings, refuse_other_run
 from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
@@ -325,6 +327,25 @@ def test_a_checkpoint_by_samples_serves_and_goes_on_where_the_choice_is_open(tmp
     resumed, _ = fit(tmp_path, 3, algorithm=FedEM(average="auto"), ckpt_path=last(tmp_path))
     assert_same_state(whole, resumed)
     assert resumed.settings.algorithm.average == "samples"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("auto", "samples", "model.algorithm.average is samples, in the checkpoint auto, which was responsibility."),
+        ("auto", "responsibility", None), ("responsibility", "auto", None), ("auto", "auto", None),
+        ("responsibility", "samples", "model.algorithm.average is samples, in the checkpoint responsibility."),
+    ],
+)  # fmt: skip
+def test_a_choice_that_was_open_is_compared_by_what_it_was(before, now, said):
+    one, other = (
+        {"model": {"algorithm": {"class_path": "lit_fed.FedEM", "init_args": {"average": average}}}}
+        for average in (before, now)
+    )
+    stored = {"arguments": one, "identity": {"algorithm": plain_settings(FedEM(average="responsibility"))}}
+    refused = nullcontext() if said is None else pytest.raises(ConfigError, match=re.escape(said))
+    with refused:
+        assert refuse_other_run(stored | {"schedule_rounds": 1}, other, {}, FedEM(), goes_on=True) == []
 
 
 # ---------------------------------------------------------------------- a fit that was interrupted in a round

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from lit_fed.algorithms import AFL, IFCA, MOCHA, FedAvg, FedNova, FedSGD
+from lit_fed.algorithms import AFL, IFCA, MOCHA, FedAvg, FedEM, FedNova, FedSGD
 from lit_fed.core.algorithm import MessageSpec
+from lit_fed.core.mixtures.starts import Clustering, Restarts
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers import ClientPrivacy, ExamplePrivacy, SecureSum
 from lit_fed.wrappers.compatibility import FEATURES, REFUSED, Compatibility
@@ -62,6 +63,32 @@ def test_settings_of_a_users_class_decide():
     with pytest.raises(ConfigError, match=r"--model.compression encodes changes of models, and Own keeps rows"):
         Compatibility(Own(), compression=Compression(QSGD())).check()
     Compatibility(Own(strict=False), loss=object(), compression=Compression(QSGD())).check()
+
+
+def test_the_fix_of_a_reason_replaces_that_of_the_row():
+    class Fixed(FedAvg):
+        incompatible: ClassVar = {"loss": "needs {the} log-loss; give null"}
+
+    with pytest.raises(ConfigError) as refused:
+        Compatibility(Fixed(), loss=object()).check()
+    assert str(refused.value) == "--model.loss is object, and Fixed needs {the} log-loss; give null"
+
+
+def test_an_average_that_robust_rules_refuse_has_one_fix():
+    with pytest.raises(ConfigError, match=r"each client sends; give --model\.algorithm\.average samples or auto$"):
+        Compatibility(FedEM(average="responsibility"), robustness=Robustness(attack=SignFlip())).check()
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [(Clustering(), "lets each client choose which components it sends"), (Restarts(), "reports their likelihood")],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_start_that_privacy_refuses_is_named(start, said):
+    name = rf"--model\.algorithm\.start {type(start).__name__}"
+    fix = r"give --model\.algorithm\.start Annealing, or leave it out"
+    with pytest.raises(ConfigError, match=rf"FedEM {said}.* by {name}; {fix}$"):
+        Compatibility(FedEM(start=start), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
 
 
 def test_unknown_features_are_refused_by_name():

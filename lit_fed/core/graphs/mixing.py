@@ -201,15 +201,15 @@ def gossip(
         client_ids: clients that took part, [C].
         models: their trained models, leaves [C, M, ...].
         matrix: W of all clients, [T, T].
-        share: weight of each of these clients' models in averages, [C, M]; None: all the same.
+        share: weight of each of these clients' models in averages, [C, M]; None: all the same. Absent clients keep
+            theirs, which counts in the mean of the peers alone.
     """
     matrix = matrix if ctx.present is None else restrict(matrix, ctx.present.cpu())
     if share is None:
         return put_models(peers, client_ids, models, matrix)
-    device = share.device  # an absent client averages with itself alone, whatever its share
-    shares = torch.ones(ctx.num_clients, share.shape[1], dtype=torch.float64, device=device)
-    shares = shares.index_copy(0, client_ids, share.double())
-    return put_models(peers, client_ids, models, matrix.to(device), shares=shares)
+    assert peers.shares is not None
+    shares = peers.shares.index_copy(0, client_ids, share.double())
+    return put_models(peers, client_ids, models, matrix.to(share.device), shares=shares)
 
 
 def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Tensor) -> Tensor:

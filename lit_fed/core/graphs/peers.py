@@ -32,6 +32,7 @@ class Peers(NamedTuple):
     buffers: dict[str, Tensor]  # leaves [T, M, ...]
     mean: ModelState  # mean over clients, the start of unseen clients, leaves [M, ...]
     client_ids: Tensor | None = None  # [k] int64, the clients of the rows, each once; None: all T clients
+    shares: Tensor | None = None  # [T, M] float64, weights in averages, from each client's last round; None: all alike
 
     @property
     def each(self) -> ModelState:
@@ -120,7 +121,7 @@ def put_models(
         assert matrix is not None
         each = _by_shares(matrix, shares, each)
         mean: ModelState = tree.index(_by_shares(torch.ones_like(matrix[:1]), shares, each), 0)
-        return Peers(each.parameters, each.buffers, mean)
+        return Peers(each.parameters, each.buffers, mean, shares=shares)
     if matrix is not None:
         mixed = combine(matrix, each if mix_buffers else each._replace(buffers={}))
         each = mixed if mix_buffers else each._replace(parameters=mixed.parameters)

@@ -36,7 +36,7 @@ class StartedModels(NamedTuple):
     """Shared state of a mixture whose start exchanges components."""
 
     models: ModelState  # θ, leaves [M, ...]
-    exchanges: Tensor  # [] int64, how often components were exchanged; clients then forget their weights
+    exchanges: Tensor  # [] int64, how often components were exchanged; clients then forget weights and momentum
     chosen: Tensor  # [] int64, the client whose model becomes a component; -1: none
     kept: Tree  # what the server alone knows
 
@@ -67,6 +67,9 @@ class MixtureStart(ABC):
 
     asks: ClassVar[bool] = False
     """Whether a round of the start begins with a phase `ASK`."""
+
+    counts_empty_rounds: ClassVar[bool] = False
+    """Whether `exchanged` is also called after a round without clients, without a report."""
 
     @abstractmethod
     def length(self, num_components: int) -> int:
@@ -122,7 +125,7 @@ class MixtureStart(ABC):
             ctx: what every client knows.
             shared: before the round.
             models: the averages of the round, leaves [M, ...].
-            report: means over clients.
+            report: means over clients; {} in a round without clients.
         """
         return shared._replace(models=models)
 
@@ -194,7 +197,8 @@ class Restarts(MixtureStart):
     """Some short runs from components of their own, of which the one with the highest likelihood goes on.
 
     McLachlan, Peel. "Finite Mixture Models". Wiley 2000, Section 2.12. Ours: the likelihood is that of the components
-    which a try's last round began with, on the samples of that round's clients. The server learns its mean.
+    which a try's last round began with, on the samples of that round's clients; if it has none, the likelihood of the
+    latest round that has some. The server learns its mean.
 
     Args:
         tries: number of runs.
@@ -204,6 +208,7 @@ class Restarts(MixtureStart):
     tries: int = 5
     num_rounds: int = 10
     reports = "their likelihood"
+    counts_empty_rounds = True
 
     def __post_init__(self) -> None:
         check_settings(self, {"tries": ">= 1", "num_rounds": ">= 1"}, PLACE)
@@ -217,20 +222,22 @@ class Restarts(MixtureStart):
         return {"loss": loss.double()}
 
     def memory(self, models: ModelState) -> Tree:
-        """The best components so far, and their mean negative log-likelihood."""
+        """The best components so far, their mean negative log-likelihood, and the latest one of all rounds."""
         own = next(iter(models.parameters.values()))
-        return models, torch.full((), torch.inf, dtype=torch.float64, device=own.device)
+        unknown = torch.full((), torch.inf, dtype=torch.float64, device=own.device)
+        return models, unknown, unknown.clone()
 
     def exchanged(
         self, ctx: Context, shared: StartedModels, models: ModelState, report: dict[str, Tensor]
     ) -> StartedModels:
         attempt, place = divmod(ctx.round_idx, self.num_rounds)
+        best, least, loss = shared.kept
+        loss = report.get("loss", loss)
         if place + 1 < self.num_rounds:
-            return shared._replace(models=models)
-        best, least = shared.kept
-        better = report["loss"] < least
+            return shared._replace(models=models, kept=(best, least, loss))
+        better = loss < least
         best = tree.map_leaves(lambda new, old: torch.where(better, new, old), shared.models, best)
-        kept = best, torch.minimum(report["loss"], least)
+        kept = best, torch.minimum(loss, least), loss
         if attempt + 1 < self.tries:
             num_models = len(next(iter(models.parameters.values())))
             best = replace(ctx.task, init_seeds=None).init(num_models, ctx.seed + attempt + 1)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.networks.layers import last_layers
+from lit_fed.core.networks.layers import last_layer, last_layers
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean
@@ -103,9 +103,7 @@ def _head(network: nn.Module) -> set[str]:
     """Names of the classifier's parameters in the network; a tied one has the name of its first owner."""
     if named := getattr(network, "head_names", frozenset[str]()):
         return set(named)
-    last: set[int] = set()
-    for module in network.modules():
-        last = {id(leaf) for leaf in module.parameters(recurse=False)} or last
+    last = {id(leaf) for leaf in last_layer(network).parameters()}
     return {name for name, leaf in network.named_parameters() if id(leaf) in last}
 
 

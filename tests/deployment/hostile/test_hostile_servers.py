@@ -257,7 +257,7 @@ def test_a_node_tells_no_server_its_mixture_weights(asked, recorded, tmp_path, c
     """And a server that means well refuses it itself."""
     folders, questions, _ = recorded
     model, own = written("--model.algorithm", "FedEM", f"--model.algorithm.{asked[0]}", asked[1])
-    said = r"FedEM (tells the server each client's mixture weights|reports )"
+    said = r"FedEM (averages by mixture weights that each client sends|lets each client choose|reports )"
     with pytest.raises(ConfigError, match=said):
         own.check_combination(deployed=True)
     answer = Node(folders["ben"], tmp_path / "states").handle(sent("model", to=model)(questions["train"]))
