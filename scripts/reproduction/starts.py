@@ -14,7 +14,7 @@ from reproduction.settings import some_settings
 from reproduction.tables import Results, Scale, Setting, Table, accuracies, mean
 
 FEW = 5
-"""Starts of what costs more, or stands beside."""
+"""Number of starts of runs that are expensive or secondary."""
 
 REMEDIES = (
     "rescaled", "cluster", "anneal", "anneal_q", "tied", "tied_q", "farthest_q", "restarts", "restarts_q", "split",
