@@ -230,8 +230,8 @@ def staleness_weight(staleness: Tensor) -> Tensor:
     """s(τ) = 1/√(1 + τ), float64.
 
     Example:
-        >>> staleness_weight(torch.tensor([0, 1, 8])).tolist()
-        [1.0, 0.7071067811865475, 0.3333333333333333]
+        >>> staleness_weight(torch.tensor([0, 3, 8])).tolist()
+        [1.0, 0.5, 0.3333333333333333]
     """
     return (1 + staleness.double()).sqrt().reciprocal()
 
