@@ -93,7 +93,9 @@ class FederatedRounds:
         """The context of a phase; `present` [T] masks its clients."""
         round_idx, horizon = self.server.rounds_done, self.schedule_rounds or self.terms.num_rounds
         lr = self.terms.solver.lr_in(phase, round_idx, horizon).to(self.server.device)
-        return self.terms._replace(task=self.server.task, lr=lr, round_idx=round_idx, phase=phase, present=present)
+        return self.terms._replace(
+            task=self.server.task, lr=lr, round_idx=round_idx, phase=phase, present=present, public=None
+        )
 
     def initial_state(self, train: Split, client_id: int) -> dict[str, Tree]:
         """State of a client before its first round, with its optimizer state if that persists."""
@@ -228,7 +230,8 @@ class FederatedRounds:
         for placeholder in aggregator.placeholders(block):
             list(self.train_block(placeholder))
         aggregator.agree()
-        ctx = ctx._replace(present=aggregator.present)
+        public = self.terms.public
+        ctx = ctx._replace(present=aggregator.present, public=None if public is None else public.to(self.server.device))
         reduced, (up, down), means = aggregator.reduce()
         self.store.exchange(*aggregator.kept)
         asked = aggregator.asked

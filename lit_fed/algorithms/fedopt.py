@@ -1,14 +1,14 @@
 """FedOpt: the averaged change of the clients' models is the gradient of an optimizer at the server.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021.
-https://arxiv.org/abs/2003.00295, Algorithm 2.
+https://arxiv.org/abs/2003.00295, Algorithms 1 (FedOpt) and 2 (FedAdagrad, FedYogi, FedAdam).
 
 Symbols:
     x_t   -> shared.models   the global model, leaves [1, ...]
     Δ_t   -> change          the average of x_i − x_t, an ascent direction
     m_t   -> shared.first    first moment, leaves [1, ...]
     v_t   -> shared.second   second moment, leaves [1, ...]
-    η, η_l    -> server_lr, solver.lr
+    η, η_l    -> server_lr (server_optimizer.lr), solver.lr
     β1, β2, τ -> beta1, beta2, tau
 Deviations:
     The algorithms average Δ_i alike; the paper's experiments weight them by samples, as is done here unless
@@ -17,12 +17,14 @@ Deviations:
     (`square: moment`). As in the paper, no moment is corrected for its start, and v_0 is τ².
     The paper tunes η for each task. Ours: 0.1.
     Ours: running statistics of BatchNorm are averaged as in FedAvg; they have no moments.
+    FedOpt takes PyTorch's update rules with -Δ_t as the gradient, which correct moments for their start and have no τ;
+    their rate may follow a schedule. With SGD and momentum it is FedAvgM, with SGD of rate 1 FedAvg.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -32,16 +34,55 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, LocalRun
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
+from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.types import ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["FedAdagrad", "FedAdam", "FedOpt", "FedYogi", "Moments"]
+__all__ = ["AdaptiveFedOpt", "FedAdagrad", "FedAdam", "FedOpt", "FedYogi", "Moments", "OptimizedModels"]
 
 Leaves = dict[str, Tensor]
 
 
+class OptimizedModels(NamedTuple):
+    """What the server of FedOpt knows."""
+
+    models: ModelState  # x_t, leaves [1, ...]
+    moments: ServerMoments  # of the server's optimizer, leaves [1, ...]
+
+
+@dataclass(frozen=True)
+class FedOpt(Algorithm[OptimizedModels, tuple[()], LocalRun]):
+    """Algorithm 1: any optimizer of the server, with a schedule of its own.
+
+    Args:
+        server_optimizer: an optimizer of `torch.optim`, its rate and other options.
+    """
+
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+
+    server_only = ("moments",)
+
+    def __post_init__(self) -> None:
+        self.server_optimizer.check("--model.algorithm.server_optimizer")
+
+    def shared_init(self, ctx: Context) -> OptimizedModels:
+        """The initial model, and an optimizer that has taken no step."""
+        models = ctx.task.init(1, ctx.seed)
+        return OptimizedModels(models, self.server_optimizer.init(models.parameters))
+
+    def server_step(
+        self, ctx: Context, shared: OptimizedModels, reduced: Reduced, client_ids: Tensor
+    ) -> OptimizedModels:
+        """x_{t+1} = ServerOpt(x_t, -Δ_t, η, t); in float64, since Δ_t may be small beside x_t."""
+        average = exact_average(ctx, shared.models, reduced)
+        parameters = tree.map_leaves(Tensor.double, shared.models.parameters)
+        gradient = tree.sub(parameters, average.parameters)
+        parameters, moments = self.server_optimizer.update(ctx, parameters, gradient, shared.moments)
+        return OptimizedModels(ModelState(parameters, average.buffers), moments)
+
+
 class Moments(NamedTuple):
-    """What the server knows."""
+    """What the server of Algorithm 2 knows."""
 
     models: ModelState  # x_t, leaves [1, ...]
     first: Leaves  # m_t, leaves [1, ...]
@@ -49,7 +90,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
+class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
     """Algorithm 2 but for its second moment, in which the three methods differ."""
 
     server_lr: float = 0.1
@@ -89,7 +130,7 @@ class FedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
 
 
 @dataclass(frozen=True)
-class FedAdagrad(FedOpt):
+class FedAdagrad(AdaptiveFedOpt):
     """The server's steps shrink as squares add up.
 
     Args:
@@ -107,7 +148,7 @@ class FedAdagrad(FedOpt):
 
 
 @dataclass(frozen=True)
-class FedYogi(FedOpt):
+class FedYogi(AdaptiveFedOpt):
     """The second moment follows the squares by steps of their own size.
 
     Args:
@@ -126,7 +167,7 @@ class FedYogi(FedOpt):
 
 
 @dataclass(frozen=True)
-class FedAdam(FedOpt):
+class FedAdam(AdaptiveFedOpt):
     """The second moment is a decaying average of the squares.
 
     Args:

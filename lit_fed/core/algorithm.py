@@ -67,7 +67,7 @@ class MessageSpec(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """Which clients take part in a round, and how they count."""
+    """Which clients take part in a round, how they count, and what the server needs beside them."""
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client's message in the paper; the default of `--model.weighting`."""
@@ -88,6 +88,9 @@ class Participation(NamedTuple):
 
     divided_by: Literal["samples", "features"] = "samples"
     """Each client has its own samples, or its own features of the same samples."""
+
+    needs_public: bool = False
+    """Whether the server's step trains on `ctx.public`, the samples of `--data.public`."""
 
 
 RENAMED = {

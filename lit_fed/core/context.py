@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import Secret
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientData, LocalWork
+from lit_fed.core.types import ClientData, LocalWork, PublicSamples
 
 __all__ = ["Context", "RandomTransform"]
 
@@ -54,6 +54,7 @@ class Context(NamedTuple):
     sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them
     secret: Secret | None = None  # source of protecting noise; None: no privacy
     unprotected: Context | None = None  # the context without protection of samples; None: this one
+    public: PublicSamples | None = None  # of the server, in server steps alone; None: it has none
     stage: str = ""  # stage of the local work, in `client_step`; "": the work has a single one
 
     def seed_of_batches(self, work: LocalWork) -> int:

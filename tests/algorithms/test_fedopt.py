@@ -19,11 +19,13 @@ from federated_round import (
 )
 from references.fedopt_numpy import adaptive, averaged_change
 
-from lit_fed.algorithms import FedAdagrad, FedAdam, FedAvg, FedYogi
+from lit_fed.algorithms import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedOpt, FedYogi
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import as_shared
+from lit_fed.core.server_optimizer import ServerOptimizer
 from lit_fed.core.types import ModelState, Reduced
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8]
 ADAPTIVE = {"adagrad": FedAdagrad, "yogi": FedYogi, "adam": FedAdam}
@@ -145,3 +147,53 @@ def test_small_changes_are_not_lost_in_float32():
     new = federation.algorithm.server_step(federation.context("train"), shared, average, torch.arange(3))
     new = as_shared(new, shared, "FedAdam")
     torch.testing.assert_close(flat(new.first), torch.full((1, 5), 0.5e-7), rtol=1e-5, atol=0)
+
+
+# ---------------------------------------------------------------------- any optimizer
+OPTIONS = {
+    "SGD": {"momentum": 0.9, "nesterov": True}, "Adam": {"amsgrad": True}, "AdamW": {"weight_decay": 0.1},
+    "Adagrad": {}, "Adadelta": {"rho": 0.8}, "Adamax": {}, "NAdam": {}, "RAdam": {"betas": [0.5, 0.9]},
+    "RMSprop": {"centered": True}, "Rprop": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_server_steps_as_an_optimizer_of_pytorch_would(name):
+    """Which goes on from round to round with its own moments, on minus the average change, at a rate that decays."""
+    setting = {"train": make_clients(SIZES), "solver": LocalSolver(lr=0.5)}
+    federation = Federation(FedOpt(ServerOptimizer(name, 0.05, "linear", OPTIONS[name])), **setting)
+    plain = Federation(FedAvg(), **setting)
+    leaf = {one: torch.nn.Parameter(value.clone()) for one, value in federation.shared.models.parameters.items()}
+    optimizer = getattr(torch.optim, name)(leaf.values(), lr=0.05, **OPTIONS[name])
+    for round_idx in range(4):
+        plain.shared, plain.round_idx = plain.shared._replace(models=federation.shared.models), round_idx
+        plain.round()
+        for one, value in leaf.items():
+            value.grad = value.detach() - plain.shared.models.parameters[one]
+        optimizer.param_groups[0]["lr"] = 0.05 / (1 + round_idx)
+        optimizer.step()
+        federation.round()
+        assert distance(federation.shared.models.parameters, tree.map_leaves(torch.detach, leaf)) < 1e-12
+
+
+def test_with_sgd_it_is_fedavgm_and_fedavg():
+    setting = {"train": make_clients(SIZES), "solver": LocalSolver(lr=0.5)}
+    momentum = FedOpt(ServerOptimizer(lr=0.5, options={"momentum": 0.7}))
+    for any_, known in ((momentum, FedAvgM(server_lr=0.5, server_momentum=0.7)), (FedOpt(), FedAvg())):
+        found, expected = (run_rounds(one, **setting).weights for one in (any_, known))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lr": 0.0}, r"lr is 0.0; give a number > 0"),
+        ({"name": "LBFGS"}, r"name is LBFGS; give SGD, Adam, "),
+        ({"options": {"maximize": True}}, r"options has 'maximize'; SGD takes momentum, dampening, "),
+        ({"options": {"momentum": "0.9"}}, r"options: momentum is '0.9'; give a number"),
+        ({"options": {"momentum": -1}}, r"options: Invalid momentum value: -1; give values that torch.optim.SGD takes"),
+    ],
+)
+def test_wrong_options_of_the_optimizer_are_refused(given, message):
+    with pytest.raises(ConfigError, match=f"--model.algorithm.server_optimizer.{message}"):
+        FedOpt(ServerOptimizer(**given))

@@ -43,6 +43,7 @@ from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
+from lit_fed.core.server_optimizer import ServerOptimizer
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
@@ -54,6 +55,7 @@ ROOT = Path(__file__).parents[2]
 
 SMALL: dict[str, dict] = {
     "UCFL": {"warmup_rounds": 1},
+    "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
     "ClusteredFL": {"max_clusters": 3, "relative": True, "mean_norm_below": 0.9, "max_norm_above": 0.0}
     | {"warmup_rounds": 0, "min_cluster_size": 1},

@@ -80,6 +80,7 @@ def fit(
     vertical = algorithm.participation.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     options = {"client_fraction": 1.0 if algorithm.participation.needs_all_clients else 0.7} | (data or {})
+    options |= {"public": Digits()} if algorithm.participation.needs_public else {}
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,
         clients_per_block=2, batch_size=32, **options,

@@ -54,7 +54,11 @@ def fitted(name, tmp_path, **arguments):
     vertical = algorithm.participation.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     data = FederatedDataModule(
-        dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25, batch_size=32
+        dataset,
+        num_clients=None if dataset.natural else 8,
+        unseen_fraction=0.0 if vertical else 0.25,
+        batch_size=32,
+        public=Digits() if algorithm.participation.needs_public else None,
     )
     module = FederatedModule(algorithm, solver_of(name), **arguments)
     trainer = quiet_trainer(2, default_root_dir=tmp_path, check_val_every_n_epoch=3)

@@ -1,0 +1,91 @@
+"""FedDF: the server trains the average of the clients' models on what these models say of public samples.
+
+Lin, Kong, Stich, Jaggi. "Ensemble Distillation for Robust Model Fusion in Federated Learning". NeurIPS 2020.
+https://arxiv.org/abs/2006.07242, Algorithm 1 with AVGLOGITS.
+
+Symbols:
+    x_t   -> shared.models     the global model, leaves [1, ...]
+    x̂_k   -> a message         the model of client k after its local steps, leaves [1, ...]
+    d     -> a batch           of `ctx.public`, whose labels are not looked at
+    N     -> server_steps      steps of distillation in a round
+    η     -> server_optimizer  fresh in each round, its rate by step; the paper takes Adam, 0.001 and `cosine`
+Deviations:
+    The paper stops when the accuracy on held-out samples has not risen for 1,000 steps, after 10,000 at most. Ours: a
+    fixed number of steps, since the server has no samples of the clients' task.
+    As in the paper the ensemble's logits are a plain mean, whatever the clients' samples; the start is their average.
+    Steps of the server take no dropout, and leave running statistics of BatchNorm at the clients' average.
+    Clients have one architecture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, MessageSpec, Participation
+from lit_fed.core.context import Context
+from lit_fed.core.seeds import torch_generator
+from lit_fed.core.server_optimizer import ServerOptimizer
+from lit_fed.core.types import Batch, ModelState, PublicSamples, Reduced
+from lit_fed.errors import check_settings
+
+__all__ = ["FedDF"]
+
+
+@dataclass(frozen=True)
+class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
+    """FedAvg whose average learns from the mean logits of the clients' models, on public samples.
+
+    Args:
+        server_steps: steps of distillation in each round; 0 is FedAvg.
+        server_batch_size: public samples of a step.
+        server_optimizer: the server's optimizer; its schedule counts steps of a round.
+    """
+
+    server_steps: int = 100
+    server_batch_size: int = 128
+    server_optimizer: ServerOptimizer = field(default_factory=lambda: ServerOptimizer("Adam", 1e-3, "cosine"))
+
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(fills_in_absent=False, needs_public=True)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "takes the plain mean of the logits of a round's clients, in which each counts once"
+    }
+
+    def __post_init__(self) -> None:
+        check_settings(self, server_steps=">= 0", server_batch_size=">= 1")
+        self.server_optimizer.check("--model.algorithm.server_optimizer")
+
+    def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
+        """x_{t,0} = Σ_k n_k/n x̂_k, then N steps on KL(mean of logits ‖ prediction) (lines 6-10)."""
+        average = tree.map_leaves(lambda leaf: _weighted_mean(leaf, reduced.weight), reduced.value)
+        student = tree.map_leaves(lambda mean, old: mean.to(old.dtype), average, shared.models)
+        teachers = tree.map_leaves(lambda leaf: leaf.squeeze(1), reduced.value)  # one axis for all models, [C, ...]
+        moments = self.server_optimizer.init(student.parameters)
+        assert ctx.public is not None
+        order = torch_generator(ctx.seed, ctx.round_idx, 0, "public")
+        for step in range(self.server_steps):
+            batch = self._batch(ctx, ctx.public, teachers, order)
+            _, gradient, _ = ctx.task.value_and_grad(student, batch, training=False)
+            at = ctx._replace(round_idx=step, num_rounds=self.server_steps)
+            parameters, moments = self.server_optimizer.update(at, student.parameters, gradient, moments)
+            student = ModelState(parameters, student.buffers)
+        return GlobalModels(student)
+
+    def _batch(self, ctx: Context, public: PublicSamples, teachers: ModelState, order: torch.Generator) -> Batch:
+        """Public samples, with what the ensemble predicts as their labels."""
+        size = min(self.server_batch_size, len(public.x))
+        rows = torch.randperm(len(public.x), generator=order)[:size].to(public.x.device)
+        logits = ctx.task.outputs(teachers, public.x[rows]).mean(1)
+        labels = torch.zeros_like(logits if ctx.task.target.vectors else logits[..., 0], dtype=torch.int64)
+        y = ctx.task.soft_labels(logits, labels, share=0.0)
+        return Batch(public.x[rows], y, rows, torch.ones(size, device=rows.device))
+
+
+def _weighted_mean(leaf: Tensor, weight: Tensor) -> Tensor:
+    """Mean of rows [C, ...] by weights [C], in float64."""
+    return torch.einsum("c,c...->...", weight / weight.sum(), leaf.double())
