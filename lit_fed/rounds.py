@@ -155,7 +155,7 @@ class FederatedRounds:
         """
         ids = torch.arange(train.num_clients)
         works = [one.work for one in self.algorithm.phases(self.context("plan"), ids)]
-        works = [one for one in works if one.epochs is not None or one.steps is not None]
+        works = [one for one in works if one.is_training]
         if not works:
             return ""
         number = int(torch.stack([self._idle(train, ids, work) for work in works]).all(0).sum())

@@ -323,13 +323,15 @@ def as_arrays(split: Split) -> list[tuple]:
     return [(client.x.numpy(), client.y.double().numpy()) for client in clients]
 
 
-def batch_orders(federation: Federation, phase: str = "train", work: LocalWork | None = None, train=None) -> list[list]:
+def batch_orders(
+    federation: Federation, phase: str = "train", work: LocalWork | None = None, train=None, stage=""
+) -> list[list]:  # fmt: skip
     """The batches of every client in the coming round: arrays [B], with several streams [K, B]."""
     train, work = train or federation.train, work or federation.solver.work
     plan = make_plan(
         train.sizes.tolist(), [one + train.first_id for one in range(train.num_clients)], work,
         batch_size=federation.batch_size, seed=federation.terms.seed_of_batches(work),
-        round_idx=federation.round_idx, phase=phase,
+        round_idx=federation.round_idx, phase=phase, stage=stage,
     )  # fmt: skip
     index, counts = plan.index.numpy(), plan.counts.numpy()
     streams = slice(None) if work.batches_per_step > 1 else 0

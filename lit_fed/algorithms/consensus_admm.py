@@ -78,7 +78,8 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """An exact solve fits the samples at once."""
-        return {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else {}
+        reasons = {"personal_parts": "has a consensus constraint on all leaves"}
+        return reasons | {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else reasons
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial z; networks that an exact solve cannot take are refused."""

@@ -81,7 +81,10 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """If clients take turns, each is alone in its message, and their number shows."""
-        reasons = {"size_sampling": "lets the centre gain what the workers lose, each of them once"}
+        reasons = {
+            "size_sampling": "lets the centre gain what the workers lose, each of them once",
+            "personal_parts": "lets workers send their models of before the local steps",
+        }
         if self.mode == "asynchronous":
             reasons["privacy"] = "takes one client after another with mode asynchronous"
         return reasons

@@ -122,6 +122,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "takes clients as they come in, and not each with a probability of its own",
         "encoded_broadcast": "has clients on their way that were sent older ones",
+        "personal_parts": "lets clients start from models of some steps ago",
     }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who comes in when follows the clients' numbers",
@@ -229,8 +230,8 @@ def staleness_weight(staleness: Tensor) -> Tensor:
     """s(τ) = 1/√(1 + τ), float64.
 
     Example:
-        >>> staleness_weight(torch.tensor([0, 1, 8])).tolist()
-        [1.0, 0.7071067811865475, 0.3333333333333333]
+        >>> staleness_weight(torch.tensor([0, 3, 8])).tolist()
+        [1.0, 0.5, 0.3333333333333333]
     """
     return (1 + staleness.double()).sqrt().reciprocal()
 

@@ -371,6 +371,7 @@ def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
         told = f"reports {start.reports} to the server by {named}; {other}"
         reasons |= dict.fromkeys(("privacy", "secure_sums", "robust", "deployment"), told)
         reasons["local_norm"] = f"exchanges components by {named}, whose normalisation clients would keep; {other}"
+        reasons["personal_parts"] = f"exchanges components by {named}, whose personal parts clients would keep; {other}"
     if algorithm._by_responsibility or algorithm.average == "rescaled":
         weighs = "averages by mixture weights that each client sends; give --model.algorithm.average samples or auto"
         reasons |= dict.fromkeys(("privacy", "robust", "deployment"), weighs)

@@ -63,7 +63,10 @@ class FedPer(Personal[BaseLayers, Head, LocalRun]):
     private_layers: int = 1
     unseen_epochs: int = 1
 
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the private head"}
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "the private head",
+        "personal_parts": "keeps a private head itself",
+    }
 
     def __post_init__(self) -> None:
         check_settings(self, private_layers=">= 0", unseen_epochs=">= 0")

@@ -64,7 +64,10 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
 
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "gradients beside the local solver"}
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "gradients beside the local solver",
+        "personal_parts": "lets clients send gradients without a local step of their own",
+    }
     server_only = ("optimizer",)
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its clients send gradients, so a normalisation that they keep would never be trained"

@@ -121,9 +121,10 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ClusterRun, data: ClientData) -> ClientResult:
         """s_i and θ̃_i go to the server: one model and ⌈log2 k⌉ bits up, for k models down."""
-        weight, names, spare = ctx.client_weight(data), self._common(ctx), self.num_clusters - 1
+        weight, names, spare = ctx.client_weight(data), self._common(ctx) - ctx.private, self.num_clusters - 1
         common = [leaf for part in work.models for name, leaf in part.items() if name in names]
-        up, down = tree.bits(work.models) + spare.bit_length(), tree.bits(shared.models) - spare * tree.bits(common)
+        up, down = (tree.bits(one, ctx.private) for one in (work.models, shared.models))
+        up, down = up + spare.bit_length(), down - spare * tree.bits(common)
         mixture = one_hot(work.cluster, self.num_clusters, ctx.task.dtype)
         sent = () if ctx.phase == "adapt" else choose(work.models, mixture)
         message = Message(sent, weight, torch.full_like(weight, up), torch.full_like(weight, down))

@@ -94,7 +94,10 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the responsibilities"}
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "the responsibilities",
+        "personal_parts": "has a consensus constraint on all leaves",
+    }
 
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its server adds up changes of whole models, the clients' normalisation among them"

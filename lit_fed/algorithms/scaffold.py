@@ -131,7 +131,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         control = tree.map_leaves(lambda new, old: torch.where(moved, new, old), renewed, work.control)
         update = ScaffoldUpdate(work.models, tree.sub(control, work.control))
         weight = ctx.client_weight(data)
-        message = Message(update, weight, bits_down=torch.full_like(weight, tree.bits(shared)))
+        message = Message(update, weight, bits_down=torch.full_like(weight, tree.bits(shared, ctx.private)))
         return ClientResult(message, Control(control), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def _renewed(self, ctx: Context, shared: Controlled, work: ControlledRun, data: ClientData) -> dict[str, Tensor]:

@@ -100,6 +100,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     incompatible: ClassVar[dict[str, str]] = {
         "deployment": "needs rows of the same samples at all parties, which somebody has to align first",
         "loss": "solves for the loss of the joint outputs in closed form",
+        "personal_parts": "divides one linear model by features",
     }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "party 0 holds the labels",

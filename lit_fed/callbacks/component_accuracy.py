@@ -16,8 +16,6 @@ from lit_fed.system.packages import pd
 from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
-from lit_fed.wrappers.base import WrappedState
-from lit_fed.wrappers.fedbn import NormState
 
 __all__ = ["ComponentAccuracy", "component_table", "components_in_words"]
 
@@ -82,7 +80,7 @@ def measure_components(module: FederatedModule, block: ServingBlock, tables: lis
 
 def with_one_component(states: Tree, component: int) -> Tree:
     """The states of clients, leaves [C, ...], with the weight 1 on one component and 0 on the others."""
-    if isinstance(states, NormState | WrappedState):
+    if hasattr(states, "inner"):  # under a wrapper
         return states._replace(inner=with_one_component(states.inner, component))
     mixture = torch.zeros_like(states.mixture)
     mixture[..., component] = 1

@@ -114,15 +114,15 @@ def augmented_inputs(ctx: Context, work: LocalWork, x: Tensor, client_id: int, s
         work: the local work of the phase.
         x: inputs [B, ...] or [K, B, ...] of the client's samples, without padding; left as they are.
         client_id: the client.
-        step: which of its local steps in this phase, from 0.
+        step: which of its local steps in this stage of the phase, from 0.
 
     Returns:
         `x` itself where nothing is augmented, else a new tensor of its shape.
     """
     if ctx.augmentation is None:
         return x
-    seed = ctx.seed_of_batches(work)
-    return ctx.augmentation(x, seed_of(seed, ctx.round_idx, client_id, f"augment/{ctx.phase}/{step}"))
+    seed, within = ctx.seed_of_batches(work), f"{ctx.phase}/{ctx.stage}" if ctx.stage else ctx.phase
+    return ctx.augmentation(x, seed_of(seed, ctx.round_idx, client_id, f"augment/{within}/{step}"))
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty, StepInputs
+from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientResult, ModelState, Tree
 from lit_fed.errors import ClientError
@@ -92,19 +94,30 @@ class _GraphedSolver(LocalSolver):
         if not alike:
             return LocalSolver._advance(self, task, given, with_loss=with_loss)
         penalty, number = _split(given.penalty)
+        objective = given.objective
+        function = None if objective is None else _function(objective)
+        if objective is not None and function is None:
+            return LocalSolver._advance(self, task, given, with_loss=with_loss)
         width = 1 << (len(batch.x) - 1).bit_length()
-        given = given._replace(batch=_padded(batch, width), weight=_padded(weight, width), penalty=penalty)
-        key = (id(task.network), number, weight is None, torch.is_autocast_enabled(given.lr.device.type), _form(given))
+        pad = _padded if objective is None else _filled  # an objective need not be finite at zeros
+        operands = None if objective is None else (objective.constants, pad(objective.rows, width))
+        padded = pad(batch, width)._replace(mask=_padded(batch.mask, width))
+        given = given._replace(batch=padded, weight=_padded(weight, width), penalty=penalty, objective=None)
+        autocast = torch.is_autocast_enabled(given.lr.device.type)
+        key = (id(task.network), number, weight is None, autocast, function, _form((given, operands)))
         if key not in self.recorded:
             task = replace(task, memory=None)
 
-            def step(given: StepInputs) -> Tree:
+            def step(arguments: tuple[StepInputs, Tree]) -> Tree:
+                given, own = arguments
                 penalty = given.penalty
                 whole = penalty if number is None or penalty is None else penalty._replace(weight=number)
+                if objective is not None:
+                    given = given._replace(objective=objective._replace(constants=own[0], rows=own[1]))
                 return LocalSolver._advance(self, task, given._replace(penalty=whole), with_loss=True)
 
-            self.recorded[key] = Recorded(step, given)
-        return self.recorded[key](given)  # type: ignore[no-any-return]
+            self.recorded[key] = Recorded(step, (given, operands))
+        return self.recorded[key]((given, operands))  # type: ignore[no-any-return]
 
 
 def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:
@@ -112,6 +125,20 @@ def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:
     if penalty is None or isinstance(penalty.weight, Tensor):
         return penalty, None
     return penalty._replace(weight=None), penalty.weight  # type: ignore[arg-type] # None is an empty tree
+
+
+def _function(objective: Objective) -> Any:
+    """What identifies the loss of an objective; None if it could differ in each step, as a closure could."""
+    loss = objective.loss
+    plain, owner = getattr(loss, "__func__", loss), getattr(loss, "__self__", None)  # owner: a frozen algorithm
+    if not isinstance(plain, FunctionType) or plain.__closure__ or plain.__defaults__ or plain.__kwdefaults__:
+        return None
+    return plain.__module__, plain.__code__, id(owner), objective.uses_features, objective.over_batch
+
+
+def _filled(rows: Tree, width: int) -> Tree:
+    """Pad leaves [B, ...] to [width, ...] with copies of the first row."""
+    return tree.map_leaves(lambda leaf: torch.cat([leaf, leaf[:1].expand(width - len(leaf), *leaf.shape[1:])]), rows)
 
 
 def _padded(rows: Tree, width: int) -> Tree:

@@ -28,7 +28,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
-from lit_fed.core.types import Batch, ClientData, ClientResult, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Tree
 from lit_fed.errors import ClientError, NotFiniteError
 from lit_fed.system.machine import keep_freed_memory
 
@@ -93,7 +93,7 @@ class SequentialTrainer:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
         batches = self._batches(job, row, client_id, data)
-        first = next(batches, None)
+        stage, first = next(batches, ("", None))
         shares_pass = self.shares_passes and ctx.task.one_by_one and ctx.task.same_in_training
         # per-sample gradients need their own passes
         shares_pass = shares_pass and ctx.augmentation is None and not job.block.phase.work.sample_rate
@@ -113,8 +113,11 @@ class SequentialTrainer:
             optimizer = tree.row(job.optimizers, row)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=optimizer)
-            for batch in () if first is None else chain([first], batches):
+            for now, batch in () if first is None else chain([(stage, first)], batches):
+                if now != ctx.stage:
+                    ctx = ctx._replace(stage=now)
                 work = call(algorithm.client_step, work, batch)
+            ctx = ctx._replace(stage="") if ctx.stage else ctx
             result = call(algorithm.client_final, work, data)
             return result, work.optimizer if job.keeps_optimizers else optimizer
 
@@ -160,14 +163,20 @@ class SequentialTrainer:
             positions.append(index)
         return parts[0] if first is None and len(parts) == 1 else torch.cat(parts)[torch.cat(positions).argsort()]
 
-    def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[Batch]:
+    def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[tuple[str, Batch]]:
+        """The batch of each local step, with the name of its stage."""
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0
+        for stage, work in job.block.phase.work.by_stage:
+            ctx = job.ctx._replace(stage=stage)
+            yield from ((stage, batch) for batch in self._batches_of(ctx, work, job.batch_size, size, client_id, data))
+
+    def _batches_of(
+        self, ctx: Context, work: LocalWork, batch_size: int, size: int, client_id: int, data: ClientData
+    ) -> Iterator[Batch]:
         plan = make_plan(
-            [size], [client_id], job.block.phase.work,
-            batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
-            round_idx=job.ctx.round_idx, phase=job.ctx.phase, smallest_batch=job.ctx.task.smallest_batch,
+            [size], [client_id], work, batch_size=batch_size, seed=ctx.seed_of_batches(work), round_idx=ctx.round_idx,
+            phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch,
         )  # fmt: skip
-        ctx, work = job.ctx, job.block.phase.work
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             width = max(count, 1)  # an empty Poisson batch is one masked sample
             index = positions[:, :width] if len(positions) > 1 else positions[0, :width]

@@ -36,6 +36,7 @@ from lit_fed.wrappers.compression.codecs.base import Scope
 from lit_fed.wrappers.compression.wrapper import Compression, Feedback
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.personal import PersonalSettings
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
@@ -61,6 +62,11 @@ class ModelSettings(NamedTuple):
     client_memory_gb: float
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
+    personal: list[str] | str | None
+    personal_training: Literal["joint", "alternating"]
+    personal_epochs: int | None
+    personal_lr: float | None
+    personal_unseen_epochs: int | None
     trainable: list[str] | str | None
     lora_rank: int | None
     lora_targets: list[str] | str | None
@@ -86,6 +92,7 @@ class ModelSettings(NamedTuple):
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
         self.adapters.check()
+        self.personal_parts.check()
         wanted_metrics(self.metrics)
         self.check_combination()
 
@@ -112,7 +119,7 @@ class ModelSettings(NamedTuple):
         return Compatibility(
             self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
-            batch_norm=self.batch_norm, **known,
+            batch_norm=self.batch_norm, personal=self.personal_parts, **known,
         )  # fmt: skip
 
     @property
@@ -120,6 +127,14 @@ class ModelSettings(NamedTuple):
         """Low-rank adapters of the frozen layers."""
         targets = None if self.lora_targets is None else list(names_of(self.lora_targets))
         return LowRankAdapters(self.lora_rank, targets, self.lora_alpha)
+
+    @property
+    def personal_parts(self) -> PersonalSettings:
+        """Leaves that stay with their client."""
+        parts = None if self.personal is None else list(names_of(self.personal))
+        return PersonalSettings(
+            parts, self.personal_training, self.personal_epochs, self.personal_lr, self.personal_unseen_epochs
+        )
 
     @property
     def codecs(self) -> Compression:
@@ -137,8 +152,9 @@ class ModelSettings(NamedTuple):
     def wrapped(self) -> Any:
         """The given algorithm inside its wrappers."""
         return surround(
-            self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
-            secure_aggregation=self.secure_aggregation, robustness=self.robustness, faults=self.faults,
+            self.algorithm, batch_norm=self.batch_norm, personal=self.personal_parts, compression=self.codecs,
+            privacy=self.privacy, secure_aggregation=self.secure_aggregation, robustness=self.robustness,
+            faults=self.faults,
         )  # fmt: skip
 
     @property
@@ -198,6 +214,11 @@ class Session(NamedTuple):
             secret=None if privacy is None else privacy.secret(),
         )  # fmt: skip
         check_augmented_steps(algorithm, settings.name, terms)
+        if settings.personal_training == "alternating" and not _takes_steps(algorithm, terms):
+            raise ConfigError(
+                "--model.personal_training is alternating, which puts steps of personal leaves ahead of local steps, "
+                f"and {settings.name} takes none with these settings; give joint"
+            )
         shared = algorithm.shared_init(terms)
         settings.codecs.check_models(algorithm, terms, shared)
         return cls(algorithm, terms, shared, choose)
@@ -207,6 +228,7 @@ def surround(
     algorithm: Algorithm,
     *,
     batch_norm: Literal["average", "local"] = "average",
+    personal: PersonalSettings = PersonalSettings(),  # noqa: B008 - a tuple
     compression: Compression = Compression(),  # noqa: B008 - frozen
     privacy: Privacy | None = None,
     secure_aggregation: SecureAggregation | None = None,
@@ -215,11 +237,14 @@ def surround(
 ) -> Any:
     """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
 
-    From the inside out: FedBN, faults, compression, privacy, secure sums, robust rules, compression of the broadcast.
-    At a client the innermost acts first, at the server the outermost. Clipping is the last step of a client before
-    messages are added up, since the bound has to hold for what is added.
+    From the inside out: personal parts or FedBN, faults, compression, privacy, secure sums, robust rules, compression
+    of the broadcast. At a client the innermost acts first, at the server the outermost. Clipping is the last step of a
+    client before messages are added up, since the bound has to hold for what is added.
     """
-    wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
+    if personal.parts is None:
+        wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
+    else:
+        wrapped = personal.around(algorithm, with_norm=batch_norm == "local")
     wrapped = wrapped if faults is None else faults.around(wrapped)
     wrapped = compression.around(wrapped)
     for one in (privacy, secure_aggregation):
@@ -233,17 +258,20 @@ def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
     Raises:
         ConfigError: naming the algorithm.
     """
-    if ctx.augmentation is None:
-        return
+    if ctx.augmentation is not None and not _takes_steps(algorithm, ctx):
+        raise ConfigError(
+            f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
+            "leave it out"
+        )
+
+
+def _takes_steps(algorithm: Any, ctx: Context) -> bool:
     everybody = torch.arange(ctx.num_clients)
     for round_idx in range(min(ctx.num_rounds, ROUNDS_LOOKED_AT)):  # coins may leave some rounds without steps
         phases = algorithm.phases(ctx._replace(phase="plan", round_idx=round_idx), everybody)
         if any(phase.work.trains for phase in phases):
-            return
-    raise ConfigError(
-        f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
-        "leave it out"
-    )
+            return True
+    return False
 
 
 def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: int) -> None:

@@ -156,6 +156,14 @@ class VectorizedTrainer:
             raise _blame(job, stage, error) from error
 
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
+        """Take the local steps, stage after stage: clients of different sizes change from one to the next together."""
+        phase = job.block.phase
+        for stage, part in phase.work.by_stage:
+            block = job.block._replace(phase=phase._replace(work=part))
+            work = self._stage(job._replace(ctx=job.ctx._replace(stage=stage), block=block), work, sizes)
+        return work
+
+    def _stage(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         plan, rows, mask = self._plan(job, sizes)
         ids = job.block.phase.client_ids
         if job.block.phase.work.straggler_fraction:  # the largest client need not take the most steps
@@ -198,7 +206,8 @@ class VectorizedTrainer:
         plan = make_plan(
             sizes.masked_fill(placeholder, 0).tolist(), client_ids.tolist(), job.block.phase.work,
             batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
-            round_idx=job.ctx.round_idx, phase=job.ctx.phase, smallest_batch=job.ctx.task.smallest_batch,
+            round_idx=job.ctx.round_idx, phase=job.ctx.phase, stage=job.ctx.stage,
+            smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
         starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]

@@ -49,9 +49,11 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 """Settings whose classes come from elsewhere, so that there is no list of them."""
 
 RELATIVES = {
-    "fedrep": "FedPer", "fedbabu": "FedPer", "lgfedavg": "FedPer", "fedrod": "FedPer", "fedalt": "FedPer",
-    "fedsim": "FedPer", "fedamp": "FedFOMO", "fedala": "APFL", "feddyn": "SCAFFOLD", "mime": "SCAFFOLD",
-    "mimelite": "SCAFFOLD", "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg", "reptile": "PerFedAvg",
+    **dict.fromkeys(["fedrep", "fedalt"], "FedAvg with --model.personal [head] --model.personal_training alternating"),
+    "fedsim": "FedAvg with --model.personal [head]", "lgfedavg": "FedAvg with --model.personal [body]",
+    "fedbabu": "FedPer", "fedrod": "FedPer", "fedamp": "FedFOMO", "fedala": "APFL", "feddyn": "SCAFFOLD",
+    "mime": "SCAFFOLD", "mimelite": "SCAFFOLD", "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
+    "reptile": "PerFedAvg",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",

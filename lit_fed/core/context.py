@@ -54,6 +54,7 @@ class Context(NamedTuple):
     sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them
     secret: Secret | None = None  # source of protecting noise; None: no privacy
     unprotected: Context | None = None  # the context without protection of samples; None: this one
+    stage: str = ""  # stage of the local work, in `client_step`; "": the work has a single one
 
     def seed_of_batches(self, work: LocalWork) -> int:
         """Seed of batches, augmentation and dropout of local work.

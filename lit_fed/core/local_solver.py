@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import check_settings
@@ -41,6 +42,7 @@ class StepInputs(NamedTuple):
     lr: Tensor
     weight: Tensor | None
     penalty: Penalty | None
+    objective: Objective | None
 
 
 @dataclass(frozen=True)
@@ -154,26 +156,27 @@ class LocalSolver:
 
     def step(
         self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
-        weight: Tensor | None = None, penalty: Penalty | None = None,
+        weight: Tensor | None = None, penalty: Penalty | None = None, objective: Objective | None = None,
     ) -> tuple[ModelState, OptimizerState, Tensor]:  # fmt: skip
         """One step of every model on one batch, each sample's loss multiplied by `weight` [B, M].
 
-        The gradient of a `penalty` is added to that of the loss before clipping, weight decay and momentum.
+        The gradient of a `penalty` is added to that of the loss before clipping, weight decay and momentum. An
+        `objective` replaces the loss of the task.
 
         Returns:
             The new models, the new optimizer state and the loss before the step without the penalty, [M].
         """
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty)
+        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective)
         models, optimizer, loss = self._advance(task, given, with_loss=True)
         assert loss is not None
         return models, optimizer, loss
 
     def step_without_loss(
         self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
-        weight: Tensor | None = None, penalty: Penalty | None = None,
+        weight: Tensor | None = None, penalty: Penalty | None = None, objective: Objective | None = None,
     ) -> tuple[ModelState, OptimizerState]:  # fmt: skip
         """`step` without the loss, which saves computing it where possible."""
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty)
+        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective)
         return self._advance(task, given, with_loss=False)[:2]
 
     def _advance(
@@ -181,27 +184,28 @@ class LocalSolver:
     ) -> tuple[ModelState, OptimizerState, Tensor | None]:
         if task.one_by_one:
             return self._advance_each(task, given)
-        models, optimizer, batch, lr, weight, penalty = given
-        loss, gradient, buffers = self._gradient(task, models, batch, weight, with_loss=with_loss)
+        models, optimizer, batch, lr, weight, penalty, objective = given
+        loss, gradient, buffers = self._gradient(task, models, batch, weight, objective, with_loss=with_loss)
         if penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, penalty.gradient(models.parameters))
         parameters, optimizer = self._updated(models.parameters, gradient, optimizer, lr)
         return ModelState(parameters, buffers), optimizer, loss
 
     def _gradient(
-        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, *, with_loss: bool
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, objective: Objective | None, *,
+        with_loss: bool,
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """The loss before the step [M], which may be None without `with_loss`, its gradient, and the new buffers."""
         if with_loss:
-            return task.value_and_grad(models, batch, weight)
-        return None, *task.grad(models, batch, weight)
+            return task.value_and_grad(models, batch, weight, objective=objective)
+        return None, *task.grad(models, batch, weight, objective=objective)
 
     def _advance_each(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         """Update the models in turn, each while its gradient is in the caches, without copying the result."""
-        models, optimizer, batch, lr, weight, penalty = given
+        models, optimizer, batch, lr, weight, penalty, objective = given
         new, first, second = (_room_for(part) for part in (models.parameters, optimizer.first, optimizer.second))
         each = []
-        for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight)):
+        for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight, objective=objective)):
             model = slice(m, m + 1)
             old, moments = tree.index((models.parameters, (optimizer.first, optimizer.second)), model)
             raised = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}

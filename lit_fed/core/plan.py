@@ -50,6 +50,8 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
 
 def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
     """`num_steps` for each of these numbers of samples, [C] float64, so that large settings cannot overflow."""
+    if work.stages:
+        return np.sum([steps_of(sizes, one, batch_size, smallest_batch) for _, one in work.by_stage], axis=0)  # type: ignore[no-any-return]
     if work.sample_rate:
         per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
     else:
@@ -59,7 +61,7 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch
 
 def without_steps(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
     """Mask of the clients that take no step in a phase of local training, [C] bool."""
-    if work.epochs is None and work.steps is None:  # no local steps in this phase
+    if not work.is_training:
         return np.zeros(len(sizes), dtype=bool)
     idle: np.ndarray = steps_of(sizes, work, batch_size, smallest_batch) == 0
     return idle
@@ -78,30 +80,31 @@ def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) 
 
 def make_plan(
     sizes: Sequence[int], client_ids: Sequence[int], work: LocalWork, *, batch_size: int, seed: int, round_idx: int,
-    phase: str, smallest_batch: int = 1,
+    phase: str, stage: str = "", smallest_batch: int = 1,
 ) -> Plan:  # fmt: skip
-    """Plans of clients, padded to the longest.
+    """Plans of clients for one stage, padded to the longest.
 
     Args:
         sizes: samples of each client, [C].
         client_ids: identities, [C].
-        work: epochs or steps, batch size, batches per step.
+        work: epochs or steps, batch size, batches per step; of this stage.
         batch_size: default batch size.
         seed: training seed.
         round_idx: round, from 0.
         phase: name of the phase; each phase shuffles anew.
+        stage: name of the stage; each stage shuffles anew, and a straggler is one in all stages of a phase.
         smallest_batch: a smaller last batch of a pass is dropped; each pass drops other samples.
     """
     samples = np.array(sizes, dtype=np.int64)
     steps, widths = steps_of(samples, work, batch_size, smallest_batch), _batch_sizes(samples, work, batch_size)
     longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
     _require_room(longest, len(sizes) * work.batches_per_step * width)
-    steps = steps.astype(np.int64)
+    steps, purpose = steps.astype(np.int64), f"plan/{phase}/{stage}" if stage else f"plan/{phase}"
     if work.straggler_fraction:
         whole = zip(steps.tolist(), client_ids, strict=True)
         steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in whole], dtype=np.int64)
     if work.sample_rate:
-        return _drawn(sizes, generators(seed, round_idx, client_ids, f"plan/{phase}"), steps, work)
+        return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)
     per_pass = _steps_per_pass(samples, widths, smallest_batch)
     longest = int(steps.max(initial=0))  # stragglers take fewer
     # a client whose batches are narrower than `width` has one batch per pass, so the samples of a pass are consecutive
@@ -110,7 +113,7 @@ def make_plan(
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
     numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass)
-    rngs = generators(seed, round_idx, client_ids, f"plan/{phase}")
+    rngs = generators(seed, round_idx, client_ids, purpose)
     each = zip(sizes, rngs, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
     for row, (size, rng, taken, kept, batches, in_a_pass) in enumerate(each):
         if taken:

@@ -3,7 +3,7 @@
 The target defines losses, the stacked network gives outputs, and here are the gradients. There are three ways to a
 gradient, equal up to rounding; each is needed for speed:
 
-    closed form   affine networks: matrix products of all models at once, without autograd
+    closed form   affine networks: matrix products of all models at once, without autograd; not for an `Objective`
     passes        networks in a loop, each model's graph alone in memory; narrow convolutions of several models in one
                   joint pass; the pass of an E-step on the same samples is taken over (`ForwardMemory`)
     vmap          clients that run at once: autograd's `backward` cannot run inside `torch.func.vmap`
@@ -11,9 +11,10 @@ gradient, equal up to rounding; each is needed for speed:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from lit_fed.core import tree
 from lit_fed.core.networks.layers import at_rest, frozen_leaves
 from lit_fed.core.networks.products import AffineMap
 from lit_fed.core.networks.stacked_network import (
-    Forward,
     Pass,
     StackedNetwork,
     check_network,
@@ -32,7 +32,7 @@ from lit_fed.core.networks.stacked_network import (
     initial_seeds,
     num_models_of,
 )
-from lit_fed.core.targets import Criterion, Target
+from lit_fed.core.targets import Criterion, ModelView, Objective, Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
 __all__ = ["Task"]
@@ -145,8 +145,9 @@ class Task(StackedNetwork):
         return self.target if self.criterion is None else self.criterion
 
     def value_and_grad(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True,
+        objective: Objective | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, ℓ being the loss of `trained_on`.
 
         The sum is divided by the number of samples, not by the sum of weights (FedEM's surrogate).
@@ -157,28 +158,29 @@ class Task(StackedNetwork):
             weight: [B, M]; None: 1.
             training: training mode; else without dropout and with running statistics of BatchNorm, so that the
                 gradient is a sum over samples.
+            objective: gives ℓ instead.
 
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
         """
-        if self.one_by_one:
-            each = self.each_gradient(models, batch, weight, training=training)
+        if self.one_by_one or (objective is not None and self.model_axis == "loop"):
+            each = self.each_gradient(models, batch, weight, training=training, objective=objective)
             return tree.stack(list(each))  # type: ignore[no-any-return]
         share = self._share(models, batch, weight)
-        if self.closed_form is not None:
+        if self.closed_form is not None and objective is None:
             outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
             return (self.trained_on.losses(outputs, y) * share).sum(0), gradient, models.buffers
         self.set_mode(training)
-        return self._by_vmap(models, batch, share, training=training)
+        return self._by_vmap(models, batch, share, training=training, objective=objective)
 
     def grad(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, objective: Objective | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """`value_and_grad` without the loss, which saves computing it where possible."""
-        if self.closed_form is not None:
+        if self.closed_form is not None and objective is None:
             share = self._share(models, batch, weight)
             return self._closed_form(self.closed_form, models, batch, share)[2], models.buffers
-        return self.value_and_grad(models, batch, weight)[1:]
+        return self.value_and_grad(models, batch, weight, objective=objective)[1:]
 
     @property
     def one_by_one(self) -> bool:
@@ -186,36 +188,56 @@ class Task(StackedNetwork):
         return self.model_axis == "loop" and self.closed_form is None
 
     def each_gradient(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True,
+        objective: Objective | None = None,
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:  # fmt: skip
         """The results of `value_and_grad` model by model, without their leading axis.
 
         Unused parameters have gradient 0.
         """
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
+        features = objective is not None and objective.uses_features
         self.set_mode(training)
         passes: Iterator[Pass]
-        if known:
+        if known and not features:  # an E-step keeps outputs only
             passes = (known.pop(0) for _ in range(len(known)))  # each is freed after its gradient
         else:
-            passes = self.passes(models, batch.x, training=training, per_model=per_model)
+            known.clear()
+            passes = self.passes(models, batch.x, training=training, per_model=per_model, features=features)
+        each = [None] * share.shape[1] if objective is None else objective.of_models(share.shape[1])
         for m, one in enumerate(passes):
             if one.is_joint:
-                yield from self._each_of_joint(one, batch.y, share)
+                yield from self._each_of_joint(one, batch, share, each)
                 continue
             y = batch.y[m] if per_model else batch.y  # soft labels need no view
             with torch.enable_grad():
-                loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
+                losses = self._losses_of(one, y, each[m], batch.mask[m] if per_model else batch.mask)
+                loss = (losses * share[:, m]).sum()
+            if objective is not None:
+                self.set_mode(training)  # its loss may have evaluated other models
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers
 
+    def _losses_of(self, one: Pass, y: Tensor, objective: Objective | None, mask: Tensor | None) -> Tensor:
+        """Loss of each sample in the pass of one model, [B]; the objective is that of this model."""
+        if objective is None:
+            return self.trained_on.losses(one.outputs, y)
+        head = partial(self._call_head, one.parameters, one.buffers)
+        view = ModelView(one.outputs, y, objective.constants, objective.rows, head, self.trained_on, one.features)
+        return objective.each(view._replace(real=mask) if objective.over_batch else view)
+
     def _each_of_joint(
-        self, one: Pass, y: Tensor, share: Tensor
+        self, one: Pass, batch: Batch, share: Tensor, objectives: Sequence[Objective | None]
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
         """`each_gradient` from one pass of all models."""
         with torch.enable_grad():
-            labels = self.target.for_models(y.unsqueeze(1), one.outputs)
-            losses = (self.trained_on.losses(one.outputs, labels) * share).sum(0)
+            if objectives[0] is None:
+                labels = self.target.for_models(batch.y.unsqueeze(1), one.outputs)
+                each = self.trained_on.losses(one.outputs, labels)
+            else:
+                rows = [self._losses_of(one.of_model(m), batch.y, own, batch.mask) for m, own in enumerate(objectives)]
+                each = torch.stack(rows, dim=1)
+            losses = (each * share).sum(0)
         gradient, losses = _gradient(losses.sum(), one.parameters), losses.detach()
         for m in range(len(losses)):
             yield losses[m], {name: leaf[m] for name, leaf in gradient.items()}, tree.index(one.buffers, m)
@@ -257,7 +279,7 @@ class Task(StackedNetwork):
         """The Hessian-vector product of one model: the gradient of ⟨gradient, vector⟩."""
 
         def along(parameters: dict[str, Tensor]) -> Tensor:
-            gradient = grad(lambda leaves: self.objective(leaves, buffers, x, y, share)[0])(parameters)
+            gradient = grad(lambda leaves: self.weighted_loss(leaves, buffers, x, y, share)[0])(parameters)
             return torch.stack([(gradient[name] * leaf).sum() for name, leaf in vector.items()]).sum()
 
         return grad(along)(parameters)  # type: ignore[no-any-return]
@@ -281,26 +303,46 @@ class Task(StackedNetwork):
         gradient = affine.gradient(batch.x, residual, per_model)
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
-    def objective(
+    def weighted_loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
-        call: Forward | None = None,
+        call: Callable[..., Any] | None = None, objective: Objective | None = None, mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
         """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and the new buffers.
 
-        `call` computes outputs from x if x are not the inputs of the whole network.
+        Args:
+            parameters: of the model.
+            buffers: of the model.
+            x: inputs of `call`.
+            y: labels.
+            share: factor of each sample, [B].
+            call: see `_begun`; None: the whole network.
+            objective: of this model; None: the loss of `trained_on`.
+            mask: [B], for an objective.
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
-        outputs = self._wide((call or self._call)(parameters, buffers, x))
-        return (self.trained_on.losses(outputs, y) * share).sum(), buffers
+        features = objective is not None and objective.uses_features
+        one = self._passed(parameters, buffers, x, call or self._call, features=features)
+        return (self._losses_of(one, y, objective, mask) * share).sum(), buffers
 
     def _by_vmap(
-        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool
+        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
-        call, x = (self._call, batch.x) if per_model else self._begun(batch.x, training=training)
-        function = vmap(grad_and_value(partial(self.objective, call=call), has_aux=True), in_dims=(0, 0, axis, axis, 1))
-        gradient, (loss, buffers) = function(models.parameters, models.buffers, x, batch.y, share)
+        features = objective is not None and objective.uses_features
+        call, x = self._begun(batch.x, training=training, per_model=per_model, features=features)
+        if objective is None:
+            one = partial(self.weighted_loss, call=call)
+            function = vmap(grad_and_value(one, has_aux=True), in_dims=(0, 0, axis, axis, 1))
+            gradient, (loss, buffers) = function(models.parameters, models.buffers, x, batch.y, share)
+            return loss, gradient, buffers
+
+        def loss_of(parameters: Any, buffers: Any, x: Tensor, y: Tensor, share: Tensor, mask: Tensor, *own: Any) -> Any:
+            return self.weighted_loss(parameters, buffers, x, y, share, call, objective.with_operands(*own), mask)
+
+        function = vmap(grad_and_value(loss_of, has_aux=True), in_dims=(0, 0, axis, axis, 1, axis, 0, 1))
+        operands = (batch.mask, *objective.operands(share.shape[1]))
+        gradient, (loss, buffers) = function(*models, x, batch.y, share, *operands)
         return loss, gradient, buffers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,18 +130,14 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def bits(tree: Tree, private: frozenset[str] = frozenset()) -> int:
-    """Size of a tree's leaves in bits, without those of its models that are `private` to a client.
+    """Size of a tree's leaves in bits, without those whose names are `private` to a client.
 
     Example:
         >>> bits({"w": torch.zeros(3, dtype=torch.float32)})
         96
     """
-    kept_back = (leaf for one in models(tree) for part in one for name, leaf in part.items() if name in private)
-    return _size(leaves(tree)) - (_size(kept_back) if private else 0)
-
-
-def _size(leaves: Iterable[Any]) -> int:
-    return sum(8 * leaf.numel() * leaf.element_size() for leaf in leaves)
+    sent = (leaf for path, leaf in items(tree) if path.rpartition("/")[2] not in private)
+    return sum(8 * leaf.numel() * leaf.element_size() for leaf in sent)
 
 
 def models(tree: Tree) -> list[ModelState]:

@@ -18,7 +18,7 @@ from lit_fed.system.machine import aligned
 __all__ = [
     "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "LocalWork", "Message", "ModelState",
     "ModelsWithShare", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
-    "Split", "Tree",
+    "Split", "Stage", "Tree",
 ]  # fmt: skip
 
 Tree = Any
@@ -75,20 +75,47 @@ class Batch(NamedTuple):
     mask: Tensor  # [B] or [K, B], 1 for a sample and 0 for padding
 
 
-class LocalWork(NamedTuple):
-    """Local work: how often `client_step` is called; never with neither epochs nor steps."""
+class Stage(NamedTuple):
+    """A part of a client's local work; `ctx.stage` is its name in `client_step`."""
 
+    name: str
     epochs: int | None = None
     steps: int | None = None
+
+
+class LocalWork(NamedTuple):
+    """Local work: how often `client_step` is called; never with neither epochs nor steps.
+
+    Stages run one after the other within the phase and share its message. Each has its own epochs or steps, starts a
+    new shuffle, and takes the learning rate of the phase. A straggler takes at least one step of every stage, and about
+    the same share of each. Batch sizes and rates of sampling hold for all stages.
+    """
+
+    epochs: int | None = None  # None with stages
+    steps: int | None = None  # None with stages
     batch_size: int | None = None  # None: that of the data module; 0: the whole local set
     batches_per_step: int = 1  # K > 1: each step gets K batches, each from its own shuffle
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
     sample_rate: float = 0.0  # b > 0: Poisson batches of rate b; 0: shuffled passes
+    stages: tuple[Stage, ...] = ()  # (): a single one without a name
 
     @property
     def trains(self) -> bool:
         """Whether there are local steps."""
-        return bool(self.epochs or self.steps)
+        return any(work.epochs or work.steps for _, work in self.by_stage)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether local steps are asked for, possibly none."""
+        return any(work.epochs is not None or work.steps is not None for _, work in self.by_stage)
+
+    @property
+    def by_stage(self) -> tuple[tuple[str, LocalWork], ...]:
+        """The local work of each stage by its name; without stages this work under the name ""."""
+        if not self.stages:
+            return (("", self),)
+        alone = self._replace(stages=())
+        return tuple((name, alone._replace(epochs=epochs, steps=steps)) for name, epochs, steps in self.stages)
 
 
 class Absences(NamedTuple):

@@ -188,11 +188,16 @@ def marks_of_start(algorithm: Any, terms: Context, shared: Tree) -> list[float]:
 
 
 # ---------------------------------------------------------------------- questions
+MOST_STAGES = 16
+"""Stages of the local work of a phase."""
+
 WORK = record(
     {
         **dict.fromkeys(("epochs", "steps", "batch_size"), optional(LARGE)),
         "batches_per_step": whole(1, 2**16), "straggler_fraction": SHARE, "sample_rate": SHARE,
-    }
+        "stages": list_of(tuple_of(text(64, "[a-z_]*"), optional(LARGE), optional(LARGE)), MOST_STAGES),
+    },
+    may_miss=("stages",),
 )  # fmt: skip
 
 ROUND = {

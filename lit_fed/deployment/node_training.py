@@ -26,7 +26,7 @@ from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
 from lit_fed.core.seeds import Secret
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Tree
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Stage, Tree
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import select_clients
@@ -288,9 +288,9 @@ class NodeTraining:
         ctx = self.rounds.context(facts["phase"], present)._replace(drawn_weight=facts["drawn_weight"])
         if facts["draws"] is not None:
             ctx = ctx._replace(draws=torch.tensor(facts["draws"]))
-        block = ClientBlock(
-            Phase(facts["phase"], ids, LocalWork(**facts["work"])), counts, self.splits["seen"]["train"]
-        )
+        work = LocalWork(**facts["work"])
+        work = work._replace(stages=tuple(Stage(*one) for one in work.stages))
+        block = ClientBlock(Phase(facts["phase"], ids, work), counts, self.splits["seen"]["train"])
         kept = self.states.gather(ids)
         job = TrainJob(
             self.rounds.algorithm, ctx, shared, block, kept["state"], kept.get("optimizer"), terms.batch_size,

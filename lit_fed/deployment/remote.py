@@ -137,7 +137,8 @@ class RemoteTrainer:
         # ε assumes a secret cohort where messages are clipped, and no algorithm allowed there reads `present`
         told = None if clips_messages(self.rounds.algorithm) else job.ctx.present
         common = {
-            "kind": "train", "phase": phase.name, "work": phase.work._asdict(), "version": version,
+            "kind": "train", "phase": phase.name, "version": version,
+            "work": phase.work._asdict() | {"stages": [list(one) for one in phase.work.stages]},
             "present": [] if told is None else told.nonzero()[:, 0].tolist(),
             "draws": None if job.ctx.draws is None else job.ctx.draws.tolist(), "drawn_weight": job.ctx.drawn_weight,
         }  # fmt: skip

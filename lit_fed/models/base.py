@@ -33,6 +33,9 @@ class Network(nn.Module, metaclass=ABCMeta):
     Attributes:
         vmappable: whether `torch.func.vmap` can run it; otherwise clients train one after another.
         head_names: parameters of the classifier; empty: the last layer's.
+
+    A network whose last layer does not give its outputs may define `split(self)`, which returns two functions or
+    modules, from inputs to features and from features to outputs, so that outputs are those of one after the other.
     """
 
     vmappable: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,7 @@ class HuggingFaceClassifier(Network):
             self.model, random = _build(library, kind, settings, weights)
         self.reads_images, self.pad_token_id = kind == "Image", getattr(settings, "pad_token_id", None)
         self.vocab_size: int | None = getattr(settings, "vocab_size", None)
+        self.scores_tokens = kind == "Sequence" and hasattr(self.model, "score")
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
         self.head_names = frozenset(outside | {f"model.{name}" for name in random})
@@ -111,6 +112,21 @@ class HuggingFaceClassifier(Network):
                 f"a token is outside the vocabulary of {self.vocab_size}, or a text too long; correct it, or give "
                 f"{OPTION}.config.vocab_size"
             ) from error
+
+    def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
+        """Features of a text are those of its last token, for decoders whose last layer scores every token.
+
+        The other classifiers give the outputs of their last layer.
+        """
+        return (self._last_token, self.model.get_submodule("score")) if self.scores_tokens else None
+
+    def _last_token(self, x: Tensor) -> Tensor:
+        """Features [B, D]: what the library takes for the scores of the last token if no layer scores."""
+        handle = self.model.get_submodule("score").register_forward_hook(lambda _, given, scores: given[0])
+        try:
+            return self(x)  # type: ignore[no-any-return]
+        finally:
+            handle.remove()
 
 
 def _kind(input_shape: tuple[int, ...], per_token: bool) -> str:

@@ -56,7 +56,8 @@ class Difference(NamedTuple):
     def decides_serving(self, algorithm: Any) -> bool:
         """Whether the setting affects only how clients of this algorithm are served."""
         owner, _, name = self.setting.removeprefix("model.").replace(".inner", "").rpartition(".")
-        return name in {"algorithm": algorithm.serving_settings, "solver": ("adapt_lr",)}.get(owner, ())
+        serving = {"algorithm": algorithm.serving_settings, "solver": ("adapt_lr",), "": ("personal_unseen_epochs",)}
+        return name in serving.get(owner, ())
 
     def keeps_the_horizon(self, stored: dict[str, Any]) -> bool:
         """Whether the schedule ends in the same round: one side names it, the other leaves it to the checkpoint."""

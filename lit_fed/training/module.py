@@ -79,6 +79,15 @@ class FederatedModule(LightningModule):
             run at once.
         batch_norm: parameters and running statistics of BatchNorm layers: averaged like all weights (`average`), or
             kept by each client (`local`, FedBN).
+        personal: leaves that stay with their client and are never sent: patterns of names, such as `[layer4.*, fc]`, or
+            `head` for the last layer, `body` for all others, `norm` for BatchNorm layers; null: none.
+        personal_training: `joint`, every local step moves all leaves (FedSim); or `alternating`, epochs of the personal
+            leaves come before the algorithm's local work on the others (FedAlt, FedRep).
+        personal_epochs: passes over the local samples for the personal leaves, in `alternating`; null: 1.
+        personal_lr: learning rate of the first round for the personal leaves, in `alternating`; null: that of the
+            solver.
+        personal_unseen_epochs: passes over its samples in which an unseen client fits its personal leaves before it is
+            served; null: 1.
         trainable: patterns of names of trained parameters, such as `[layer4.*, fc]`, or `head` for the last layer; the
             others are frozen and stored once for all models and clients. Null: the network's `requires_grad`.
         lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default.
@@ -130,6 +139,11 @@ class FederatedModule(LightningModule):
         client_memory_gb: float = 4.0,
         memory_format: MemoryFormat = "auto",
         batch_norm: Literal["average", "local"] = "average",
+        personal: list[str] | str | None = None,
+        personal_training: Literal["joint", "alternating"] = "joint",
+        personal_epochs: int | None = None,
+        personal_lr: float | None = None,
+        personal_unseen_epochs: int | None = None,
         trainable: list[str] | str | None = None,
         lora_rank: int | None = None,
         lora_targets: list[str] | str | None = None,

@@ -25,6 +25,7 @@ FEATURES = {
     "secure_sums": "--model.secure_aggregation, which cuts changes off at a range",
     "robust": "--model.robust_aggregation or --model.attack",
     "local_norm": "--model.batch_norm local",
+    "personal_parts": "--model.personal",
     "encoded_broadcast": "--model.downlink_compression, which encodes changes of the server's last models",
     "deployment": "clients on machines of their own",
     "ef21": "--model.compression_feedback ef21",
@@ -56,6 +57,8 @@ SIMULATE = (
     "this one"
 )
 
+PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
+
 REFUSED: dict[str, str] = {
     # ------------------------------------------------------------------ settings without a wrapper
     "stale_fill own_filling": (
@@ -65,6 +68,13 @@ REFUSED: dict[str, str] = {
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
     "local_norm refuses_local_norm": "--model.batch_norm is local, and {name} {refuses_local_norm}; leave it out",
+    "personal rows": PARTS % "combines the whole models of single clients",
+    "personal nothing": PARTS % NOTHING,
+    "personal refuses_personal_parts": PARTS % "{refuses_personal_parts}",
+    "alternating noisy_steps": (
+        "--model.personal_training is alternating, and --model.privacy ExamplePrivacy counts the steps of one stage; "
+        "give joint, or leave it out"
+    ),
     # ------------------------------------------------------------------ privacy
     "clips rows": CLIPS % ROWS,
     "clips multiples": CLIPS % "sends models times numbers that are private",
@@ -279,6 +289,7 @@ class Compatibility(NamedTuple):
     missing: str | None = None  # `--data.dataset.missing` of a federation
     poison: bool = False
     batch_norm: str = "average"
+    personal: Any = None  # `PersonalSettings`
 
     def check(self) -> None:
         """Refuse what does not go together.
@@ -324,12 +335,15 @@ class Compatibility(NamedTuple):
 
     @property
     def _of_settings(self) -> dict[str, Any]:
+        parts = None if self.personal is None else self.personal.parts
         return {
             "stale_fill": self.aggregation == "stale_fill",
             "by_samples": self.weighting == "samples",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
             "local_norm": self.batch_norm == "local",
+            "personal": None if parts is None else parts if isinstance(parts, str) else ", ".join(parts),
+            "alternating": parts is not None and self.personal.training == "alternating",
         }
 
     @property

@@ -25,6 +25,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
+from lit_fed.wrappers.personal import PersonalParts
 
 __all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
 
@@ -154,5 +155,8 @@ def _trained_where_sent(sent: Chosen, trained: dict[str, Tensor], kept: dict[str
 
 
 def averages_statistics(algorithm: Any, ctx: Context) -> bool:
-    """Whether clients send running statistics of BatchNorm: the network has some, and no `LocalNorm` keeps them."""
-    return bool(ctx.task.norm_names) and wrapper_of(algorithm, LocalNorm) is None
+    """Whether clients send running statistics of BatchNorm: the network has some, and they are not personal."""
+    if wrapper_of(algorithm, LocalNorm) is not None:
+        return False
+    parts = wrapper_of(algorithm, PersonalParts)
+    return bool(ctx.task.norm_names - (frozenset() if parts is None else parts.names(ctx)))

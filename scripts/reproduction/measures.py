@@ -239,11 +239,11 @@ class MixtureCurve(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured so far, for a run that is cut short."""
-        return {"rows": self.rows}
+        return {"rows": self.rows, "before": self._before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with it."""
-        self.rows = list(state_dict["rows"])
+        self.rows, self._before = list(state_dict["rows"]), state_dict["before"]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, unless Lightning only tries out whether it can."""

@@ -14,7 +14,7 @@ from reproduction.settings import some_settings
 from reproduction.tables import Results, Scale, Setting, Table, accuracies, mean
 
 FEW = 5
-"""Starts of what costs more, or stands beside."""
+"""Number of starts of runs that are expensive or secondary."""
 
 REMEDIES = (
     "rescaled", "cluster", "anneal", "anneal_q", "tied", "tied_q", "farthest_q", "restarts", "restarts_q", "split",
@@ -48,6 +48,7 @@ def body(found: Results) -> dict[str, Part]:
     tables = {name.removeprefix("starts_"): _table(found, one) for name, one in settings.items()}
     parts: dict[str, Part] = {name: table or None for name, table in tables.items()}
     parts |= {f"if_{name}": "" if table else None for name, table in tables.items()}
+    parts["if_images"] = "" if tables["mnist"] or tables["cifar10"] else None
     return parts | {"bytes": _bytes(found, settings["starts_digits"])}
 
 

@@ -76,7 +76,7 @@ def test_gradients_are_those_of_the_mixed_loss():
     alpha = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     mixed = {name: (alpha * v[name] + (1 - alpha) * w[name])[0] for name in v}
     share = torch.full((7,), 1 / 7, dtype=torch.float64)
-    loss, _ = task.objective(mixed, {}, train.x, train.y, share)
+    loss, _ = task.weighted_loss(mixed, {}, train.x, train.y, share)
     *of_v, of_alpha = torch.autograd.grad(loss, [*v.values(), alpha])
     expected = {name: (leaf - 0.2 * slope).detach() for (name, leaf), slope in zip(v.items(), of_v, strict=True)}
     loss, alpha = loss.detach(), alpha.detach()

@@ -171,7 +171,7 @@ def test_without_tolerance_it_is_fedavg(options, trainer, weighting):
         first = tree.index(one.shared.models, slice(0, 1))
         if dtype == torch.float32:  # sums in float64 differ in their order alone
             assert same_bits(first, plain.shared.models)
-            assert same_bits(one.predictions(), plain.predictions())
+            assert distance(one.predictions(), plain.predictions()) < 1e-6  # products of other shapes
         assert distance(first, plain.shared.models) < 1e-14
         assert one.shared.cluster.tolist() == [0] * len(SIZES)
 

@@ -222,7 +222,7 @@ def test_nobody_speaks_below_the_threshold(client_trainer):
     for _ in range(2):
         federation.round()
         assert same_bits(federation.shared.network.peers.each, start.peers.each)
-        assert same_bits(federation.shared.network.dual, start.dual)
+        assert distance(federation.shared.network.dual, start.dual) < 1e-15  # differences of what neighbours computed
         assert federation.bits[0] == 5
         assert federation.metrics["transmissions"] == 0
     assert distance(models(federation), heard(federation)) > 1e-3

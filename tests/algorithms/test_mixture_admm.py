@@ -292,7 +292,8 @@ def test_copies_without_a_weight_are_refused():
 
 
 def test_a_loss_without_a_minimum_is_blamed_on_its_client():
-    """λ = 0 with fewer samples than parameters."""
-    task = make_task(REGRESSION)
+    """λ = 0, and inputs on which no weight has an effect: the curvature is 0 on every processor."""
+    task, train = make_task(REGRESSION), make_clients([1], target=REGRESSION)
+    train.x.zero_()
     with pytest.raises(ClientError, match="client 0, round 0, client_final"):
-        run_rounds(exact("alternating_prox", 0.0), None, make_clients([1], target=REGRESSION), task=task)
+        run_rounds(exact("alternating_prox", 0.0), None, train, task=task)

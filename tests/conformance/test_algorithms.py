@@ -48,6 +48,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.compatibility import FEATURES, Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.personal import PersonalParts, PersonalSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -365,6 +366,32 @@ def test_local_batch_norm(algorithm):
                 [leaf for name, leaf in leaves.items() if name in names],
                 [leaf for name, leaf in getattr(after, part).items() if name in names],
             )
+
+
+@pytest.mark.parametrize("training", ["joint", "alternating"])
+def test_personal_parts(algorithm, training):
+    """With own heads nothing at the server has one, bytes are without them, and both client trainers agree."""
+    try:
+        Compatibility(algorithm, personal=PersonalSettings(["head"], training)).check()
+    except ConfigError:
+        pytest.skip("refused")
+    solver = LocalSolver(lr=0.05, momentum=0.5)
+    options = {"train": make_clients([6, 9, 3]), "network": NormalisedMLP, "batch_size": 3, "solver": solver}
+    wrapped = PersonalParts(algorithm, ("head",), training)
+    one, other = (
+        after_rounds(wrapped, rounds=2, trainer=trainer(), **options)
+        for trainer in (SequentialTrainer, VectorizedTrainer)
+    )
+    unseen = make_clients([5, 4], seed=9, first_id=3)
+    assert distance(everything(one, unseen), everything(other, unseen)) < 1e-8
+    assert finite(everything(one, unseen))
+    initial, own = one.shared.own, one.states.personal
+    assert {path.rpartition("/")[2] for path, _ in tree.items(one.shared.inner)}.isdisjoint(initial[0])
+    assert distance(own, tree.map_leaves(lambda leaf: leaf.expand(3, *leaf.shape), initial)) > 1e-4
+    plain, head = after_rounds(algorithm, rounds=2, **options), tree.bits(tree.index(initial, slice(0, 1)))
+    for with_heads, without in zip(plain.bits, one.bits, strict=True):
+        assert (with_heads - without) % head == 0
+        assert without < with_heads or with_heads == 0
 
 
 # ---------------------------------------------------------------------- predictions

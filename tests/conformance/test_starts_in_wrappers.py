@@ -43,6 +43,7 @@ AROUND = {
     "faults": {"faults": Faults(0.3, "after", deadline=2.0, compute_mean=1.0)},
     "faults by expectation": {"faults": Faults(0.3, "after", average="expected")},
     "FedBN": {"batch_norm": "local"},
+    "own heads": {"personal": ["head"], "personal_training": "alternating"},
 }
 
 STARTS = {
@@ -67,7 +68,7 @@ def refused(average, start, around):
     if around == "example privacy" and start == "none":
         return False  # the noise on the mixture weights protects what follows from them
     if start in ("restarts", "farthest clients", "split and merge"):
-        told = SECRET | JUDGED | SUMS | {"faults by expectation", "FedBN"}
+        told = SECRET | JUDGED | SUMS | {"faults by expectation", "FedBN", "own heads"}
         return around in told | (ABSENT if start == "farthest clients" or average == "responsibility" else set())
     if average == "rescaled":
         return around in SECRET | JUDGED | {"faults by expectation"} | (ABSENT if start == "clustering" else set())

@@ -14,6 +14,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
 from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.personal import PersonalSettings
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
@@ -25,6 +26,8 @@ BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3, "noise_seed"
 
 WRAPPERS = {
     "FedBN": {"batch_norm": "local"},
+    "own heads": {"personal": PersonalSettings(["head"])},
+    "heads in turn": {"personal": PersonalSettings(["head"], "alternating")},
     "RandomK": {"compression": Compression(RandomK(0.5), scope="whole")},
     "QSGD": {"compression": Compression(QSGD(), scope="whole")},
     "TopK": {"compression": Compression(TopK(0.5), scope="whole")},
@@ -39,6 +42,7 @@ WRAPPERS = {
 }
 
 REFUSED = {
+    ("heads in turn", "example privacy"): "give joint",
     ("FedBN", "example privacy"): "batch normalisation",
     ("QSGD", "secure sum"): "choose RandomK",
     ("TopK", "secure sum"): "choose RandomK",
@@ -70,6 +74,8 @@ def arguments(pair):
     options = WRAPPERS[pair[0]] | WRAPPERS[pair[1]]
     codecs = options.pop("compression", Compression())
     chosen = {"compression": codecs.up, "compression_feedback": codecs.feedback, "compression_scope": codecs.scope}
+    personal = options.pop("personal", PersonalSettings())
+    options |= {"personal": personal.parts, "personal_training": personal.training}
     robustness = options.pop("robustness", Robustness())
     against = {"robust_aggregation": robustness.rule, "attack": robustness.attack}
     return options | chosen | against | {"downlink_compression": codecs.down}

@@ -158,6 +158,9 @@ LOST = Faults(0.4, "after", on_bad_client="drop")
 ENCODED = {"compression_scope": "whole", "compression": TopK(0.1)}
 
 
+OWN_HEADS = {"network": NormalisedMLP, "personal": ["head"], "personal_training": "alternating"}
+
+
 class Case(NamedTuple):
     """A training that nodes and a simulation have to agree on."""
 
@@ -197,6 +200,8 @@ CASES = {
         facts={"attackers": torch.tensor([1])},
     ),
     "FedBN": Case(FedEM(2), {"batch_norm": "local", "network": NormalisedMLP}),
+    "own heads": Case(FedEM(2), OWN_HEADS | {"personal_epochs": 2, "personal_lr": 0.2}),
+    "own heads beside codecs": Case(SCAFFOLD(), OWN_HEADS | ENCODED),
     "averaged statistics": Case(FedEM(2), {"network": NormalisedMLP}),
     "weights by chances": Case(FedEM(2), {"faults": Faults(0.4, "after", average="importance", commits="always")}),
     "too many are asked": Case(FedEM(2), {"faults": Faults(over_selection=0.3, compute_mean=1.0, deadline=2.0)}),

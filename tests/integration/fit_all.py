@@ -161,6 +161,7 @@ WRAPPED = {
         "data": {"attackers": 1, "poison": LabelFlip()},
     },
     "faults": {"model": {"faults": ABSENT}},
+    "own heads": {"model": {"network": NormalisedMLP, "personal": ["head"], "personal_training": "alternating"}},
 }
 """What may go around an algorithm, by name."""
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,26 @@ def test_gradients_and_buffers_are_those_of_the_module_itself(case):
         found = loss[m], tree.index(gradient, m), tree.index(buffers, m)
         wanted = expected.detach(), own, dict(network.named_buffers())
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@every_network
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_the_head_of_the_features_gives_the_outputs(case, dtype):
+    """Bit for bit on one path, and up to rounding between paths."""
+    task, data = make(case, dtype), samples(case, [5], dtype)
+    models = task.init(1 if case in BATCH_NORM else 2, 0)
+    paths = [task, replace(task, channels_last=True)]
+    paths += [] if CASES[case][0] in (*TEXTS, Timm) else [replace(task, model_axis="vmap")]
+    first, outputs = task.features(models, data.x), task.outputs(models, data.x)
+    rounding = (1 + float(outputs.abs().max())) * (1e-12 if dtype == torch.float64 else 1e-6)
+    for path in paths:
+        features = path.features(models, data.x)
+        assert same_bits(path.head(models, features), path.outputs(models, data.x))
+        assert distance(path.head(models, first), outputs) < rounding
+        assert distance(features, first) < 10 * rounding  # after all layers
+    assert features.shape[:2] == outputs.shape[:2]
+    last = next(module for module in reversed(list(task.network.modules())) if isinstance(module, torch.nn.Linear))
+    assert features.shape[-1] == last.in_features
 
 
 @every_network

@@ -67,7 +67,7 @@ def live_bytes():
     gc.collect()
     held = {}
     for one in gc.get_objects():
-        if type(one) in (torch.Tensor, torch.nn.Parameter):
+        if type(one) in (torch.Tensor, torch.nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(one):
             held[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
     return sum(held.values())
 

@@ -1,10 +1,11 @@
-"""The layers of a network: kinds, last layers, frozen layers, and the end that holds all trained ones."""
+"""The layers of a network: kinds, last layers, frozen layers, the end that holds all trained ones, and the head."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from inspect import ismethod
 from itertools import takewhile
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "TrainedEnd", "at_rest", "check_sample_losses", "drops_units", "frozen_leaves", "last_layers",
+    "Head", "TrainedEnd", "at_rest", "check_sample_losses", "drops_units", "frozen_leaves", "last_layer", "last_layers",
     "normalises_batches", "train_mode", "working",
 ]  # fmt: skip
 
@@ -296,3 +297,119 @@ def _places(network: nn.Module, names: list[str]) -> list[tuple[str, int]]:
     bare = [not any(True for _ in child.parameters()) for child in children.values()]
     last_with = max((position for position in range(first) if not bare[position]), default=-1)
     return [(".".join(shared), position) for position in range(first, last_with, -1)]
+
+
+# ---------------------------------------------------------------------- the head
+def last_layer(network: nn.Module) -> nn.Module:
+    """The last module, in the order of registration, that owns parameters; among the owners of `head_names` if given.
+
+    A layer with adapters is the layer, not its last adapter.
+    """
+    leaves = dict(network.named_parameters())
+    of_head = leaves.keys() & getattr(network, "head_names", frozenset[str]())  # adapters change names
+    named = {id(leaves[name]) for name in of_head or leaves}
+    paths = [
+        path
+        for path, module in network.named_modules()
+        if any(id(leaf) in named for leaf in module.parameters(recurse=False))
+    ]
+    parts = paths[-1].split(".") if paths else []
+    for depth in range(1, len(parts)):
+        around = network.get_submodule(".".join(parts[:depth]))
+        if isinstance(getattr(around, "base_layer", None), nn.Module):
+            return around
+    return network.get_submodule(".".join(parts))
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layer of a network, whose inputs are the features; or the two parts that its method `split` returns.
+
+    Args:
+        network: the whole network.
+        top: the last layer, or the part of `split` that maps features to outputs.
+        body: the part of `split` that maps inputs to features; None: the network up to `top`.
+        names: names of the leaves of a module `top` in the network, by their names in `top`.
+    """
+
+    network: nn.Module
+    top: Callable[[Tensor], Tensor]
+    body: Callable[[Tensor], Tensor] | None = None
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Head:
+        """Find the head of a network.
+
+        Raises:
+            ConfigError: if the network is one module, other than `nn.Linear`, and has no `split`.
+        """
+        own = getattr(network, "split", None)
+        parts = own() if ismethod(own) else None
+        body, top = parts or (None, last_layer(network))
+        if top is network and not isinstance(network, nn.Linear):
+            raise _no_head(network, "it has no layers")
+        known = {id(leaf): name for name, leaf in _named_leaves(network)}
+        names = {name: known[id(leaf)] for name, leaf in _named_leaves(top)} if isinstance(top, nn.Module) else {}
+        return cls(network, top, body, names)
+
+    def watched(self, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs and features of a pass of the network.
+
+        Raises:
+            ConfigError: if the last layer is not called once, with one tensor, or does not give the outputs.
+        """
+        calls: list[tuple[Any, ...]] = []
+        assert isinstance(self.top, nn.Module)
+        handle = self.top.register_forward_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+        try:
+            outputs = call()
+        finally:
+            handle.remove()
+        given, options, found = calls[0] if len(calls) == 1 else ((), {}, None)
+        if found is not outputs or len(given) != 1 or options or not isinstance(given[0], Tensor):
+            path = next(path for path, module in self.network.named_modules() if module is self.top)
+            raise _no_head(self.network, f"{path}, its last module with parameters, does not give its outputs")
+        return outputs, given[0]
+
+    def features(self, leaves: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Features of inputs [B, ...] by `body`, with all leaves of the network by name."""
+        assert self.body is not None
+        return _call_part(self.network, self.body, leaves, x)
+
+    def outputs(self, leaves: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """Outputs of features [B, ...], with all leaves of the network by name."""
+        if not isinstance(self.top, nn.Module):
+            return _call_part(self.network, self.top, leaves, features)
+        own = {name: leaves[known] for name, known in self.names.items() if known in leaves}
+        return functional_call(self.top, own, (features,))  # type: ignore[no-any-return]
+
+
+def _named_leaves(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+class _Part(nn.Module):
+    """A function of a network as a module, so that `functional_call` can replace the network's leaves."""
+
+    def __init__(self, network: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self.functions = network, (function,)  # a tuple: a module would be registered twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.functions[0](x)
+
+
+def _call_part(
+    network: nn.Module, function: Callable[[Tensor], Tensor], leaves: Mapping[str, Tensor], x: Tensor
+) -> Tensor:
+    own = {f"network.{name}": leaf for name, leaf in leaves.items()}
+    return functional_call(_Part(network, function), own, (x,))  # type: ignore[no-any-return]
+
+
+def _no_head(network: nn.Module, why: str) -> ConfigError:
+    return ConfigError(
+        f"{type(network).__name__} has no known last layer, which the algorithm needs: {why}; give the network a "
+        "method split(self) that returns two functions or modules, from inputs to features and from features to "
+        "outputs, or choose another --model.network"
+    )

@@ -246,12 +246,13 @@ def grouped_outputs(layers: Layers, parameters: dict[str, Tensor], x: Tensor) ->
     Args:
         layers: the result of `grouped_layers`.
         parameters: leaves [M, ...].
-        x: images [B, C, H, W], the same for all models.
+        x: images [B, C, H, W], the same for all models; features [B, M, D] if the first layer is dense.
 
     Returns:
         [B, M, K].
     """
-    num_models, hidden = len(next(iter(parameters.values()))), x
+    num_models = len(next(iter(parameters.values())))
+    hidden = x.transpose(0, 1) if isinstance(layers[0][1], nn.Linear) else x
     groups = 1  # the first convolution reads shared inputs
     for name, layer in layers:
         if isinstance(layer, nn.Conv2d):

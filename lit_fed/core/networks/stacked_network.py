@@ -10,14 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.networks.layers import TrainedEnd, drops_units, normalises_batches, train_mode, working
+from lit_fed.core.networks.layers import Head, TrainedEnd, drops_units, normalises_batches, train_mode, working
 from lit_fed.core.networks.products import AffineMap, Layers, affine_map, fast_products, grouped_layers, grouped_outputs
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import ModelState
@@ -176,6 +176,61 @@ class StackedNetwork:
         each = [self._forward(tree.index(models, m), x, call) for m in range(num_models_of(models))]
         return self._wide(torch.stack(each, dim=1))
 
+    @cached_property
+    def last(self) -> Head:
+        """The head of the network."""
+        return Head.of(self.network)
+
+    def features(self, models: ModelState, x: Tensor) -> Tensor:
+        """Inputs of the last layer in evaluation mode for inputs [B, ...]: [B, M, D], with positions [B, M, L, D].
+
+        The features of `nn.Linear` and `Linear` are the flattened inputs. `head` makes `outputs` of them.
+
+        Raises:
+            ConfigError: if the network has no known last layer, saying how it can name its two parts.
+        """
+        if self.closed_form is not None:
+            return self._wide(x.flatten(1)).unsqueeze(1).expand(-1, num_models_of(models), -1)
+        self.network.eval()
+        if self.model_axis == "vmap":
+            call, x = self._begun(x, features=True)
+            forward = vmap(lambda model: call(model.parameters, model.buffers, x)[1])
+            return self._wide(forward(models).transpose(0, 1))
+        if self._splits_together(models):
+            return self._wide(grouped_outputs(self.grouped[:-1], models.parameters, self._laid_out(x)))
+        call, x = self._begun(self._laid_out(x), features=True)
+        each = [self._forward(tree.index(models, m), x, call)[1] for m in range(num_models_of(models))]
+        return self._wide(_beside(each))
+
+    def head(self, models: ModelState, features: Tensor) -> Tensor:
+        """Raw outputs in evaluation mode for features [B, M, D] or [B, M, L, D]: [B, M, K] or [B, M, L, K].
+
+        `head(models, features(models, x))` has the bits of `outputs(models, x)`.
+
+        Raises:
+            ConfigError: as `features`.
+        """
+        alike = _alike(features)  # one product for all models, as in `outputs`
+        if self.closed_form is not None:
+            given = features[:, 0] if alike else features.transpose(0, 1)
+            return self._wide(self.closed_form.outputs(self._stacked(models), given, not alike))
+        self.network.eval()
+        if self.model_axis == "vmap":
+            call = vmap(
+                lambda model, f: self._call_head(model.parameters, model.buffers, f), in_dims=(0, None if alike else 1)
+            )
+            return self._wide(call(models, features[:, 0] if alike else features).transpose(0, 1))
+        if self._splits_together(models):
+            return self._wide(grouped_outputs(self.grouped[-1:], models.parameters, features))
+        # a slice of several models lies anywhere, and alignment changes the order of summation
+        rows = [features[:, m] if alike else features[:, m].clone() for m in range(num_models_of(models))]
+        each = [self._forward(tree.index(models, m), one, self._call_head) for m, one in enumerate(rows)]
+        return self._wide(torch.stack(each, dim=1))
+
+    def _splits_together(self, models: ModelState) -> bool:
+        """Whether models share a joint pass whose last layer is the head."""
+        return self.goes_together(models) and self.grouped[-1][1] is self.last.top
+
     def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
         """Outputs of passes that are kept for the gradient."""
         self.set_mode(True)  # same outputs; cuDNN needs training mode for an LSTM's gradient
@@ -183,7 +238,9 @@ class StackedNetwork:
         each = [one.outputs.detach() for one in memory.passes]
         return each[0] if memory.passes[0].is_joint else torch.stack(each, dim=1)
 
-    def passes(self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False) -> Iterator[Pass]:
+    def passes(
+        self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False, features: bool = False
+    ) -> Iterator[Pass]:
         """Forward passes with a graph: a joint one of all models if possible, else one per model.
 
         Args:
@@ -191,13 +248,16 @@ class StackedNetwork:
             x: inputs [B, ...] of all models, or [M, B, ...] if `per_model`.
             training: whether the network is in the mode of local steps.
             per_model: whether each model has its own inputs.
+            features: whether passes keep their features.
         """
-        if self.goes_together(models) and not per_model:
-            yield self._joint_pass(models, x)
+        if self.goes_together(models) and not per_model and (not features or self._splits_together(models)):
+            yield self._joint_pass(models, x, features=features)
             return
-        call, begun = (self._call, x) if per_model else self._begun(self._laid_out(x), training=training)
+        begun = x if per_model else self._laid_out(x)
+        call, begun = self._begun(begun, training=training, per_model=per_model, features=features)
         for m in range(num_models_of(models)):
-            yield self._pass(models, m, self._laid_out(begun[m]) if per_model else begun, call)
+            inputs = self._laid_out(begun[m]) if per_model else begun
+            yield self._pass(models, m, inputs, call, features=features)
 
     @cached_property
     def grouped(self) -> Layers:
@@ -209,37 +269,57 @@ class StackedNetwork:
         leaf = next(iter(models.parameters.values()))
         return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
 
-    def _joint_pass(self, models: ModelState, x: Tensor) -> Pass:
+    def _joint_pass(self, models: ModelState, x: Tensor, *, features: bool) -> Pass:
         parameters = {name: leaf.detach().requires_grad_() for name, leaf in models.parameters.items()}
         with torch.enable_grad():
-            outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
-        return Pass(parameters, outputs, models.buffers, is_joint=True)
+            if not features:
+                outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
+                return Pass(parameters, outputs, models.buffers, is_joint=True)
+            inner = grouped_outputs(self.grouped[:-1], parameters, self._laid_out(x))
+            outputs = self._wide(grouped_outputs(self.grouped[-1:], parameters, inner))
+        return Pass(parameters, outputs, models.buffers, is_joint=True, features=self._wide(inner))
 
-    def _pass(self, models: ModelState, m: int, x: Tensor, call: Forward) -> Pass:
+    def _pass(self, models: ModelState, m: int, x: Tensor, call: Callable[..., Any], *, features: bool) -> Pass:
         """Forward pass of model m with a graph, in the network's mode."""
         parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
         parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
         with torch.enable_grad(), fast_products():
-            outputs = self._wide(call(parameters, buffers, x))
-        return Pass(parameters, outputs, buffers)
+            return self._passed(parameters, buffers, x, call, features=features)
 
-    def _forward(self, model: ModelState, x: Tensor, call: Forward) -> Tensor:
+    def _passed(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, call: Callable[..., Any], *,
+        features: bool,
+    ) -> Pass:  # fmt: skip
+        """The pass of one model by `call`, which gives both outputs and features if the latter are wanted."""
+        found = call(parameters, buffers, x)
+        if not features:
+            return Pass(parameters, self._wide(found), buffers)
+        return Pass(parameters, self._wide(found[0]), buffers, features=self._wide(found[1]))
+
+    def _forward(self, model: ModelState, x: Tensor, call: Callable[..., Any]) -> Any:
         parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
         with fast_products():
             return call(parameters, model.buffers, x)
 
-    def _begun(self, x: Tensor, *, training: bool = False) -> tuple[Forward, Tensor]:
+    def _begun(
+        self, x: Tensor, *, training: bool = False, per_model: bool = False, features: bool = False
+    ) -> tuple[Callable[..., Any], Tensor]:
         """The function to evaluate for each model and its inputs: the trained end, or the whole network.
 
         Args:
-            x: inputs [B, ...], the same for all models.
+            x: inputs [B, ...], the same for all models; [M, B, ...] if `per_model`.
             training: the network is in the mode of local steps.
+            per_model: each model has its own inputs.
+            features: the function returns outputs and features.
         """
-        if self.end is None or (training and not self.end.same_in_training):
-            return self._call, x
-        with torch.no_grad():
-            return self._call_end, self.end.inputs(self.frozen, x)
+        if features and self.last.body is not None:
+            return self._call_parts, x
+        call: Forward = self._call
+        if self.end is not None and not per_model and (self.end.same_in_training or not training):
+            with torch.no_grad():
+                call, x = self._call_end, self.end.inputs(self.frozen, x)
+        return (lambda *model: self.last.watched(lambda: call(*model))) if features else call, x
 
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
         """Outputs of one model, without a model axis, in the network's mode."""
@@ -249,6 +329,18 @@ class StackedNetwork:
         """Outputs of one model from the inputs of the trained end."""
         assert self.end is not None
         return self.end.outputs(parameters | buffers | self.frozen, z)
+
+    def _call_parts(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs and features of one model by the two parts of the network's `split`."""
+        leaves = parameters | buffers | self.frozen
+        features = self.last.features(leaves, x)
+        return self.last.outputs(leaves, features), features
+
+    def _call_head(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], features: Tensor) -> Tensor:
+        """Outputs of one model from features [B, ...]."""
+        return self.last.outputs(parameters | buffers | self.frozen, features)
 
     def set_mode(self, training: bool) -> None:
         """Training mode, or evaluation mode in which cuDNN can compute an LSTM's gradient."""
@@ -277,6 +369,22 @@ class StackedNetwork:
 def num_models_of(models: ModelState) -> int:
     """The number of stacked models, M."""
     return next(iter(models.parameters.values())).shape[0]
+
+
+def _alike(features: Tensor) -> bool:
+    """Whether features [B, M, ...] are known to be the same for all models: an expanded view."""
+    return features.shape[1] == 1 or features.stride(1) == 0
+
+
+def _beside(each: list[Tensor]) -> Tensor:
+    """Features [B, ...] of M models as [B, M, ...], each in its own memory layout, which decides on rounding."""
+    first = each[0]
+    if all(one is first for one in each):
+        return first.unsqueeze(1).expand(-1, len(each), *first.shape[1:])
+    order = sorted(range(first.ndim), key=lambda axis: -first.stride()[axis])
+    stacked = torch.stack([one.permute(order) for one in each])
+    places = [1 + order.index(axis) for axis in range(first.ndim)]
+    return stacked.permute(places[0], 0, *places[1:])
 
 
 # ---------------------------------------------------------------------- fresh networks
@@ -370,6 +478,13 @@ class Pass(NamedTuple):
     outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] if joint
     buffers: dict[str, Tensor]  # after the pass
     is_joint: bool = False  # of M models together
+    features: Tensor | None = None  # [B, D] or [B, L, D]; [B, M, D] if joint; None: not asked for
+
+    def of_model(self, m: int) -> Pass:
+        """The part of model m of a joint pass."""
+        features = None if self.features is None else self.features[:, m]
+        parameters, buffers = tree.index((self.parameters, self.buffers), m)
+        return Pass(parameters, self.outputs[:, m], buffers, features=features)
 
 
 class ForwardMemory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.networks.layers import last_layers
+from lit_fed.core.networks.layers import last_layer, last_layers
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean
 
-__all__ = ["HEAD", "NetworkCopies", "Start", "choose_trained", "digest_of", "start_of"]
+__all__ = ["HEAD", "NetworkCopies", "Start", "choose_trained", "digest_of", "leaves_named", "start_of"]
 
 HEAD = "head"
 """Name of the last layer in `--model.trainable`."""
@@ -61,23 +61,61 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
         leaf.requires_grad_(name in chosen)
 
 
+def leaves_named(
+    network: nn.Module, patterns: Sequence[str], norm: Collection[str], leaves: Collection[str]
+) -> frozenset[str]:
+    """Names of the leaves of a model that stay with their client.
+
+    Args:
+        network: the network.
+        patterns: patterns (`fnmatch`) for names of trained parameters and buffers, or of modules with all of theirs;
+            `head` as for `choose_trained`, `body` for all other leaves, `norm` for BatchNorm layers.
+        norm: names of the leaves of BatchNorm layers.
+        leaves: names of all leaves of a model.
+
+    Raises:
+        ConfigError: if a pattern matches no leaf, or all leaves match.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> sorted(leaves_named(network, ["body"], (), dict(network.named_parameters())))
+        ['0.bias', '0.weight']
+    """
+    head, chosen, kind = _head(network), set[str](), type(network).__name__
+    words = {HEAD: head, "body": set(leaves) - head, "norm": set(norm)}
+    for pattern in patterns:
+        found = {name for name in leaves if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        found = words.get(pattern, found) & set(leaves)
+        if not found and pattern == "norm":
+            raise ConfigError(f"--model.personal has norm, and {kind} has no BatchNorm to train; leave it out")
+        if not found:
+            raise ConfigError(_no_such(pattern, network, list(leaves), "--model.personal", "trained leaf"))
+        chosen |= found
+    if chosen >= set(leaves):
+        raise ConfigError(
+            f"--model.personal is [{', '.join(patterns)}], which leaves nothing of {kind} to be shared; give fewer "
+            "leaves, or --model.algorithm Local, whose clients share nothing"
+        )
+    return frozenset(chosen)
+
+
 def _head(network: nn.Module) -> set[str]:
     """Names of the classifier's parameters in the network; a tied one has the name of its first owner."""
     if named := getattr(network, "head_names", frozenset[str]()):
         return set(named)
-    last: set[int] = set()
-    for module in network.modules():
-        last = {id(leaf) for leaf in module.parameters(recurse=False)} or last
+    last = {id(leaf) for leaf in last_layer(network).parameters()}
     return {name for name, leaf in network.named_parameters() if id(leaf) in last}
 
 
-def _no_such(pattern: str, network: nn.Module, names: list[str]) -> str:
+def _no_such(
+    pattern: str, network: nn.Module, names: list[str], setting: str = "--model.trainable", kind: str = "parameter"
+) -> str:
     half = MOST_NAMES // 2
     shown = names if len(names) <= MOST_NAMES else [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
     modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
     meant = did_you_mean(pattern, [*names, *modules], "give patterns of its names, or head for the last layer.")
     return (
-        f"--model.trainable has {pattern!r}, which matches no parameter of {type(network).__name__}; {meant} There are "
+        f"{setting} has {pattern!r}, which matches no {kind} of {type(network).__name__}; {meant} There are "
         f"{', '.join(shown)}"
     )
 

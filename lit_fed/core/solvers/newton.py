@@ -99,7 +99,7 @@ def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, it
     def objective(flat: Tensor) -> Tensor:
         parameters = _shaped(flat, models.parameters)
         single, buffers = tree.index((parameters, models.buffers), 0)
-        loss, _ = task.objective(single, buffers, batch.x, batch.y, share)
+        loss, _ = task.weighted_loss(single, buffers, batch.x, batch.y, share)
         return loss + penalty.value(parameters)[0]
 
     def slope(flat: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ Deviations:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -22,9 +23,10 @@ from torch.func import grad_and_value, vmap
 
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.stacked_network import Forward, num_models_of
+from lit_fed.core.networks.stacked_network import num_models_of
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.seeds import Secret
+from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError
@@ -45,7 +47,7 @@ class PrivateTask(Task):
         return cls(**{one.name: getattr(task, one.name) for one in fields(task)})
 
     def clipped_sum(
-        self, models: ModelState, batch: Batch, weight: Tensor | None, bound: float
+        self, models: ModelState, batch: Batch, weight: Tensor | None, bound: float, objective: Objective | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Σ_s f_s·g_s, where g_s are the gradients of sample s for all models as one vector and f_s shortens it.
 
@@ -56,22 +58,34 @@ class PrivateTask(Task):
             batch: B samples for all models.
             weight: of each sample's loss under each model, [B, M]; None: one for all.
             bound: C, the largest norm of f_s·g_s.
+            objective: the loss of each sample; None: that of the task.
 
         Returns:
             The sum of weighted losses [M] and of clipped gradients, leaves [M, ...].
+
+        Raises:
+            ConfigError: if the objective is a loss over a batch.
         """
+        if objective is not None and objective.over_batch:
+            raise ConfigError(
+                "--model.privacy ExamplePrivacy bounds the gradient of each sample, and the algorithm's objective is a "
+                "loss over a batch, in which a sample has no gradient of its own; choose another algorithm, or leave "
+                "it out"
+            )
         dtype = next(iter(models.parameters.values())).dtype
         mask = batch.mask.to(dtype).unsqueeze(1).expand(-1, num_models_of(models))
         weight = mask if weight is None else weight * mask
-        if self.closed_form is not None:
+        if self.closed_form is not None and objective is None:
             return self._by_norms(models, batch, weight, bound)
         self.set_mode(True)
-        call, x = self._begun(batch.x, training=True)
+        features = objective is not None and objective.uses_features
+        call, x = self._begun(batch.x, training=True, features=features)
         at_once = max(1, 8 * GRADIENT_BYTES // max(tree.bits(models.parameters), 1))
         parts = []
         for lo in range(0, len(x), at_once):
             rows = slice(lo, lo + at_once)
-            gradient, losses = self._each(models, x[rows], batch.y[rows], call)
+            own = None if objective is None else objective.of_rows(rows)
+            gradient, losses = self._each(models, x[rows], batch.y[rows], call, own)
             squares = torch.stack([_squares(leaf) for leaf in tree.leaves(gradient)]).sum(0)  # [b, M]
             shares = weight[rows] * _factors(squares, weight[rows], bound)
             parts.append(((losses * weight[rows]).sum(0), tree.map_leaves(lambda g, s=shares: _mixed(g, s), gradient)))
@@ -91,23 +105,34 @@ class PrivateTask(Task):
             gradient = affine.gradient(batch.x, residual * shares.unsqueeze(-1), False)
         return (losses * weight).sum(0), {name: gradient[name] for name in models.parameters}
 
-    def _each(self, models: ModelState, x: Tensor, y: Tensor, call: Forward) -> tuple[dict[str, Tensor], Tensor]:
+    def _each(
+        self, models: ModelState, x: Tensor, y: Tensor, call: Callable[..., Any], objective: Objective | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients of b samples, leaves [b, M, ...], and their losses [b, M]."""
+        count = num_models_of(models)
+        constants, rows = ([], []) if objective is None else objective.operands(count)
 
-        def one(model: ModelState, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        def one(
+            model: ModelState, constants: list[Tensor], x: Tensor, y: Tensor, rows: list[Tensor]
+        ) -> tuple[dict[str, Tensor], Tensor]:
             share = x.new_ones(1, dtype=self.dtype)
-            function = grad_and_value(self.objective, has_aux=True)
-            gradient, (loss, _) = function(*model, x.unsqueeze(0), y.unsqueeze(0), share, call)
+            own = None if objective is None else objective.with_operands(constants, [row.unsqueeze(0) for row in rows])
+            function = grad_and_value(self.weighted_loss, has_aux=True)
+            gradient, (loss, _) = function(*model, x.unsqueeze(0), y.unsqueeze(0), share, call, own)
             return gradient, loss
 
+        def model(m: int) -> tuple[ModelState, list[Tensor]]:
+            return tree.index((models, constants), m)  # type: ignore[no-any-return]
+
         if any(isinstance(layer, nn.RNNBase) for layer in self.network.modules()):  # vmap does not know them
-            samples, count = list(zip(x, y, strict=True)), num_models_of(models)
-            rows = [tree.stack([one(tree.index(models, m), *sample) for m in range(count)]) for sample in samples]
-            return tree.stack(rows)  # type: ignore[no-any-return]
-        every = vmap(one, in_dims=(None, 0, 0), randomness="different")
+            samples = [
+                [one(*model(m), x[b], y[b], [row[b, m] for row in rows]) for m in range(count)] for b in range(len(x))
+            ]
+            return tree.stack(list(map(tree.stack, samples)))  # type: ignore[no-any-return]
+        every = vmap(one, in_dims=(None, None, 0, 0, 0), randomness="different")
         if self.model_axis == "vmap":
-            return vmap(every, in_dims=(0, None, None), out_dims=1)(models, x, y)
-        each = [every(tree.index(models, m), x, y) for m in range(num_models_of(models))]
+            return vmap(every, in_dims=(0, 0, None, None, 1), out_dims=1)(models, constants, x, y, rows)
+        each = [every(*model(m), x, y, [row[:, m] for row in rows]) for m in range(count)]
         return tree.map_leaves(lambda *leaves: torch.stack(leaves, dim=1), *each)  # type: ignore[no-any-return]
 
     @property
@@ -177,14 +202,15 @@ class PrivateSolver(LocalSolver):
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
     def _gradient(
-        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, *, with_loss: bool
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, objective: Objective | None, *,
+        with_loss: bool,
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """The clipped and noised gradient over the expected batch; buffers stay."""
         assert isinstance(task, PrivateTask)
         if self.taken:
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
         self.taken.append(True)
-        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm)
+        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm, objective)
         noisy = dict(zip(total, self._noised(list(total.values())), strict=True))
         return loss / self.noisy.expected.to(loss.dtype), noisy, models.buffers
 

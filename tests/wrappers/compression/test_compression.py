@@ -287,7 +287,7 @@ REFUSED = [
     (
         FedEM(min_weight=0.1),
         {"compression": QSGD(), "compression_feedback": "ef21"},
-        "is ef21, and clients of FedEM send some of the models",
+        "is ef21, and FedEM averages a component over the clients that send it; leave out",
     ),
     (
         FedAvg(),
@@ -466,4 +466,4 @@ def test_with_ef21_it_converges():
 
     points = descent(400, told)
     assert points[1].tolist() == close(1.0116666667, 1.1891666667, 1.3666666667)
-    assert float(points[-1].norm()) < 1e-24
+    assert float(points[-1].norm()) < 1e-22

@@ -8,7 +8,7 @@ from torch import nn
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.seeds import Secret
-from lit_fed.core.targets import Regression
+from lit_fed.core.targets import Objective, Regression
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError
@@ -174,6 +174,46 @@ def test_penalties_come_after_the_noise_and_momentum_after_both():
     assert torch.equal(
         pulled[1].first["linear.weight"], start.parameters["linear.weight"] - pulled[0].parameters["linear.weight"]
     )
+
+
+@pytest.mark.parametrize("axis", ["loop", "vmap"])
+@pytest.mark.parametrize("network", [Linear, MLP, Tagger])
+def test_objectives_of_single_samples_are_clipped_sample_by_sample(network, axis, monkeypatch):
+    """Gradients of batches of one sample are the reference; networks in a loop are taken in pieces."""
+    target = POSITIONS if network is Tagger else MULTICLASS
+    task = make_task(target, network=network, model_axis=axis)
+    models, rng = task.init(2, 0), torch.Generator().manual_seed(0)
+    positions = (4,) if target.positions else ()
+    x = torch.randint(7, (5, 4)) if target.positions else torch.randn(5, 4, dtype=torch.float64, generator=rng)
+    batch = Batch(x, torch.randint(3, (5, *positions), generator=rng), torch.arange(5), torch.tensor([1.0, 1, 1, 1, 0]))
+    rows = torch.randn(5, 1, *task.features(models, x).shape[2:], dtype=torch.float64, generator=rng)
+    share = torch.rand(2, dtype=torch.float64, generator=rng)
+    objective, weight = Objective(pulled, True, constants=share, rows=rows), torch.rand(5, 2, dtype=torch.float64)
+    monkeypatch.setattr("lit_fed.wrappers.privacy.private_solver.GRADIENT_BYTES", 3 * tree.bits(models.parameters) // 8)
+    losses, total = PrivateTask.of(task).clipped_sum(models, batch, weight, 0.3, objective)
+    expected = tree.zeros_like(models.parameters)
+    for s in range(4):
+        one: Batch = tree.index(batch, slice(s, s + 1))
+        own = objective.of_rows(slice(s, s + 1))
+        loss, gradient, _ = task.value_and_grad(models, one, weight[s : s + 1], objective=own)
+        losses = losses - loss
+        expected = tree.add(expected, tree.scale(gradient, (0.3 / tree.norm(gradient)).clamp(max=1)))
+    assert float(losses.abs().max()) < 1e-12
+    assert float(tree.norm(tree.sub(total, expected))) < 1e-12
+
+
+def pulled(view):
+    positions = tuple(range(1, view.features.ndim))
+    return view.losses + view.constants * (view.features - view.rows).square().sum(positions)
+
+
+def test_a_loss_over_a_batch_is_refused():
+    task = Task.create(Slope, Regression(), dtype=torch.float64)
+    objective = Objective(lambda view: view.losses * view.mask.sum(), over_batch=True)
+    with pytest.raises(
+        ConfigError, match=r"ExamplePrivacy bounds .* objective is a loss over a batch, .*; choose another"
+    ):
+        a_step(task, task.init(1, 0), three(), noisy(), objective=objective)
 
 
 @pytest.mark.parametrize("gradient", ["value_and_grad", "grad", "each_gradient", "full_gradient", "hessian_vector"])

@@ -1,0 +1,398 @@
+"""Personal parts: leaves of the network that stay with their client, around any algorithm that averages models.
+
+Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao. "Federated Learning with Partial Model Personalization". ICML 2022.
+https://arxiv.org/abs/2204.03809, Algorithms 2 (FedAlt) and 3 (FedSim). `--model.personal` puts `PersonalParts` around
+the algorithm: FedAvg with `[head]` is FedPer (https://arxiv.org/abs/1912.00818) if training is `joint`, and FedRep
+(https://arxiv.org/abs/2102.07078) if it is `alternating`.
+
+Symbols:
+    v_i -> state.personal  personal leaves of client i, leaves [M, ...]; never sent
+    u   -> shared.inner    the algorithm's shared state without these leaves
+    τ_v -> epochs          passes over the local samples for v_i, of `alternating`
+    γ_v -> lr              learning rate for v_i
+Deviations:
+    The inner algorithm decides how u is averaged; the papers use FedAvg with a server optimizer.
+    Each of M models has a personal part of its own: a mixture has own heads on shared bodies.
+    An unseen client has no personal part in the papers. Ours: the initial one, fitted for `unseen_epochs` passes while
+    everything else is fixed; BatchNorm statistics first take one pass over its samples.
+    Trees of leaves beside models, such as control variates, are 0 at personal leaves: nothing is averaged there, so a
+    client does not drift from an average.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.networks.start import leaves_named
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Stage, Tree
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
+from lit_fed.wrappers.deltas import shares_of
+
+__all__ = ["PERSONAL", "SHARED", "PersonalParts", "PersonalSettings", "PersonalState", "PersonalWork"]
+
+PERSONAL, SHARED = "personal", "shared"
+"""Stages of alternating training, in their order."""
+
+Training = Literal["joint", "alternating"]
+
+ORDERS: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
+"""Names of the leaves of networks in use."""
+
+
+class PersonalSettings(NamedTuple):
+    """What `FederatedModule` was given about personal parts; see there."""
+
+    parts: list[str] | str | None = None
+    training: Training = "joint"
+    epochs: int | None = None
+    lr: float | None = None
+    unseen_epochs: int | None = None
+
+    def check(self) -> None:
+        """Refuse values out of range, and settings that have no effect.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        values = self._asdict()
+        if self.training not in ("joint", "alternating"):
+            raise ConfigError(f"--model.personal_training is {self.training!r}; give joint or alternating")
+        for name, kind in {"epochs": "a whole number", "lr": "a number", "unseen_epochs": "a whole number"}.items():
+            if values[name] is not None and not 0 <= values[name] < math.inf:
+                raise ConfigError(f"--model.personal_{name} is {values[name]}; give {kind} >= 0, or null")
+        for name in ("epochs", "lr"):
+            if values[name] is not None and self.training == "joint" and self.parts is not None:
+                raise ConfigError(
+                    f"--model.personal_{name} is {values[name]}, and --model.personal_training is joint, in which all "
+                    "leaves take the same steps; give alternating, or leave it out"
+                )
+        for name, default in PersonalSettings._field_defaults.items():
+            if self.parts is None and values[name] != default:
+                raise ConfigError(
+                    f"--model.personal_{name} is {values[name]}, and nothing is personal; add --model.personal, such "
+                    "as [head], or leave it out"
+                )
+        if self.parts == []:
+            raise ConfigError("--model.personal is []; give patterns of names, such as [head], or leave it out")
+
+    def around(self, algorithm: Any, *, with_norm: bool = False) -> Any:
+        """The wrapper around an algorithm; without personal parts the algorithm itself.
+
+        Args:
+            algorithm: the algorithm.
+            with_norm: whether BatchNorm layers are personal, too.
+        """
+        if self.parts is None:
+            return algorithm
+        parts = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
+        epochs, unseen = (1 if given is None else given for given in (self.epochs, self.unseen_epochs))
+        return PersonalParts(algorithm, parts + ("norm",) * with_norm, self.training, epochs, self.lr, unseen)
+
+
+class PersonalState(NamedTuple):
+    """What a client keeps."""
+
+    inner: Any  # the algorithm's state of the client
+    personal: ModelState  # v_i, leaves [M, ...]
+
+    @property
+    def mixture(self) -> Tensor:
+        """Mixture weights of the client, [M], if the algorithm has some."""
+        return self.inner.mixture  # type: ignore[no-any-return]
+
+
+class Optimizers(NamedTuple):
+    """Optimizer states of a client's phase."""
+
+    shared: Any  # of the algorithm's own steps; () if it has none
+    personal: Any  # of the steps of personal leaves alone; () without such a stage
+
+
+class PersonalWork(NamedTuple):
+    """A client's phase."""
+
+    inner: Any  # the algorithm's own work
+    personal: ModelState  # v_i before the phase, leaves [M, ...]
+    optimizer: Optimizers
+    state: Any  # the algorithm's state of the client, in the phase `adapt`; else ()
+
+
+@dataclass(frozen=True)
+class PersonalParts(AlgorithmWrapper):
+    """An algorithm whose clients keep some leaves of their models.
+
+    The server and the wrappers around this one see models without these leaves. The inner algorithm's client functions
+    receive a shared state that holds the client's own leaves.
+
+    Args:
+        inner: the algorithm.
+        parts: patterns of names of leaves, or `head`, `body`, `norm`.
+        training: `joint`, one step moves all leaves; `alternating`, personal leaves are trained ahead of the others.
+        epochs: passes of the personal stage.
+        lr: learning rate of the first round in the personal stage; None: that of the solver.
+        unseen_epochs: passes over its samples in which an unseen client fits its personal leaves.
+    """
+
+    parts: tuple[str, ...] = ("head",)
+    training: Training = "joint"
+    epochs: int = 1
+    lr: float | None = None
+    unseen_epochs: int = 1
+
+    has_server_state = True  # the initial personal leaves, for clients that have none yet
+
+    def names(self, ctx: Context) -> frozenset[str]:
+        """Names of the personal leaves."""
+        leaves = [name for name in _order(ctx.task.network) if name not in ctx.task.frozen]
+        return leaves_named(ctx.task.network, self.parts, ctx.task.norm_names, leaves)
+
+    # ------------------------------------------------------------------ start
+    def shared_init(self, ctx: Context) -> WrappedShared:
+        """The algorithm's without personal leaves, and the initial ones."""
+        whole = self.inner.shared_init(ctx)
+        names = self.names(ctx)
+        own = tuple({name: leaf for name, leaf in part.items() if name in names} for part in tree.models(whole)[0])
+        return WrappedShared(_without(whole, names, _names(whole)), own)
+
+    def state_init(self, ctx: Context, shared: WrappedShared, data: ClientData) -> PersonalState:
+        """The initial personal leaves; an unseen client takes BatchNorm statistics from its samples."""
+        personal = ModelState(*shared.own)
+        if ctx.phase == "adapt" and not ctx.task.norm_names.isdisjoint(personal.buffers):
+            found = ctx.task.statistics(tree.models(_whole(ctx, shared.inner, personal))[0], data.x)
+            personal = personal._replace(buffers={name: found[name] for name in personal.buffers})
+        return PersonalState(self.inner.state_init(ctx, _whole(ctx, shared.inner, personal), data), personal)
+
+    def sent(self, ctx: Context, shared: WrappedShared, client_id: int) -> WrappedShared:
+        """The algorithm's; the initial personal leaves only to a client that has none yet."""
+        inner, own = self.inner.sent(ctx, shared.inner, client_id), shared.own
+        if client_id < ctx.num_clients and ctx.phase != "init":
+            own = tree.map_leaves(lambda leaf: leaf.new_empty(0), own)
+        return WrappedShared(inner, own)
+
+    # ------------------------------------------------------------------ a round
+    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
+        """The algorithm's; where personal and shared leaves take turns, its local work is the second stage."""
+        phases: Sequence[Phase] = self.inner.phases(ctx, client_ids)
+        if self.training == "joint":
+            return phases
+        return tuple(
+            one._replace(work=_in_turn(one.work, self.epochs, SHARED)) if one.work.is_training else one
+            for one in phases
+        )
+
+    def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> None:
+        """No loss depends on the shared state alone."""
+
+    def client_init(
+        self, ctx: Context, shared: WrappedShared, state: PersonalState, data: ClientData, losses: None
+    ) -> PersonalWork:
+        """The algorithm's, with its losses under the client's own leaves."""
+        inner = self._begun(ctx, _whole(ctx, shared.inner, state.personal), state.inner, data)
+        adapts, optimizer = ctx.phase == "adapt", getattr(inner, "optimizer", ())
+        turns = adapts or self.training == "alternating"
+        optimizers = Optimizers(optimizer, optimizer if turns else ())
+        return PersonalWork(inner, state.personal, optimizers, state.inner if adapts else ())
+
+    def client_step(self, ctx: Context, shared: WrappedShared, work: PersonalWork, batch: Batch) -> PersonalWork:
+        """The algorithm's step; each stage keeps its own leaves only, the personal one nothing else of the work."""
+        whole, names = _whole(ctx, shared.inner, work.personal), frozenset(_names(work.personal))
+        fits = ctx.stage == PERSONAL
+        inner = _optimized(work.inner, work.optimizer.personal if fits else work.optimizer.shared)
+        if ctx.stage:
+            ctx = self._of_stage(ctx, names if fits else frozenset(_names(whole)) - names)
+        stepped = self.inner.client_step(ctx, whole, inner, batch)
+        optimizer = getattr(stepped, "optimizer", ())
+        if fits:
+            optimizers = work.optimizer._replace(personal=optimizer)
+            return work._replace(inner=_with_personal(inner, stepped, names), optimizer=optimizers)
+        stepped = _with_personal(stepped, inner, names) if ctx.stage else stepped
+        return work._replace(inner=stepped, optimizer=work.optimizer._replace(shared=optimizer))
+
+    def client_final(self, ctx: Context, shared: WrappedShared, work: PersonalWork, data: ClientData) -> ClientResult:
+        """The algorithm's; the client keeps its personal leaves and sends the others."""
+        names, inner = frozenset(_names(work.personal)), _optimized(work.inner, work.optimizer.shared)
+        ctx, whole = ctx._replace(private=names), _whole(ctx, shared.inner, work.personal)
+        result: ClientResult = self.inner.client_final(ctx, whole, inner, data)
+        personal = self._trained(inner, result, work.personal)
+        if ctx.phase == "adapt" and not self._inner_adapts(ctx):  # what it keeps follows from the fitted leaves
+            whole = _whole(ctx, shared.inner, personal)
+            result = self.inner.client_final(ctx, whole, self._begun(ctx, whole, work.state, data), data)
+        message = result.message._replace(value=_without(result.message.value, names, _names(whole)))
+        kept = _zeroed(result.state, names, _names(whole))
+        return ClientResult(message, PersonalState(kept, personal), result.metrics)
+
+    def server_step(self, ctx: Context, shared: Tree, reduced: Any, client_ids: Tensor) -> Tree:
+        return WrappedShared(self.inner.server_step(ctx, shared.inner, reduced, client_ids), shared.own)
+
+    def _trained(self, work: Any, result: ClientResult, kept: ModelState) -> ModelState:
+        """The personal leaves after a phase; those of a model that is not trained or not sent stay as they were."""
+        chosen, sent = shares_of(result.message.value), tree.models(result.message.value)
+        is_sent = sent and chosen is None and self.inner.message.kind == "models"
+        found = sent if is_sent else tree.models(getattr(work, "models", None)) or sent
+        if not found:  # a client that sends no models keeps whole ones
+            return kept
+        if chosen is None and len(tree.leaves(found)[0]) != len(tree.leaves(kept)[0]):  # it adapts one of several
+            chosen = result.state.mixture
+
+        def choose(old: Tensor, new: Tensor) -> Tensor:
+            return new if chosen is None else torch.where(chosen.view(-1, *[1] * (old.ndim - 1)) > 0, new, old)
+
+        pairs = zip(kept, found[0], strict=True)
+        return ModelState(*({name: choose(leaf, new[name]) for name, leaf in old.items()} for old, new in pairs))
+
+    def _begun(self, ctx: Context, whole: Tree, state: Any, data: ClientData) -> Any:
+        losses = self.inner.shared_losses(ctx, whole, data.batch)
+        return self.inner.client_init(ctx, whole, state, data, losses)
+
+    def _of_stage(self, ctx: Context, moving: frozenset[str]) -> Context:
+        """The context of a stage in which some leaves move: with its rate, and gradients clipped by their norm."""
+        if ctx.stage == PERSONAL and self.lr is not None and (ctx.phase != "adapt" or ctx.solver.adapt_lr is None):
+            if not ctx.solver.lr:
+                ctx = ctx._replace(lr=torch.full_like(ctx.lr, self.lr))
+            else:
+                ctx = ctx._replace(lr=ctx.lr * (self.lr / ctx.solver.lr))
+        return ctx if ctx.solver.clip_norm is None else ctx._replace(solver=_clipping(ctx.solver, moving))
+
+    # ------------------------------------------------------------------ serving
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """The algorithm's; an unseen client fits its personal leaves first."""
+        work: LocalWork | None = self.inner.adapt_work(ctx, seen)
+        if seen or not self.unseen_epochs:
+            return work
+        return _in_turn(work or LocalWork(), self.unseen_epochs, "")
+
+    def _inner_adapts(self, ctx: Context) -> bool:
+        work = self.inner.adapt_work(ctx, False)
+        return work is not None and work.trains
+
+    @property
+    def serving_settings(self) -> tuple[str, ...]:
+        """The algorithm's, and the epochs of unseen clients."""
+        return (*self.inner.serving_settings, "unseen_epochs")
+
+    @property
+    def adapts_statistics(self) -> bool:
+        """Whether unseen clients need samples for their running statistics."""
+        return "norm" in self.parts
+
+    def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:
+        """No prediction depends on the shared state alone."""
+
+    def log_prob(self, ctx: Context, shared: WrappedShared, state: PersonalState, x: Tensor, outputs: None) -> Tensor:
+        """The algorithm's prediction under the client's own leaves, [B, C]."""
+        whole = _whole(ctx, shared.inner, state.personal)
+        own = self.inner.shared_outputs(ctx, whole, x)
+        return self.inner.log_prob(ctx, whole, state.inner, x, own)  # type: ignore[no-any-return]
+
+    def collaboration(self, ctx: Context, shared: WrappedShared, states: PersonalState) -> Tensor | None:
+        return self.inner.collaboration(ctx, shared.inner, states.inner)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _PartSolver(LocalSolver):
+    """A local solver whose gradients are clipped by the norm of the leaves that move."""
+
+    moving: frozenset[str] = frozenset()
+
+    def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        moving = {name: leaf for name, leaf in gradient.items() if name in self.moving}
+        return gradient | super()._clip(moving) if moving else gradient
+
+
+@cache
+def _clipping(solver: LocalSolver, moving: frozenset[str]) -> _PartSolver:
+    return _PartSolver(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, moving=moving)
+
+
+def _in_turn(work: LocalWork, epochs: int, second: str) -> LocalWork:
+    """Local work after a stage of personal leaves."""
+    own = (Stage(second, work.epochs, work.steps),) if work.is_training else ()
+    return work._replace(epochs=None, steps=None, stages=(Stage(PERSONAL, epochs), *own))
+
+
+def _optimized(work: Any, optimizer: Any) -> Any:
+    return work._replace(optimizer=optimizer) if hasattr(work, "optimizer") else work
+
+
+# ---------------------------------------------------------------------- trees with and without personal leaves
+def _names(value: Tree) -> list[str]:
+    """Names of the leaves of its first models, parameters first."""
+    return [name for part in tree.models(value)[0] for name in part]
+
+
+def _mapped(value: Tree, of_models: Callable[[ModelState], ModelState], of_leaves: Callable[[Any], Any]) -> Tree:
+    """The tree with its models, and its other dicts, replaced."""
+    if isinstance(value, ModelState):
+        return of_models(value)
+    if isinstance(value, dict):
+        return of_leaves(value) if value else value
+    if isinstance(value, tuple | list):
+        parts = [_mapped(part, of_models, of_leaves) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _whole(ctx: Context, shared: Tree, personal: ModelState) -> Tree:
+    """The algorithm's shared state with a client's personal leaves in its models, and zeros beside models."""
+    known, order = set(_names(shared)), _order(ctx.task.network)
+
+    def joined(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+        both = own | more
+        return {name: both[name] for name in order if name in both}
+
+    def filled(leaves: dict[str, Any]) -> dict[str, Any]:
+        return joined(leaves, tree.zeros_like(personal.parameters)) if leaves.keys() <= known else leaves
+
+    return _mapped(shared, lambda one: ModelState(*map(joined, one, personal)), filled)
+
+
+def _order(network: nn.Module) -> list[str]:
+    """Names of all leaves of a network in its order, in which sums over leaves are taken."""
+    if network not in ORDERS:
+        ORDERS[network] = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
+    return ORDERS[network]
+
+
+def _without(value: Tree, names: frozenset[str], known: Sequence[str]) -> Tree:
+    """The tree without personal leaves; `known` are the names of all leaves of a model."""
+
+    def others(leaves: dict[str, Any]) -> dict[str, Any]:
+        return {name: leaf for name, leaf in leaves.items() if name not in names}
+
+    return _mapped(
+        value, lambda one: ModelState(*map(others, one)), lambda d: others(d) if d.keys() <= set(known) else d
+    )
+
+
+def _zeroed(state: Tree, names: frozenset[str], known: Sequence[str]) -> Tree:
+    """A client's state with zeros at the personal leaves of trees beside models."""
+
+    def zeroed(leaves: dict[str, Any]) -> dict[str, Any]:
+        if not leaves.keys() <= set(known):
+            return leaves
+        return {name: torch.zeros_like(leaf) if name in names else leaf for name, leaf in leaves.items()}
+
+    return _mapped(state, lambda one: one, zeroed)
+
+
+def _with_personal(value: Tree, source: Tree, names: frozenset[str]) -> Tree:
+    """The tree with the personal leaves of models from another tree of its structure."""
+    if isinstance(value, ModelState):
+        pairs = zip(value, source, strict=True)
+        return ModelState(*({n: new[n] if n in names else leaf for n, leaf in old.items()} for old, new in pairs))
+    if isinstance(value, tuple | list):
+        parts = [_with_personal(*both, names) for both in zip(value, source, strict=True)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
