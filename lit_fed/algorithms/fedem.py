@@ -357,9 +357,9 @@ def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
     """What averages and starts cannot be combined with → the reason and the fix, see `Algorithm.incompatible`."""
     start, reasons = algorithm.start, {"noise_in_steps_alone": "the mixture weights"}
     named = f"--model.algorithm.start {type(start).__name__}"
-    other = "give --model.algorithm.start Annealing, or leave it out"
+    other = "give --model.algorithm.start Annealing or null"
     if start is not None:
-        reasons["noise_in_steps"] = f"{named}; leave --model.algorithm.start out"
+        reasons["noise_in_steps"] = f"{named}; give --model.algorithm.start null"
     if algorithm._sends_some:
         some = "averages a component over the clients that send it"
         fix = "leave out --model.algorithm.min_weight and --model.algorithm.most_components"
