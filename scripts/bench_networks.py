@@ -384,8 +384,12 @@ def frozen_features() -> dict[str, float]:
         kept.setup()
         loops = {
             "whole network": PlainLoop(data, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), network)),
-            "heads": PlainLoop(data, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), network, trainable="head")),
-            "heads on kept features": PlainLoop(kept, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), Linear)),
+            "heads": PlainLoop(
+                data, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), network, trainable="head")
+            ),
+            "heads on kept features": PlainLoop(
+                kept, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), Linear)
+            ),
         }
         return _row(loops)
 

@@ -307,7 +307,7 @@ def test_the_average_suits_what_is_around_it(around, average):
 def test_a_run_says_how_it_averages(tmp_path, capsys):
     """On the command line always, in Python where it is not by what clients use; resumed, as the checkpoint says."""
     line = "lit_fed: --model.algorithm.average is auto, here"
-    command = ["fit", "--model.algorithm", "FedEM", "--trainer.max_epochs", "1", "--name", "run", *QUIET]
+    command = ["fit", "--model.algorithm", "FedEM", "--trainer.max_epochs", "1", "--name", "run", *CPU]
     main([*command, "--trainer.default_root_dir", str(tmp_path)])
     assert capsys.readouterr().err.startswith(f"{line} responsibility\n")
     module, _ = fit(tmp_path / "usual", 1, algorithm=FedEM(), test=False)
