@@ -14,8 +14,8 @@ Deviations:
     (`min_weight`, `most_components`), each averaged over the clients that sent it, as `model.aggregation` says.
     The paper averages a component over all clients by n_t, also over those that hardly use it. Its step is then
     proportional to its share of all samples: the component that leads learns fastest, and two groups of clients may
-    end with one component between them. Ours, by `average`: the M-step's own weights, by which
-    θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm; and other first rounds (`start`).
+    end with one component between them. Ours, where the server may know π_t, are the M-step's own weights:
+    θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm. `average: samples` is the paper's rule. Other first rounds: `start`.
     The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
     The authors' code keeps momentum from round to round (`solver.persist_optimizer`; ours: until components are
     exchanged), fills in clients that were not sampled (`model.aggregation: stale_fill`) and updates an unseen client's
@@ -113,7 +113,7 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
     min_weight: float = 0.0
     most_components: int | None = None
     position_loss: PositionLoss = "mean"
-    average: Literal["auto", "samples", "responsibility", "rescaled"] = "samples"
+    average: Literal["auto", "samples", "responsibility", "rescaled"] = "auto"
     start: MixtureStart | None = None
 
     @property
@@ -240,7 +240,8 @@ class FedEM(AveragedComponents):
             that the component explains, Σ_i q_im (`responsibility`), which tells the server each π_t. `rescaled` is by
             samples, and the server's step on a component is divided by the component's share of all samples, which
             needs sums over clients alone. `auto` is `responsibility`, and `samples` under privacy, robust rules and
-            attacks, with EF21 or averages that correct for absent clients, and for clients on machines of their own.
+            attacks, with EF21 or averages that correct for absent clients, and for clients on machines of their own:
+            docs/results/fedem-starts.md.
         start: other first rounds, such as `Clustering`; null: exact EM from the first round on.
     """
 
@@ -356,9 +357,9 @@ def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
     """What averages and starts cannot be combined with → the reason and the fix, see `Algorithm.incompatible`."""
     start, reasons = algorithm.start, {"noise_in_steps_alone": "the mixture weights"}
     named = f"--model.algorithm.start {type(start).__name__}"
-    other = "give --model.algorithm.start Annealing, or leave it out"
+    other = "give --model.algorithm.start Annealing or null"
     if start is not None:
-        reasons["noise_in_steps"] = f"{named}; leave --model.algorithm.start out"
+        reasons["noise_in_steps"] = f"{named}; give --model.algorithm.start null"
     if algorithm._sends_some:
         some = "averages a component over the clients that send it"
         fix = "leave out --model.algorithm.min_weight and --model.algorithm.most_components"

@@ -186,7 +186,7 @@ class FederatedModule(LightningModule):
             self._settle(self.settings.settled(deployed=isinstance(data.dataset, RemoteClients)).algorithm)
         num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
-            if stage == "fit" and self.trainer.is_global_zero:
+            if stage == "fit" and self.trainer.ckpt_path is None:
                 self._say_what_is_settled()
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
@@ -210,9 +210,12 @@ class FederatedModule(LightningModule):
             self.federation.algorithm = self.algorithm
 
     def _say_what_is_settled(self) -> None:
-        given, settled = (vars(one) for one in (self._given, self.settings.algorithm))
-        for name in [name for name, value in given.items() if value == "auto" != settled[name]]:
-            notice(f"--model.algorithm.{name} is auto, here {settled[name]}")
+        """Say what `auto` became: in Python, where `print(module)` tells it as well, only if it is not the usual."""
+        given, usual, settled = (vars(one) for one in (self._given, self._given.settled(()), self.settings.algorithm))
+        quiet = {} if self.history.arguments else usual
+        for name in [name for name, value in given.items() if value == "auto" != settled[name] != quiet.get(name)]:
+            if self.trainer.is_global_zero:
+                notice(f"--model.algorithm.{name} is auto, here {settled[name]}")
 
     def _rounds_of_fit(self, data: FederatedDataModule) -> int:
         """Rounds of a fit, from its limits in epochs and steps."""
@@ -405,6 +408,8 @@ class FederatedModule(LightningModule):
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
         self._settle(self._given.as_stored(settings_stored(checkpoint.get(CHECKPOINT_KEY))))
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            self._say_what_is_settled()
         self.results = self.history.restore(checkpoint, self.federation, self._trainer)
 
     # ------------------------------------------------------------------ description

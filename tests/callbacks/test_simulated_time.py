@@ -28,14 +28,14 @@ def total_of(path):
     return json.loads((path / "summary.json").read_text())["time/simulated"]
 
 
-@pytest.mark.parametrize(("algorithm", "models", "payloads"), [("FedAvg", 1, [1] * 3), ("FedEM", 3, [1] * 3)])
-def test_the_command_line_knows_it(tmp_path, algorithm, models, payloads):
+@pytest.mark.parametrize(("algorithm", "models", "weights"), [("FedAvg", 1, 0), ("FedEM", 3, 3)])
+def test_the_command_line_knows_it(tmp_path, algorithm, models, weights):
     run_cli(
         ["fit", "--model.algorithm", algorithm, "--trainer.max_epochs", "3", *SMALL,
          "--trainer.default_root_dir", str(tmp_path)]
     )  # fmt: skip
     path = folder(tmp_path, algorithm)
-    one_round = RoundTime(4.0, 1.0, 1.0).expected_slowest(6) + models + 4 * 6 * models
+    one_round = RoundTime(4.0, 1.0, 1.0).expected_slowest(6) + models + 4 * 6 * (models + weights / 650)
     assert times_of(path) == pytest.approx([one_round, 2 * one_round, 3 * one_round])
     assert total_of(path) == pytest.approx(3 * one_round)
     assert (path / "plots/accuracy_vs_time.png").is_file()

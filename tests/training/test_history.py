@@ -305,10 +305,18 @@ def test_the_average_suits_what_is_around_it(around, average):
 
 
 def test_a_run_says_how_it_averages(tmp_path, capsys):
-    fit(tmp_path, 1, algorithm=FedEM(average="auto"), test=False)
-    assert "lit_fed: --model.algorithm.average is auto, here responsibility\n" in capsys.readouterr().err
-    fit(tmp_path, 1, algorithm=FedEM(average="samples"), test=False)
-    assert "average" not in capsys.readouterr().err
+    """On the command line always, in Python where it is not by what clients use; resumed, as the checkpoint says."""
+    line = "lit_fed: --model.algorithm.average is auto, here"
+    command = ["fit", "--model.algorithm", "FedEM", "--trainer.max_epochs", "1", "--name", "run", *CPU]
+    main([*command, "--trainer.default_root_dir", str(tmp_path)])
+    assert capsys.readouterr().err.startswith(f"{line} responsibility\n")
+    module, _ = fit(tmp_path / "usual", 1, algorithm=FedEM(), test=False)
+    assert capsys.readouterr().err == ""
+    assert "average='responsibility'" in repr(module)
+    fit(tmp_path / "named", 1, algorithm=FedEM(average="samples"), test=False)
+    assert capsys.readouterr().err == ""
+    fit(tmp_path / "named", 2, algorithm=FedEM(), ckpt_path=last(tmp_path / "named"), test=False)
+    assert capsys.readouterr().err.startswith(f"{line} samples\n")
 
 
 def test_checkpoints_without_a_choice_go_on_by_samples(tmp_path):

@@ -86,9 +86,11 @@ def test_an_average_that_robust_rules_refuse_has_one_fix():
 )
 def test_a_start_that_privacy_refuses_is_named(start, said):
     name = rf"--model\.algorithm\.start {type(start).__name__}"
-    fix = r"give --model\.algorithm\.start Annealing, or leave it out"
+    fix = r"give --model\.algorithm\.start Annealing or null"
     with pytest.raises(ConfigError, match=rf"FedEM {said}.* by {name}; {fix}$"):
-        Compatibility(FedEM(start=start), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
+        Compatibility(
+            FedEM(average="samples", start=start), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)
+        ).check()
 
 
 def test_unknown_features_are_refused_by_name():
