@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import LocalSolver, StepInputs
 from lit_fed.core.networks.stacked_network import num_models_of
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.seeds import Secret
@@ -202,16 +202,17 @@ class PrivateSolver(LocalSolver):
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
     def _gradient(
-        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, objective: Objective | None, *,
-        with_loss: bool,
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+        self, task: Task, given: StepInputs, *, with_loss: bool
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
         """The clipped and noised gradient over the expected batch; buffers stay."""
         assert isinstance(task, PrivateTask)
         if self.taken:
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
         self.taken.append(True)
-        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm, objective)
+        models, batch, weight = given.models, given.batch, given.weight
+        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm, given.objective)
         noisy = dict(zip(total, self._noised(list(total.values())), strict=True))
+        noisy = tree.named(noisy, given.moving)  # clipping counts all leaves, so that their part is bounded, too
         return loss / self.noisy.expected.to(loss.dtype), noisy, models.buffers
 
     def _noised(self, total: list[Tensor]) -> list[Tensor]:
