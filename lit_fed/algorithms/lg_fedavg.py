@@ -21,6 +21,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
@@ -39,6 +40,10 @@ class LGFedAvg(PartialModel):
             FedAvg.
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
+
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "local_batch_norm": "normalisation in its lower layers is the client's own already, so that no byte is saved"
+    }
 
     shared_layers: int = 1
     unseen_epochs: int = 1
