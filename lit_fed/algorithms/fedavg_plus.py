@@ -9,6 +9,8 @@ Symbols:
 Deviations:
     The copy is tuned with a fresh optimizer, by default at the initial learning rate. The official FedEM code carries
     momentum and a schedule of its own from one evaluation to the next; that leak is not offered.
+    `tune` leaves some leaves of the copy as they are. With `[head]` it is the baseline of the FedRep paper
+    (https://arxiv.org/abs/2102.07078, Section 5), which tunes for 10 epochs.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_step
 from lit_fed.core.context import Context
+from lit_fed.core.partial_models import Patterns, named_leaves
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
 from lit_fed.errors import check_settings
 
@@ -32,15 +35,22 @@ class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
     Args:
         fine_tune_epochs: passes over the local training samples.
         fine_tune_lr: learning rate of the tuning; null takes the solver's `adapt_lr`, by default its initial one.
+        tune: patterns of names of the leaves or modules that are tuned, or `head`, `body`, `norm`; null: all.
     """
 
-    serving_settings = ("fine_tune_epochs", "fine_tune_lr")
+    serving_settings = ("fine_tune_epochs", "fine_tune_lr", "tune")
 
     fine_tune_epochs: int = 1
     fine_tune_lr: float | None = None
+    tune: Patterns | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, fine_tune_epochs=">= 0", fine_tune_lr=">= 0")
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """The initial model; patterns that match nothing are refused before training."""
+        self._tuned(ctx)
+        return super().shared_init(ctx)
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> tuple[()]:
         return ()
@@ -50,10 +60,12 @@ class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
         return LocalWork(epochs=self.fine_tune_epochs)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of FedAvg; while tuning, at the tuning's learning rate."""
-        if ctx.phase == "adapt" and self.fine_tune_lr is not None:
+        """A step of FedAvg; while tuning, of the tuned leaves at the tuning's learning rate."""
+        if ctx.phase != "adapt":
+            return local_step(ctx, work, batch)
+        if self.fine_tune_lr is not None:
             ctx = ctx._replace(lr=torch.full_like(ctx.lr, self.fine_tune_lr))
-        return super().client_step(ctx, shared, work, batch)
+        return local_step(ctx, work, batch, moving=self._tuned(ctx))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """FedAvg's message; the tuned copy is the state of an adapted client."""
@@ -63,3 +75,7 @@ class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
     def served(self, ctx: Context, shared: GlobalModels, state: Tree) -> ModelState:
         """The tuned copy."""
         return state  # type: ignore[no-any-return]
+
+    def _tuned(self, ctx: Context) -> frozenset[str] | None:
+        """Names of the leaves that are tuned; None: all."""
+        return None if self.tune is None else named_leaves(ctx.task, self.tune, "--model.algorithm.tune")

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1912.00818, Algorithms 1 (client) and 2 (server).
 
 Symbols:
     W_B   -> shared.models   the base layers, leaves [1, ...]
-    W_P_j -> state.head      the personalisation layers of client j, leaves [1, ...]; never leave the client
+    W_P_j -> state.own       the personalisation layers of client j, leaves [1, ...]; never leave the client
     K_P   -> private_layers  number of personalisation layers
     γ_j   -> message.weight  samples of client j
 Deviations:
@@ -19,37 +19,20 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, Personal, local_run
+from lit_fed.core.algorithm import LocalRun, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState
+from lit_fed.core.partial_models import KeptPart, PartialModel, SentPart
+from lit_fed.core.types import Batch, ClientData, LocalWork, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["BaseLayers", "FedPer", "Head"]
-
-Leaves = dict[str, Tensor]
-
-
-class BaseLayers(NamedTuple):
-    """What the server knows; the initial head is no `ModelState`, since it is never sent."""
-
-    models: ModelState  # W_B, leaves [1, ...]
-    head: tuple[Leaves, Leaves]  # parameters and buffers of the initial head, leaves [1, ...]
-
-
-class Head(NamedTuple):
-    """What a client keeps."""
-
-    head: ModelState  # W_P_j, leaves [1, ...]
+__all__ = ["FedPer"]
 
 
 @dataclass(frozen=True)
-class FedPer(Personal[BaseLayers, Head, LocalRun]):
+class FedPer(PartialModel):
     """Clients train base and head together; the server averages the base, every client keeps its head.
 
     Args:
@@ -58,73 +41,36 @@ class FedPer(Personal[BaseLayers, Head, LocalRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
-    serving_settings = ("unseen_epochs",)
-
     private_layers: int = 1
     unseen_epochs: int = 1
-
-    incompatible: ClassVar[dict[str, str]] = {
-        "noise_in_steps": "the private head",
-        "personal_parts": "keeps a private head itself",
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, private_layers=">= 0", unseen_epochs=">= 0")
 
-    def shared_init(self, ctx: Context) -> BaseLayers:
-        """The initial network in two parts."""
-        private = last_layers(ctx.task.network, self.private_layers)
-        whole = ctx.task.init(1, ctx.seed)
-        base = ({name: leaf for name, leaf in part.items() if name not in private} for part in whole)
-        parameters, buffers = ({name: leaf for name, leaf in part.items() if name in private} for part in whole)
-        return BaseLayers(ModelState(*base), (parameters, buffers))
+    def own_names(self, ctx: Context) -> frozenset[str]:
+        """The last layers."""
+        return last_layers(ctx.task.network, self.private_layers)
 
-    def state_init(self, ctx: Context, shared: BaseLayers, data: ClientData) -> Head:
-        """The initial head."""
-        return Head(ModelState(*shared.head))
+    def state_init(self, ctx: Context, shared: SentPart, data: ClientData) -> KeptPart:
+        """The initial head, with its running statistics."""
+        return KeptPart(ModelState(*shared.own))
 
-    def client_init(self, ctx: Context, shared: BaseLayers, state: Head, data: ClientData, losses: None) -> LocalRun:
+    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> LocalRun:
         """The received base under the own head (Alg. 1: merge); on a frozen base only the head has an optimizer."""
-        work = local_run(ctx, _joined(shared.models, state.head))
-        return work._replace(optimizer=ctx.solver.init(state.head)) if ctx.phase == "adapt" else work
+        work = local_run(ctx, self.whole(ctx, shared, state))
+        return work._replace(optimizer=ctx.solver.init(state.own)) if ctx.phase == "adapt" else work
 
-    def client_step(self, ctx: Context, shared: BaseLayers, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of both parts together; of the head alone where the base is frozen."""
+    def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
+        """A step of both parts together (Alg. 1); of the head alone where the base is frozen."""
         if ctx.phase != "adapt":
-            return super().client_step(ctx, shared, work, batch)
-        head = _part(work.models, shared.head)
-        loss, gradient, buffers = ctx.task.value_and_grad(work.models, batch)
-        new = _part(ModelState(gradient, buffers), shared.head)
-        parameters, optimizer = ctx.solver.update(head.parameters, new.parameters, work.optimizer, ctx.lr)
-        models = _joined(shared.models, new._replace(parameters=parameters))
+            return local_step(ctx, work, batch)
+        parameters, buffers = shared.own
+        loss, gradient, new = ctx.task.value_and_grad(work.models, batch, moving=parameters)
+        old = tree.named(work.models.parameters, parameters)
+        head, optimizer = ctx.solver.update(old, gradient, work.optimizer, ctx.lr)
+        models = ModelState(work.models.parameters | head, work.models.buffers | tree.named(new, buffers))
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
-
-    def client_final(self, ctx: Context, shared: BaseLayers, work: LocalRun, data: ClientData) -> ClientResult:
-        """The base goes to the server (Alg. 2: average with weights γ_j), the head stays."""
-        message = Message(_part(work.models, shared.models), ctx.client_weight(data))
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(message=message, state=Head(_part(work.models, shared.head)))
-
-    def sent(self, ctx: Context, shared: BaseLayers, client_id: int) -> BaseLayers:
-        """The base, and the names of the head; the initial head only to who has none yet."""
-        if client_id >= ctx.num_clients or ctx.phase == "init":
-            return shared
-        return shared._replace(head=tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.head))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no head yet trains one."""
         return LocalWork(epochs=self.unseen_epochs) if self.private_layers and not seen else None
-
-    def served(self, ctx: Context, shared: BaseLayers, state: Head) -> ModelState:
-        """The shared base under the client's own head."""
-        return _joined(shared.models, state.head)
-
-
-def _part(models: ModelState, like: tuple[Leaves, Leaves]) -> ModelState:
-    """Those leaves of whole models that the other tree has."""
-    return ModelState(*({name: own[name] for name in names} for own, names in zip(models, like, strict=True)))
-
-
-def _joined(base: ModelState, head: ModelState) -> ModelState:
-    """Whole models, in the order of the network."""
-    return ModelState(base.parameters | head.parameters, base.buffers | head.buffers)

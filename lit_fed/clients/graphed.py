@@ -102,9 +102,12 @@ class _GraphedSolver(LocalSolver):
         pad = _padded if objective is None else _filled  # an objective need not be finite at zeros
         operands = None if objective is None else (objective.constants, pad(objective.rows, width))
         padded = pad(batch, width)._replace(mask=_padded(batch.mask, width))
-        given = given._replace(batch=padded, weight=_padded(weight, width), penalty=penalty, objective=None)
+        moving = given.moving
+        given = given._replace(
+            batch=padded, weight=_padded(weight, width), penalty=penalty, objective=None, moving=None
+        )
         autocast = torch.is_autocast_enabled(given.lr.device.type)
-        key = (id(task.network), number, weight is None, autocast, function, _form((given, operands)))
+        key = (id(task.network), number, weight is None, autocast, function, moving, _form((given, operands)))
         if key not in self.recorded:
             task = replace(task, memory=None)
 
@@ -114,7 +117,7 @@ class _GraphedSolver(LocalSolver):
                 whole = penalty if number is None or penalty is None else penalty._replace(weight=number)
                 if objective is not None:
                     given = given._replace(objective=objective._replace(constants=own[0], rows=own[1]))
-                return LocalSolver._advance(self, task, given._replace(penalty=whole), with_loss=True)
+                return LocalSolver._advance(self, task, given._replace(penalty=whole, moving=moving), with_loss=True)
 
             self.recorded[key] = Recorded(step, (given, operands))
         return self.recorded[key]((given, operands))  # type: ignore[no-any-return]

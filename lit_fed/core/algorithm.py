@@ -14,7 +14,7 @@ from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Messa
 
 __all__ = [
     "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
-    "local_run",
+    "local_run", "local_step",
 ]  # fmt: skip
 
 NOT_SENT: Any = None
@@ -213,9 +213,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     def client_step(self, ctx: Context, shared: Shared, work: Work, batch: Batch) -> Work:
         """One local step."""
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr)
-        work = work._replace(models=models, optimizer=optimizer)
-        return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)  # type: ignore[no-any-return]
+        return local_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
         """The end of a client's phase: its message, its new state and its metrics.
@@ -335,3 +333,10 @@ def local_run(ctx: Context, models: ModelState) -> LocalRun:
     """Work that starts from these models with a fresh optimizer."""
     zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
     return LocalRun(models, ctx.solver.init(models), zero, zero.clone())
+
+
+def local_step(ctx: Context, work: Work, batch: Batch, **options: Any) -> Work:
+    """A step of the local solver, with options of `LocalSolver.step`."""
+    models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, **options)
+    work = work._replace(models=models, optimizer=optimizer)
+    return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)  # type: ignore[no-any-return]

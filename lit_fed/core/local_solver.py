@@ -43,6 +43,7 @@ class StepInputs(NamedTuple):
     weight: Tensor | None
     penalty: Penalty | None
     objective: Objective | None
+    moving: frozenset[str] | None
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,18 @@ class LocalSolver:
     def step(
         self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
         weight: Tensor | None = None, penalty: Penalty | None = None, objective: Objective | None = None,
+        moving: frozenset[str] | None = None,
     ) -> tuple[ModelState, OptimizerState, Tensor]:  # fmt: skip
         """One step of every model on one batch, each sample's loss multiplied by `weight` [B, M].
 
         The gradient of a `penalty` is added to that of the loss before clipping, weight decay and momentum. An
-        `objective` replaces the loss of the task.
+        `objective` replaces the loss of the task. `moving` names the leaves that the step changes, with their moments;
+        the others stay, and clipping does not count them.
 
         Returns:
             The new models, the new optimizer state and the loss before the step without the penalty, [M].
         """
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective)
+        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving)
         models, optimizer, loss = self._advance(task, given, with_loss=True)
         assert loss is not None
         return models, optimizer, loss
@@ -174,9 +177,10 @@ class LocalSolver:
     def step_without_loss(
         self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
         weight: Tensor | None = None, penalty: Penalty | None = None, objective: Objective | None = None,
+        moving: frozenset[str] | None = None,
     ) -> tuple[ModelState, OptimizerState]:  # fmt: skip
         """`step` without the loss, which saves computing it where possible."""
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective)
+        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving)
         return self._advance(task, given, with_loss=False)[:2]
 
     def _advance(
@@ -184,30 +188,33 @@ class LocalSolver:
     ) -> tuple[ModelState, OptimizerState, Tensor | None]:
         if task.one_by_one:
             return self._advance_each(task, given)
-        models, optimizer, batch, lr, weight, penalty, objective = given
-        loss, gradient, buffers = self._gradient(task, models, batch, weight, objective, with_loss=with_loss)
-        if penalty is not None:
-            gradient = tree.map_leaves(torch.add, gradient, penalty.gradient(models.parameters))
-        parameters, optimizer = self._updated(models.parameters, gradient, optimizer, lr)
-        return ModelState(parameters, buffers), optimizer, loss
+        models, optimizer, moving = given.models, given.optimizer, given.moving
+        loss, gradient, buffers = self._gradient(task, given, with_loss=with_loss)
+        old = tree.named(models.parameters, moving)
+        if given.penalty is not None:
+            gradient = tree.map_leaves(torch.add, gradient, given.penalty.gradient(old))
+        parameters, optimizer = self._updated(old, gradient, _moments(optimizer, moving), given.lr)
+        return *_merged(given, ModelState(parameters, buffers), optimizer), loss
 
     def _gradient(
-        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, objective: Objective | None, *,
-        with_loss: bool,
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+        self, task: Task, given: StepInputs, *, with_loss: bool
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
         """The loss before the step [M], which may be None without `with_loss`, its gradient, and the new buffers."""
+        models, _, batch, _, weight, _, objective, moving = given
         if with_loss:
-            return task.value_and_grad(models, batch, weight, objective=objective)
-        return None, *task.grad(models, batch, weight, objective=objective)
+            return task.value_and_grad(models, batch, weight, objective=objective, moving=moving)
+        return None, *task.grad(models, batch, weight, objective=objective, moving=moving)
 
     def _advance_each(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         """Update the models in turn, each while its gradient is in the caches, without copying the result."""
-        models, optimizer, batch, lr, weight, penalty, objective = given
-        new, first, second = (_room_for(part) for part in (models.parameters, optimizer.first, optimizer.second))
+        models, optimizer, batch, lr, weight, penalty, objective, moving = given
+        parameters, optimizer = tree.named(models.parameters, moving), _moments(optimizer, moving)
+        new, first, second = (_room_for(part) for part in (parameters, optimizer.first, optimizer.second))
         each = []
-        for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight, objective=objective)):
+        gradients = task.each_gradient(models, batch, weight, objective=objective, moving=moving)
+        for m, (loss, gradient, buffers) in enumerate(gradients):
             model = slice(m, m + 1)
-            old, moments = tree.index((models.parameters, (optimizer.first, optimizer.second)), model)
+            old, moments = tree.index((parameters, (optimizer.first, optimizer.second)), model)
             raised = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
             if penalty is not None:
                 raised = tree.map_leaves(torch.add, raised, penalty.of_model(m).gradient(old))
@@ -219,7 +226,8 @@ class LocalSolver:
                 self._write(operands, taken, optimizer.step, lr)
             each.append(tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss)))
         buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)
-        return ModelState(new, buffers), OptimizerState(optimizer.step + 1, first, second), losses
+        done = OptimizerState(optimizer.step + 1, first, second)
+        return *_merged(given, ModelState(new, buffers), done), losses
 
     def _write(self, given: list[Tensor], taken: list[Tensor], step: Tensor, lr: Tensor) -> None:
         """Update one leaf in pieces, so that each stays in the caches.
@@ -310,6 +318,21 @@ class LocalSolver:
         squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
         return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradient.items()}
+
+
+def _moments(optimizer: OptimizerState, moving: frozenset[str] | None) -> OptimizerState:
+    """The state of the optimizer for the leaves that move."""
+    return OptimizerState(optimizer.step, *(tree.named(part, moving) for part in optimizer[1:]))
+
+
+def _merged(given: StepInputs, models: ModelState, optimizer: OptimizerState) -> tuple[ModelState, OptimizerState]:
+    """Models and optimizer after a step, with the leaves and moments that did not move."""
+    if given.moving is None:
+        return models, optimizer
+    buffers = given.models.buffers | tree.named(models.buffers, given.moving)
+    models = ModelState(given.models.parameters | models.parameters, buffers)
+    kept = given.optimizer
+    return models, OptimizerState(optimizer.step, kept.first | optimizer.first, kept.second | optimizer.second)
 
 
 def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ gradient, equal up to rounding; each is needed for speed:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -146,7 +146,7 @@ class Task(StackedNetwork):
 
     def value_and_grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True,
-        objective: Objective | None = None,
+        objective: Objective | None = None, moving: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, ℓ being the loss of `trained_on`.
 
@@ -159,28 +159,30 @@ class Task(StackedNetwork):
             training: training mode; else without dropout and with running statistics of BatchNorm, so that the
                 gradient is a sum over samples.
             objective: gives ℓ instead.
+            moving: names of the parameters to differentiate by; None: all. The layers below them cost a forward pass.
 
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
         """
         if self.one_by_one or (objective is not None and self.model_axis == "loop"):
-            each = self.each_gradient(models, batch, weight, training=training, objective=objective)
+            each = self.each_gradient(models, batch, weight, training=training, objective=objective, moving=moving)
             return tree.stack(list(each))  # type: ignore[no-any-return]
         share = self._share(models, batch, weight)
         if self.closed_form is not None and objective is None:
             outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
-            return (self.trained_on.losses(outputs, y) * share).sum(0), gradient, models.buffers
+            return (self.trained_on.losses(outputs, y) * share).sum(0), tree.named(gradient, moving), models.buffers
         self.set_mode(training)
-        return self._by_vmap(models, batch, share, training=training, objective=objective)
+        return self._by_vmap(models, batch, share, training=training, objective=objective, moving=moving)
 
     def grad(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, objective: Objective | None = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, objective: Objective | None = None,
+        moving: Collection[str] | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         """`value_and_grad` without the loss, which saves computing it where possible."""
         if self.closed_form is not None and objective is None:
             share = self._share(models, batch, weight)
-            return self._closed_form(self.closed_form, models, batch, share)[2], models.buffers
-        return self.value_and_grad(models, batch, weight, objective=objective)[1:]
+            return tree.named(self._closed_form(self.closed_form, models, batch, share)[2], moving), models.buffers
+        return self.value_and_grad(models, batch, weight, objective=objective, moving=moving)[1:]
 
     @property
     def one_by_one(self) -> bool:
@@ -189,7 +191,7 @@ class Task(StackedNetwork):
 
     def each_gradient(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True,
-        objective: Objective | None = None,
+        objective: Objective | None = None, moving: Collection[str] | None = None,
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:  # fmt: skip
         """The results of `value_and_grad` model by model, without their leading axis.
 
@@ -204,11 +206,13 @@ class Task(StackedNetwork):
             passes = (known.pop(0) for _ in range(len(known)))  # each is freed after its gradient
         else:
             known.clear()
-            passes = self.passes(models, batch.x, training=training, per_model=per_model, features=features)
+            passes = self.passes(
+                models, batch.x, training=training, per_model=per_model, features=features, moving=moving
+            )
         each = [None] * share.shape[1] if objective is None else objective.of_models(share.shape[1])
         for m, one in enumerate(passes):
             if one.is_joint:
-                yield from self._each_of_joint(one, batch, share, each)
+                yield from self._each_of_joint(one, batch, share, each, moving)
                 continue
             y = batch.y[m] if per_model else batch.y  # soft labels need no view
             with torch.enable_grad():
@@ -216,7 +220,7 @@ class Task(StackedNetwork):
                 loss = (losses * share[:, m]).sum()
             if objective is not None:
                 self.set_mode(training)  # its loss may have evaluated other models
-            yield loss.detach(), _gradient(loss, one.parameters), one.buffers
+            yield loss.detach(), _gradient(loss, tree.named(one.parameters, moving)), one.buffers
 
     def _losses_of(self, one: Pass, y: Tensor, objective: Objective | None, mask: Tensor | None) -> Tensor:
         """Loss of each sample in the pass of one model, [B]; the objective is that of this model."""
@@ -227,7 +231,12 @@ class Task(StackedNetwork):
         return objective.each(view._replace(real=mask) if objective.over_batch else view)
 
     def _each_of_joint(
-        self, one: Pass, batch: Batch, share: Tensor, objectives: Sequence[Objective | None]
+        self,
+        one: Pass,
+        batch: Batch,
+        share: Tensor,
+        objectives: Sequence[Objective | None],
+        moving: Collection[str] | None,
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
         """`each_gradient` from one pass of all models."""
         with torch.enable_grad():
@@ -238,7 +247,7 @@ class Task(StackedNetwork):
                 rows = [self._losses_of(one.of_model(m), batch.y, own, batch.mask) for m, own in enumerate(objectives)]
                 each = torch.stack(rows, dim=1)
             losses = (each * share).sum(0)
-        gradient, losses = _gradient(losses.sum(), one.parameters), losses.detach()
+        gradient, losses = _gradient(losses.sum(), tree.named(one.parameters, moving)), losses.detach()
         for m in range(len(losses)):
             yield losses[m], {name: leaf[m] for name, leaf in gradient.items()}, tree.index(one.buffers, m)
 
@@ -325,25 +334,27 @@ class Task(StackedNetwork):
         return (self._losses_of(one, y, objective, mask) * share).sum(), buffers
 
     def _by_vmap(
-        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
+        moving: Collection[str] | None,
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
         features = objective is not None and objective.uses_features
         call, x = self._begun(batch.x, training=training, per_model=per_model, features=features)
-        if objective is None:
-            one = partial(self.weighted_loss, call=call)
-            function = vmap(grad_and_value(one, has_aux=True), in_dims=(0, 0, axis, axis, 1))
-            gradient, (loss, buffers) = function(models.parameters, models.buffers, x, batch.y, share)
-            return loss, gradient, buffers
+        by = tree.named(models.parameters, moving) or models.parameters  # autograd takes no empty dict
+        fixed = {name: leaf for name, leaf in models.parameters.items() if name not in by}
 
-        def loss_of(parameters: Any, buffers: Any, x: Tensor, y: Tensor, share: Tensor, mask: Tensor, *own: Any) -> Any:
-            return self.weighted_loss(parameters, buffers, x, y, share, call, objective.with_operands(*own), mask)
+        def loss_of(
+            by: Any, fixed: Any, buffers: Any, x: Tensor, y: Tensor, share: Tensor, mask: Tensor, *own: Any
+        ) -> Any:
+            loss = None if objective is None else objective.with_operands(*own)
+            return self.weighted_loss(by | fixed, buffers, x, y, share, call, loss, mask)
 
-        function = vmap(grad_and_value(loss_of, has_aux=True), in_dims=(0, 0, axis, axis, 1, axis, 0, 1))
-        operands = (batch.mask, *objective.operands(share.shape[1]))
-        gradient, (loss, buffers) = function(*models, x, batch.y, share, *operands)
-        return loss, gradient, buffers
+        operands = () if objective is None else objective.operands(share.shape[1])
+        dims = (0, 0, 0, axis, axis, 1, axis, *((0, 1) if operands else ()))
+        function = vmap(grad_and_value(loss_of, has_aux=True), in_dims=dims)
+        gradient, (loss, buffers) = function(by, fixed, models.buffers, x, batch.y, share, batch.mask, *operands)
+        return loss, tree.named(gradient, moving), buffers
 
 
 def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:

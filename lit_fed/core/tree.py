@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from lit_fed.core.types import ModelState, Tree
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "add", "bits", "dot", "index", "items", "leaves", "lerp", "map_leaves", "models", "norm", "rebuild", "row",
+    "add", "bits", "dot", "index", "items", "leaves", "lerp", "map_leaves", "models", "named", "norm", "rebuild", "row",
     "scale", "stack", "sub", "take", "zeros_like",
 ]  # fmt: skip
 
@@ -138,6 +138,11 @@ def bits(tree: Tree, private: frozenset[str] = frozenset()) -> int:
     """
     sent = (leaf for path, leaf in items(tree) if path.rpartition("/")[2] not in private)
     return sum(8 * leaf.numel() * leaf.element_size() for leaf in sent)
+
+
+def named(leaves: dict[str, Any], names: Collection[str] | None) -> dict[str, Any]:
+    """The leaves of a dict that have these names; None: all."""
+    return leaves if names is None else {name: leaf for name, leaf in leaves.items() if name in names}
 
 
 def models(tree: Tree) -> list[ModelState]:

@@ -24,31 +24,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.start import leaves_named
+from lit_fed.core.local_solver import LocalSolver, OptimizerState
+from lit_fed.core.partial_models import (
+    OWN,
+    SHARED,
+    Optimizers,
+    in_turn,
+    joined,
+    measured,
+    named_leaves,
+    named_part,
+    rate_of,
+)
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Stage, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.deltas import shares_of
 
-__all__ = ["PERSONAL", "SHARED", "PersonalParts", "PersonalSettings", "PersonalState", "PersonalWork"]
-
-PERSONAL, SHARED = "personal", "shared"
-"""Stages of alternating training, in their order."""
+__all__ = ["PersonalParts", "PersonalSettings", "PersonalState", "PersonalWork"]
 
 Training = Literal["joint", "alternating"]
-
-ORDERS: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
-"""Names of the leaves of networks in use."""
 
 
 class PersonalSettings(NamedTuple):
@@ -113,13 +115,6 @@ class PersonalState(NamedTuple):
         return self.inner.mixture  # type: ignore[no-any-return]
 
 
-class Optimizers(NamedTuple):
-    """Optimizer states of a client's phase."""
-
-    shared: Any  # of the algorithm's own steps; () if it has none
-    personal: Any  # of the steps of personal leaves alone; () without such a stage
-
-
 class PersonalWork(NamedTuple):
     """A client's phase."""
 
@@ -155,23 +150,19 @@ class PersonalParts(AlgorithmWrapper):
 
     def names(self, ctx: Context) -> frozenset[str]:
         """Names of the personal leaves."""
-        leaves = [name for name in _order(ctx.task.network) if name not in ctx.task.frozen]
-        return leaves_named(ctx.task.network, self.parts, ctx.task.norm_names, leaves)
+        return named_leaves(ctx.task, self.parts, "--model.personal", may_be_all=False)
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> WrappedShared:
         """The algorithm's without personal leaves, and the initial ones."""
         whole = self.inner.shared_init(ctx)
         names = self.names(ctx)
-        own = tuple({name: leaf for name, leaf in part.items() if name in names} for part in tree.models(whole)[0])
-        return WrappedShared(_without(whole, names, _names(whole)), own)
+        return WrappedShared(_without(whole, names, _names(whole)), tuple(named_part(tree.models(whole)[0], names)))
 
     def state_init(self, ctx: Context, shared: WrappedShared, data: ClientData) -> PersonalState:
         """The initial personal leaves; an unseen client takes BatchNorm statistics from its samples."""
-        personal = ModelState(*shared.own)
-        if ctx.phase == "adapt" and not ctx.task.norm_names.isdisjoint(personal.buffers):
-            found = ctx.task.statistics(tree.models(_whole(ctx, shared.inner, personal))[0], data.x)
-            personal = personal._replace(buffers={name: found[name] for name in personal.buffers})
+        initial = ModelState(*shared.own)
+        personal = measured(ctx, initial, tree.models(_whole(ctx, shared.inner, initial))[0], data)
         return PersonalState(self.inner.state_init(ctx, _whole(ctx, shared.inner, personal), data), personal)
 
     def sent(self, ctx: Context, shared: WrappedShared, client_id: int) -> WrappedShared:
@@ -188,7 +179,7 @@ class PersonalParts(AlgorithmWrapper):
         if self.training == "joint":
             return phases
         return tuple(
-            one._replace(work=_in_turn(one.work, self.epochs, SHARED)) if one.work.is_training else one
+            one._replace(work=_ahead_of(one.work, self.epochs, SHARED)) if one.work.is_training else one
             for one in phases
         )
 
@@ -208,14 +199,15 @@ class PersonalParts(AlgorithmWrapper):
     def client_step(self, ctx: Context, shared: WrappedShared, work: PersonalWork, batch: Batch) -> PersonalWork:
         """The algorithm's step; each stage keeps its own leaves only, the personal one nothing else of the work."""
         whole, names = _whole(ctx, shared.inner, work.personal), frozenset(_names(work.personal))
-        fits = ctx.stage == PERSONAL
-        inner = _optimized(work.inner, work.optimizer.personal if fits else work.optimizer.shared)
+        fits = ctx.stage == OWN
+        inner = _optimized(work.inner, work.optimizer.own if fits else work.optimizer.shared)
         if ctx.stage:
-            ctx = self._of_stage(ctx, names if fits else frozenset(_names(whole)) - names)
+            solver = _PartSolver.of(ctx.solver, names if fits else frozenset(_names(whole)) - names)
+            ctx = ctx._replace(solver=solver, lr=rate_of(ctx, self.lr) if fits else ctx.lr)
         stepped = self.inner.client_step(ctx, whole, inner, batch)
         optimizer = getattr(stepped, "optimizer", ())
         if fits:
-            optimizers = work.optimizer._replace(personal=optimizer)
+            optimizers = work.optimizer._replace(own=optimizer)
             return work._replace(inner=_with_personal(inner, stepped, names), optimizer=optimizers)
         stepped = _with_personal(stepped, inner, names) if ctx.stage else stepped
         return work._replace(inner=stepped, optimizer=work.optimizer._replace(shared=optimizer))
@@ -256,22 +248,13 @@ class PersonalParts(AlgorithmWrapper):
         losses = self.inner.shared_losses(ctx, whole, data.batch)
         return self.inner.client_init(ctx, whole, state, data, losses)
 
-    def _of_stage(self, ctx: Context, moving: frozenset[str]) -> Context:
-        """The context of a stage in which some leaves move: with its rate, and gradients clipped by their norm."""
-        if ctx.stage == PERSONAL and self.lr is not None and (ctx.phase != "adapt" or ctx.solver.adapt_lr is None):
-            if not ctx.solver.lr:
-                ctx = ctx._replace(lr=torch.full_like(ctx.lr, self.lr))
-            else:
-                ctx = ctx._replace(lr=ctx.lr * (self.lr / ctx.solver.lr))
-        return ctx if ctx.solver.clip_norm is None else ctx._replace(solver=_clipping(ctx.solver, moving))
-
     # ------------------------------------------------------------------ serving
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """The algorithm's; an unseen client fits its personal leaves first."""
         work: LocalWork | None = self.inner.adapt_work(ctx, seen)
         if seen or not self.unseen_epochs:
             return work
-        return _in_turn(work or LocalWork(), self.unseen_epochs, "")
+        return _ahead_of(work or LocalWork(), self.unseen_epochs, "")
 
     def _inner_adapts(self, ctx: Context) -> bool:
         work = self.inner.adapt_work(ctx, False)
@@ -302,24 +285,35 @@ class PersonalParts(AlgorithmWrapper):
 
 @dataclass(frozen=True)
 class _PartSolver(LocalSolver):
-    """A local solver whose gradients are clipped by the norm of the leaves that move."""
+    """A local solver whose steps move some leaves, whoever takes them."""
 
+    solver: LocalSolver = None  # type: ignore[assignment] # fields of a solver have defaults, so this has to have one
     moving: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, solver: LocalSolver, moving: frozenset[str]) -> _PartSolver:
+        """The same solver for some leaves."""
+        return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, solver=solver, moving=moving)
+
+    def _within(self, options: dict[str, Any]) -> dict[str, Any]:
+        given = options.get("moving")
+        return options | {"moving": self.moving if given is None else self.moving & given}
+
+    def step(self, *given: Any, **options: Any) -> tuple[ModelState, OptimizerState, Tensor]:
+        return self.solver.step(*given, **self._within(options))
+
+    def step_without_loss(self, *given: Any, **options: Any) -> tuple[ModelState, OptimizerState]:
+        return self.solver.step_without_loss(*given, **self._within(options))
+
     def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
-        moving = {name: leaf for name, leaf in gradient.items() if name in self.moving}
+        """Of a gradient that an algorithm took itself, the norm of the leaves that move."""
+        moving = tree.named(gradient, self.moving)
         return gradient | super()._clip(moving) if moving else gradient
 
 
-@cache
-def _clipping(solver: LocalSolver, moving: frozenset[str]) -> _PartSolver:
-    return _PartSolver(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, moving=moving)
-
-
-def _in_turn(work: LocalWork, epochs: int, second: str) -> LocalWork:
+def _ahead_of(work: LocalWork, epochs: int, second: str) -> LocalWork:
     """Local work after a stage of personal leaves."""
-    own = (Stage(second, work.epochs, work.steps),) if work.is_training else ()
-    return work._replace(epochs=None, steps=None, stages=(Stage(PERSONAL, epochs), *own))
+    return in_turn(work, epochs, Stage(second, work.epochs, work.steps) if work.is_training else None)
 
 
 def _optimized(work: Any, optimizer: Any) -> Any:
@@ -346,23 +340,15 @@ def _mapped(value: Tree, of_models: Callable[[ModelState], ModelState], of_leave
 
 def _whole(ctx: Context, shared: Tree, personal: ModelState) -> Tree:
     """The algorithm's shared state with a client's personal leaves in its models, and zeros beside models."""
-    known, order = set(_names(shared)), _order(ctx.task.network)
-
-    def joined(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-        both = own | more
-        return {name: both[name] for name in order if name in both}
+    known, network = set(_names(shared)), ctx.task.network
 
     def filled(leaves: dict[str, Any]) -> dict[str, Any]:
-        return joined(leaves, tree.zeros_like(personal.parameters)) if leaves.keys() <= known else leaves
+        return joined(network, leaves, tree.zeros_like(personal.parameters)) if leaves.keys() <= known else leaves
 
-    return _mapped(shared, lambda one: ModelState(*map(joined, one, personal)), filled)
+    def whole(one: ModelState) -> ModelState:
+        return ModelState(*(joined(network, *pair) for pair in zip(one, personal, strict=True)))
 
-
-def _order(network: nn.Module) -> list[str]:
-    """Names of all leaves of a network in its order, in which sums over leaves are taken."""
-    if network not in ORDERS:
-        ORDERS[network] = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
-    return ORDERS[network]
+    return _mapped(shared, whole, filled)
 
 
 def _without(value: Tree, names: frozenset[str], known: Sequence[str]) -> Tree:

@@ -50,7 +50,7 @@ def whole(federation):
     """The models that clients are served with, leaves [T, 1, ...] by name."""
     num_clients = federation.train.num_clients
     base = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape), federation.shared.models)
-    return base.parameters | federation.states.head.parameters
+    return base.parameters | federation.states.own.parameters
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -60,11 +60,11 @@ def test_rounds_are_those_of_the_reference(options, client_trainer):
     federation = Federation(
         FedPer(), data, make_task(network=small_mlp), LocalSolver(local_epochs=2, **options), client_trainer, 2
     )
-    base, heads = arrays(federation.shared.models), [arrays(federation.states.head, one) for one in range(3)]
+    base, heads = arrays(federation.shared.models), [arrays(federation.states.own, one) for one in range(3)]
     for _ in range(3):
         base, heads = fedper_round(base, heads, as_arrays(data), batch_orders(federation), **options)
         federation.round()
-        found = [arrays(federation.shared.models), *(arrays(federation.states.head, one) for one in range(3))]
+        found = [arrays(federation.shared.models), *(arrays(federation.states.own, one) for one in range(3))]
         for ours, theirs in zip(found, [base, *heads], strict=True):
             for leaf, expected in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(leaf, expected, rtol=0, atol=1e-10)
@@ -92,7 +92,7 @@ def test_with_all_layers_private_it_is_local(network, layers, client_trainer):
     run = {"task": make_task(network=network), "solver": solver, "cohorts": [[0, 1, 2], [1, 2], [0]]}
     data, unseen = make_clients(SIZES), make_clients([3], first_id=3)
     ours, alone = (run_rounds(one, client_trainer, data, **run) for one in (FedPer(private_layers=layers), Local()))
-    assert same_bits(ours.states.head, alone.states.models)
+    assert same_bits(ours.states.own, alone.states.models)
     assert ours.bits.tolist() == [0, 0]
     assert same_bits(ours.predictions(), alone.predictions())
     assert distance(ours.predictions(unseen, seen=False), alone.predictions(unseen, seen=False)) < 1e-12
@@ -109,9 +109,9 @@ def test_normalisation_belongs_to_its_side():
     run = {"task": make_task(network=Normalised), "solver": LocalSolver(lr=0.3)}
     federation = run_rounds(FedPer(private_layers=2), None, make_clients([5, 4]), **run)
     assert {name.split(".")[1] for part in federation.shared.models for name in part} == {"0", "1", "3"}
-    assert {name.split(".")[1] for part in federation.states.head for name in part} == {"4", "5"}
+    assert {name.split(".")[1] for part in federation.states.own for name in part} == {"4", "5"}
     assert "layers.1.running_mean" in federation.shared.models.buffers
-    assert "layers.4.running_mean" in federation.states.head.buffers
+    assert "layers.4.running_mean" in federation.states.own.buffers
 
 
 def test_absent_clients_keep_their_heads():
@@ -149,12 +149,12 @@ def test_an_unseen_client_trains_a_head_on_the_frozen_base(options, epochs, clie
     data, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
     run = {"task": make_task(network=small_mlp), "solver": LocalSolver(**options)}
     federation = run_rounds(FedPer(unseen_epochs=epochs), client_trainer, data, **run)
-    base, head = arrays(federation.shared.models), arrays(Federation(FedPer(), data, **run).states.head, 0)
+    base, head = arrays(federation.shared.models), arrays(Federation(FedPer(), data, **run).states.own, 0)
     states = federation.serve(unseen, seen=False)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     for one, (own, (x, y)) in enumerate(zip(orders, as_arrays(unseen), strict=True)):
         expected = train(base, head, x, y, own, frozen=True, **options)[1]
-        for leaf, theirs in zip(arrays(states.head, one), expected, strict=True):
+        for leaf, theirs in zip(arrays(states.own, one), expected, strict=True):
             np.testing.assert_allclose(leaf, theirs, rtol=0, atol=1e-10)
 
 
@@ -163,7 +163,7 @@ def test_clipping_looks_at_the_trained_head_alone():
     data, unseen = make_clients(SIZES), make_clients([6], seed=2, first_id=3)
     task, solver = make_task(network=small_mlp), LocalSolver(lr=1.0, clip_norm=1e-3)
     federation = run_rounds(FedPer(), None, data, rounds=0, task=task, solver=solver, batch_size=0)
-    before, after = tree.index(federation.states.head, slice(0, 1)), federation.serve(unseen, seen=False).head
+    before, after = tree.index(federation.states.own, slice(0, 1)), federation.serve(unseen, seen=False).own
     step = tree.sub(after.parameters, before.parameters)
     assert float(tree.norm(step)) == pytest.approx(1e-3, rel=1e-2)
 
@@ -175,9 +175,9 @@ def test_the_running_statistics_of_a_frozen_base_rest(client_trainer):
     before = federation.shared.models.buffers["layers.1.running_mean"].clone()
     states = federation.serve(unseen, seen=False)
     assert same_bits(federation.shared.models.buffers["layers.1.running_mean"], before)
-    assert set(states.head.buffers) == {f"layers.4.{name}" for name in
+    assert set(states.own.buffers) == {f"layers.4.{name}" for name in
                                         ("running_mean", "running_var", "num_batches_tracked")}  # fmt: skip
-    assert float(states.head.buffers["layers.4.running_mean"].abs().max()) > 0
+    assert float(states.own.buffers["layers.4.running_mean"].abs().max()) > 0
 
 
 def test_a_seen_client_is_served_with_its_head_as_it_is():

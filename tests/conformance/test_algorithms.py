@@ -59,6 +59,8 @@ SMALL: dict[str, dict] = {
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
     "ClusteredFL": {"max_clusters": 3, "relative": True, "mean_norm_below": 0.9, "max_norm_above": 0.0}
     | {"warmup_rounds": 0, "min_cluster_size": 1},
+    "FedSALoRA": {"personal": ("*.bias",)},
+    "FFALoRA": {"frozen": ("*.bias",)},
 }
 """Hyper-parameters for these small clients, by class name, where the defaults will not do."""
 

@@ -15,6 +15,7 @@ from lit_fed.clients import SequentialTrainer
 from lit_fed.clients.session import surround
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.targets import Multiclass
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
@@ -103,7 +104,7 @@ class PostTrainer(SequentialTrainer):
 def run(algorithm, trainer=None, network=Linear, solver=None, **options):
     """Three rounds, the second and third without some of the clients."""
     inner, train = innermost(algorithm), make_clients(SIZES, 64, dtype=torch.float32)
-    network = small_mlp if type(inner).__name__ == "FedPer" else network
+    network = small_mlp if isinstance(inner, PartialModel) else network
     train = make_parties(train) if inner.participation.divided_by == "features" else train
     solver = solver or LocalSolver(lr=0.2, momentum=0.5, local_epochs=2)
     options = {"num_rounds": 3, "groups": torch.arange(len(SIZES)) % 2, "solver": solver} | options

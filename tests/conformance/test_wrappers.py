@@ -11,6 +11,7 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everythi
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.partial_models import PartialModel
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
@@ -77,7 +78,7 @@ IDENTITIES = {
 
 
 def two_rounds(algorithm, trainer=SequentialTrainer, **options):
-    network = small_mlp if type(innermost(algorithm)).__name__ == "FedPer" else Linear  # whose head is all there is
+    network = small_mlp if isinstance(innermost(algorithm), PartialModel) else Linear  # whose head is all there is
     options = {"weighting": "uniform", "network": network, "dtype": torch.float32} | options
     return after_rounds(algorithm, make_clients(SIZES, dtype=options["dtype"]), 2, trainer=trainer(), **options)
 

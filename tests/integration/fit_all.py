@@ -44,7 +44,13 @@ class StackedAverage(Algorithm):
 NAMES = [*sorted(set(algorithms.__all__) - {"Algorithm"}), "StackedAverage"]
 IN_FILES = ["FedEM", "Local", "PFedMe", "L2GD", "EASGD", "Ditto", "APFL", "FML"]
 GROUPED = Synthetic(num_clients=8, dimension=4, test_size=20)
-OPTIONS = {"UCFL": {"warmup_rounds": 1, "num_streams": 2}, "MOCHA": {"rounds_per_relation": 2, "unseen_epochs": 1}}
+OPTIONS = {
+    "UCFL": {"warmup_rounds": 1, "num_streams": 2},
+    "MOCHA": {"rounds_per_relation": 2, "unseen_epochs": 1},
+    "FedRep": {"head_epochs": 1, "unseen_epochs": 1},
+    "FedSALoRA": {"personal": ("*.bias",)},
+    "FFALoRA": {"frozen": ("*.bias",)},
+}
 """Hyper-parameters with which few rounds show all that an algorithm does, and soon."""
 
 METRICS = {"FedEM": "AUROC,CalibrationError"}

@@ -89,7 +89,7 @@ def test_fedavg_with_a_personal_head_is_fedper(network, solver, client_trainer):
         for one in (PersonalParts(FedAvg(), ("head",)), FedPer())
     )
     assert same_bits(ours.shared.inner.models, theirs.shared.models)
-    assert same_bits(ours.states.personal, theirs.states.head)
+    assert same_bits(ours.states.personal, theirs.states.own)
     assert (ours.bits.tolist(), ours.metrics) == (theirs.bits.tolist(), theirs.metrics)
     assert same_bits(ours.predictions(), theirs.predictions())
     pair = [one.predictions(unseen_clients(), seen=False) for one in (ours, theirs)]
@@ -368,7 +368,7 @@ def test_wrong_settings_are_refused(options, message):
     ("algorithm", "message"),
     [
         (Local(), "Local sends nothing to a server; choose an algorithm that averages models, or leave it out"),
-        (FedPer(), r"--model\.personal keeps \[head\] out of an average of models, and FedPer keeps a private head"),
+        (FedPer(), r"--model\.personal keeps \[head\] out of an average of models, and FedPer keeps a private part"),
     ],
 )
 def test_algorithms_without_an_average_are_refused(algorithm, message):

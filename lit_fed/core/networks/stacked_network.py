@@ -7,7 +7,7 @@ arithmetic, except for narrow convolutions (`grouped`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
@@ -239,8 +239,9 @@ class StackedNetwork:
         return each[0] if memory.passes[0].is_joint else torch.stack(each, dim=1)
 
     def passes(
-        self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False, features: bool = False
-    ) -> Iterator[Pass]:
+        self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False, features: bool = False,
+        moving: Collection[str] | None = None,
+    ) -> Iterator[Pass]:  # fmt: skip
         """Forward passes with a graph: a joint one of all models if possible, else one per model.
 
         Args:
@@ -249,15 +250,16 @@ class StackedNetwork:
             training: whether the network is in the mode of local steps.
             per_model: whether each model has its own inputs.
             features: whether passes keep their features.
+            moving: names of the parameters in the graph; None: all.
         """
         if self.goes_together(models) and not per_model and (not features or self._splits_together(models)):
-            yield self._joint_pass(models, x, features=features)
+            yield self._joint_pass(models, x, features=features, moving=moving)
             return
         begun = x if per_model else self._laid_out(x)
         call, begun = self._begun(begun, training=training, per_model=per_model, features=features)
         for m in range(num_models_of(models)):
             inputs = self._laid_out(begun[m]) if per_model else begun
-            yield self._pass(models, m, inputs, call, features=features)
+            yield self._pass(models, m, inputs, call, features=features, moving=moving)
 
     @cached_property
     def grouped(self) -> Layers:
@@ -269,8 +271,10 @@ class StackedNetwork:
         leaf = next(iter(models.parameters.values()))
         return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
 
-    def _joint_pass(self, models: ModelState, x: Tensor, *, features: bool) -> Pass:
-        parameters = {name: leaf.detach().requires_grad_() for name, leaf in models.parameters.items()}
+    def _joint_pass(
+        self, models: ModelState, x: Tensor, *, features: bool, moving: Collection[str] | None
+    ) -> Pass:  # fmt: skip
+        parameters = _in_graph({name: leaf.detach() for name, leaf in models.parameters.items()}, moving)
         with torch.enable_grad():
             if not features:
                 outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
@@ -279,10 +283,13 @@ class StackedNetwork:
             outputs = self._wide(grouped_outputs(self.grouped[-1:], parameters, inner))
         return Pass(parameters, outputs, models.buffers, is_joint=True, features=self._wide(inner))
 
-    def _pass(self, models: ModelState, m: int, x: Tensor, call: Callable[..., Any], *, features: bool) -> Pass:
+    def _pass(
+        self, models: ModelState, m: int, x: Tensor, call: Callable[..., Any], *, features: bool,
+        moving: Collection[str] | None,
+    ) -> Pass:  # fmt: skip
         """Forward pass of model m with a graph, in the network's mode."""
         parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
-        parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
+        parameters = _in_graph(parameters, moving)
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
         with torch.enable_grad(), fast_products():
             return self._passed(parameters, buffers, x, call, features=features)
@@ -369,6 +376,11 @@ class StackedNetwork:
 def num_models_of(models: ModelState) -> int:
     """The number of stacked models, M."""
     return next(iter(models.parameters.values())).shape[0]
+
+
+def _in_graph(parameters: dict[str, Tensor], moving: Collection[str] | None) -> dict[str, Tensor]:
+    """Detached leaves, of which those that move require a gradient."""
+    return {name: leaf.requires_grad_(moving is None or name in moving) for name, leaf in parameters.items()}
 
 
 def _alike(features: Tensor) -> bool:

@@ -62,9 +62,10 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
 
 
 def leaves_named(
-    network: nn.Module, patterns: Sequence[str], norm: Collection[str], leaves: Collection[str]
-) -> frozenset[str]:
-    """Names of the leaves of a model that stay with their client.
+    network: nn.Module, patterns: Sequence[str], norm: Collection[str], leaves: Collection[str],
+    setting: str = "--model.personal", *, may_be_all: bool = False,
+) -> frozenset[str]:  # fmt: skip
+    """Names of the leaves of a model that patterns match.
 
     Args:
         network: the network.
@@ -72,9 +73,11 @@ def leaves_named(
             `head` as for `choose_trained`, `body` for all other leaves, `norm` for BatchNorm layers.
         norm: names of the leaves of BatchNorm layers.
         leaves: names of all leaves of a model.
+        setting: the setting they were given by, for messages.
+        may_be_all: whether they may match all leaves.
 
     Raises:
-        ConfigError: if a pattern matches no leaf, or all leaves match.
+        ConfigError: if a pattern matches no leaf, or all leaves match and may not.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -87,13 +90,13 @@ def leaves_named(
         found = {name for name in leaves if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         found = words.get(pattern, found) & set(leaves)
         if not found and pattern == "norm":
-            raise ConfigError(f"--model.personal has norm, and {kind} has no BatchNorm to train; leave it out")
+            raise ConfigError(f"{setting} has norm, and {kind} has no BatchNorm to train; leave it out")
         if not found:
-            raise ConfigError(_no_such(pattern, network, list(leaves), "--model.personal", "trained leaf"))
+            raise ConfigError(_no_such(pattern, network, list(leaves), setting, "trained leaf", words))
         chosen |= found
-    if chosen >= set(leaves):
+    if chosen >= set(leaves) and not may_be_all:
         raise ConfigError(
-            f"--model.personal is [{', '.join(patterns)}], which leaves nothing of {kind} to be shared; give fewer "
+            f"{setting} is [{', '.join(patterns)}], which leaves nothing of {kind} to be shared; give fewer "
             "leaves, or --model.algorithm Local, whose clients share nothing"
         )
     return frozenset(chosen)
@@ -108,12 +111,13 @@ def _head(network: nn.Module) -> set[str]:
 
 
 def _no_such(
-    pattern: str, network: nn.Module, names: list[str], setting: str = "--model.trainable", kind: str = "parameter"
-) -> str:
+    pattern: str, network: nn.Module, names: list[str], setting: str = "--model.trainable", kind: str = "parameter",
+    words: Collection[str] = (HEAD,),
+) -> str:  # fmt: skip
     half = MOST_NAMES // 2
     shown = names if len(names) <= MOST_NAMES else [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
     modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
-    meant = did_you_mean(pattern, [*names, *modules], "give patterns of its names, or head for the last layer.")
+    meant = did_you_mean(pattern, [*words, *names, *modules], "give patterns of its names, or head for the last layer.")
     return (
         f"{setting} has {pattern!r}, which matches no {kind} of {type(network).__name__}; {meant} There are "
         f"{', '.join(shown)}"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import LocalSolver, StepInputs
 from lit_fed.core.networks.stacked_network import num_models_of
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.seeds import Secret
@@ -47,8 +47,9 @@ class PrivateTask(Task):
         return cls(**{one.name: getattr(task, one.name) for one in fields(task)})
 
     def clipped_sum(
-        self, models: ModelState, batch: Batch, weight: Tensor | None, bound: float, objective: Objective | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, models: ModelState, batch: Batch, weight: Tensor | None, bound: float,
+        objective: Objective | None = None, moving: frozenset[str] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
         """Σ_s f_s·g_s, where g_s are the gradients of sample s for all models as one vector and f_s shortens it.
 
         Every sample passes through the network alone, so that g_s is a function of s.
@@ -59,6 +60,7 @@ class PrivateTask(Task):
             weight: of each sample's loss under each model, [B, M]; None: one for all.
             bound: C, the largest norm of f_s·g_s.
             objective: the loss of each sample; None: that of the task.
+            moving: names of the parameters that g_s is the gradient by; None: all.
 
         Returns:
             The sum of weighted losses [M] and of clipped gradients, leaves [M, ...].
@@ -76,23 +78,23 @@ class PrivateTask(Task):
         mask = batch.mask.to(dtype).unsqueeze(1).expand(-1, num_models_of(models))
         weight = mask if weight is None else weight * mask
         if self.closed_form is not None and objective is None:
-            return self._by_norms(models, batch, weight, bound)
+            return self._by_norms(models, batch, weight, bound, moving)
         self.set_mode(True)
         features = objective is not None and objective.uses_features
         call, x = self._begun(batch.x, training=True, features=features)
-        at_once = max(1, 8 * GRADIENT_BYTES // max(tree.bits(models.parameters), 1))
+        at_once = max(1, 8 * GRADIENT_BYTES // max(tree.bits(tree.named(models.parameters, moving)), 1))
         parts = []
         for lo in range(0, len(x), at_once):
             rows = slice(lo, lo + at_once)
             own = None if objective is None else objective.of_rows(rows)
-            gradient, losses = self._each(models, x[rows], batch.y[rows], call, own)
+            gradient, losses = self._each(models, x[rows], batch.y[rows], call, own, moving)
             squares = torch.stack([_squares(leaf) for leaf in tree.leaves(gradient)]).sum(0)  # [b, M]
             shares = weight[rows] * _factors(squares, weight[rows], bound)
             parts.append(((losses * weight[rows]).sum(0), tree.map_leaves(lambda g, s=shares: _mixed(g, s), gradient)))
         return tree.map_leaves(lambda *leaves: sum(leaves), *parts)  # type: ignore[no-any-return]
 
     def _by_norms(
-        self, models: ModelState, batch: Batch, weight: Tensor, bound: float
+        self, models: ModelState, batch: Batch, weight: Tensor, bound: float, moving: frozenset[str] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same where norms are known without gradients, which are then taken once of the weighted sum."""
         affine: Any = self.closed_form
@@ -100,13 +102,20 @@ class PrivateTask(Task):
             outputs = affine.outputs(self._stacked(models), batch.x, False)
             y = self.target.for_models(batch.y.unsqueeze(1), outputs)
             losses, residual = self.trained_on.losses(outputs, y), self.trained_on.residual(outputs, y)
-            squares = affine.squared_norms(batch.x, residual, models.parameters.keys())
+            names = tree.named(models.parameters, moving).keys()
+            squares = affine.squared_norms(batch.x, residual, names)
             shares = weight * _factors(squares, weight, bound)
             gradient = affine.gradient(batch.x, residual * shares.unsqueeze(-1), False)
-        return (losses * weight).sum(0), {name: gradient[name] for name in models.parameters}
+        return (losses * weight).sum(0), {name: gradient[name] for name in names}
 
     def _each(
-        self, models: ModelState, x: Tensor, y: Tensor, call: Callable[..., Any], objective: Objective | None
+        self,
+        models: ModelState,
+        x: Tensor,
+        y: Tensor,
+        call: Callable[..., Any],
+        objective: Objective | None,
+        moving: frozenset[str] | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients of b samples, leaves [b, M, ...], and their losses [b, M]."""
         count = num_models_of(models)
@@ -117,8 +126,9 @@ class PrivateTask(Task):
         ) -> tuple[dict[str, Tensor], Tensor]:
             share = x.new_ones(1, dtype=self.dtype)
             own = None if objective is None else objective.with_operands(constants, [row.unsqueeze(0) for row in rows])
-            function = grad_and_value(self.weighted_loss, has_aux=True)
-            gradient, (loss, _) = function(*model, x.unsqueeze(0), y.unsqueeze(0), share, call, own)
+            operands = (model.buffers, x.unsqueeze(0), y.unsqueeze(0), share, call, own)
+            function = grad_and_value(lambda by: self.weighted_loss(model.parameters | by, *operands), has_aux=True)
+            gradient, (loss, _) = function(tree.named(model.parameters, moving))
             return gradient, loss
 
         def model(m: int) -> tuple[ModelState, list[Tensor]]:
@@ -202,15 +212,15 @@ class PrivateSolver(LocalSolver):
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
     def _gradient(
-        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, objective: Objective | None, *,
-        with_loss: bool,
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+        self, task: Task, given: StepInputs, *, with_loss: bool
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
         """The clipped and noised gradient over the expected batch; buffers stay."""
         assert isinstance(task, PrivateTask)
         if self.taken:
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
         self.taken.append(True)
-        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm, objective)
+        models, batch, weight = given.models, given.batch, given.weight
+        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm, given.objective, given.moving)
         noisy = dict(zip(total, self._noised(list(total.values())), strict=True))
         return loss / self.noisy.expected.to(loss.dtype), noisy, models.buffers
 

@@ -1,6 +1,6 @@
 """FedRep in NumPy: epochs of the head on the received base, then of the base under the new head.
 
-Written from the paper, on the perceptron of `fedper_numpy`; the base takes epochs where the paper takes one step.
+Written from the paper, on the perceptron of `fedper_numpy`.
 """
 
 import numpy as np
@@ -21,12 +21,12 @@ def train_part(base, head, x, y, batches, lr, momentum=0.0, weight_decay=0.0, cl
     return base, head
 
 
-def fedrep_round(base, heads, clients, batches_of_head, batches_of_base, head_lr, lr, **solver):
-    """One round with all clients: the averaged base and all heads."""
+def fedrep_round(base, heads, clients, batches_of_head, batches_of_base, head_lr, lr, sizes=None, **solver):
+    """One round with all clients: the averaged base, by samples unless `sizes` says otherwise, and all heads."""
     done = []
     for head, data, first, second in zip(heads, clients, batches_of_head, batches_of_base, strict=True):
         _, new = train_part(base, head, *data, first, head_lr, **solver, of_head=True)
         done.append(train_part(base, new, *data, second, lr, **solver, of_head=False))
-    sizes = [len(y) for _, y in clients]
+    sizes = sizes or [len(y) for _, y in clients]
     averaged = tuple(np.average(parts, axis=0, weights=sizes) for parts in zip(*(one[0] for one in done), strict=True))
     return averaged, [one[1] for one in done]

@@ -157,7 +157,7 @@ def test_refused_algorithms():
     check(FedEM(most_components=1), mixture_noise=1.0)
     with pytest.raises(ConfigError, match=r"depend on the mixture weights, .* give --model.privacy.mixture_noise"):
         check(FedEM())
-    with pytest.raises(ConfigError, match="cannot protect FedPer: its shared steps depend on the private head"):
+    with pytest.raises(ConfigError, match="cannot protect FedPer: its shared steps depend on the private part"):
         check(FedPer(), mixture_noise=1.0)
     with pytest.raises(ConfigError, match="is for FedEM's mixture weights, and FedAvg has none"):
         check(FedAvg(), mixture_noise=1.0)

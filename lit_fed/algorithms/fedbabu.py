@@ -1,0 +1,76 @@
+"""FedBABU: the body is trained under a fixed random head, and the model is tuned before it serves a client.
+
+Oh, Kim, Yun. "FedBABU: Toward Enhanced Representation for Federated Image Classification". ICLR 2022.
+https://arxiv.org/abs/2106.06042, Algorithm 1 and Section 5.
+
+Symbols:
+    θ_ext -> shared.models   the body, leaves [1, ...]
+    θ_cls -> state.own       the head, which stays at the common random start, leaves [1, ...]
+    n_Ck  -> message.weight  samples of client k
+    τ     -> solver.work     local epochs of the body
+    τ_f   -> adapt_epochs    epochs of tuning
+Deviations:
+    The head takes no steps. In the authors' program it takes steps of rate 0, the average over clients is unweighted
+    (`--model.weighting uniform`), and the best round is chosen by the test data.
+    BatchNorm and its running statistics belong to the side they stand in, as in the program.
+    FedBABU+, whose server trains on data of its own, is not here.
+    The tuning has a fresh optimizer at the initial rate (`solver.adapt_lr`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from lit_fed.core.algorithm import LocalRun, local_step
+from lit_fed.core.context import Context
+from lit_fed.core.partial_models import PartialModel, Patterns, SentPart, named_leaves, names_of
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState
+from lit_fed.errors import check_settings
+
+__all__ = ["FedBABU"]
+
+
+@dataclass(frozen=True)
+class FedBABU(PartialModel):
+    """Clients train the body under a head that is never trained; each client is served by a tuned copy of the model.
+
+    Args:
+        head: names of the head's leaves or modules, as patterns; `head` is the last layer.
+        tune: what is tuned before a client is served: the whole model (`all`), its `head`, or its `body`.
+        adapt_epochs: passes over the local samples of that tuning; 0: clients are served by the trained body and the
+            random head.
+    """
+
+    serving_settings = ("tune", "adapt_epochs")
+    incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a fixed head itself"}
+
+    head: Patterns = ("head",)
+    tune: Literal["all", "head", "body"] = "all"
+    adapt_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        check_settings(self, adapt_epochs=">= 0")
+
+    def own_names(self, ctx: Context) -> frozenset[str]:
+        """The head."""
+        return named_leaves(ctx.task, self.head, "--model.algorithm.head")
+
+    def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
+        """A step of the body under the fixed head; before serving one of the part that is tuned."""
+        part = self.tune if ctx.phase == "adapt" else "body"
+        moving = {"all": None, "head": names_of(shared.own), "body": names_of(shared.models)}[part]
+        return local_step(ctx, work, batch, moving=moving)
+
+    def client_final(self, ctx: Context, shared: SentPart, work: LocalRun, data: ClientData) -> ClientResult:
+        """The body goes to the server; the tuned model is the state of an adapted client."""
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(state=work.models) if ctx.phase == "adapt" else result
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
+        """Every client is tuned before it is served, seen or not."""
+        return LocalWork(epochs=self.adapt_epochs)
+
+    def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
+        """The tuned model."""
+        return state  # type: ignore[no-any-return]

@@ -1,0 +1,57 @@
+"""LG-FedAvg: own representations below, shared layers above.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. "Think Locally, Act Globally: Federated Learning with
+Local and Global Representations". 2020. https://arxiv.org/abs/2001.01523, Algorithm 1.
+
+Symbols:
+    θ_m^ℓ   -> state.own       the local model of device m, which maps inputs to a representation, leaves [1, ...]
+    θ^g     -> shared.models   the global model on top of it, leaves [1, ...]
+    N_m / N -> message.weight  share of device m's samples
+Deviations:
+    The authors' program shares the last two entries of a list that for CIFAR-10 ends with the convolutions, so that it
+    is the lower layers that are averaged; it starts from a model of 800 to 1800 rounds of FedAvg (here
+    `--model.start_from`), and keeps of each client the model of the best test accuracy.
+    Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
+    belong to the side they stand in.
+    The paper serves a new device by an ensemble of all local models. Ours trains its own lower layers, from the initial
+    ones, for `unseen_epochs` passes under the final upper layers: the server has no local model.
+    Objectives beside the loss (autoencoders, adversaries for fairness) are not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lit_fed.core.context import Context
+from lit_fed.core.networks.layers import last_layers
+from lit_fed.core.partial_models import PartialModel, leaf_order
+from lit_fed.errors import check_settings
+
+__all__ = ["LGFedAvg"]
+
+
+@dataclass(frozen=True)
+class LGFedAvg(PartialModel):
+    """Clients train all layers together; the server averages the last ones, every client keeps the others.
+
+    Args:
+        shared_layers: trained layers that are averaged, counted from the end of the network: 0 gives Local, all of them
+            FedAvg.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "local_batch_norm": "normalisation in its lower layers is the client's own already, so that no byte is saved"
+    }
+
+    shared_layers: int = 1
+    unseen_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self, shared_layers=">= 0", unseen_epochs=">= 0")
+
+    def own_names(self, ctx: Context) -> frozenset[str]:
+        """All layers but the last ones."""
+        shared = last_layers(ctx.task.network, self.shared_layers, "shared_layers")
+        return frozenset(leaf_order(ctx.task.network)) - shared

@@ -1,0 +1,223 @@
+"""Models in two parts: leaves that clients send, and leaves that each client keeps.
+
+The field calls it partial model personalisation (https://arxiv.org/abs/2204.03809). Pure functions for the wrapper of
+`--model.personal` and for the algorithms with a part of their own, which derive from `PartialModel`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import LocalRun, Personal, local_run, local_step
+from lit_fed.core.context import Context
+from lit_fed.core.networks.start import leaves_named
+from lit_fed.core.task import Task
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Stage
+
+__all__ = [
+    "OWN", "SHARED", "KeptPart", "Optimizers", "PartialModel", "Patterns", "SentPart", "StagedRun", "in_turn", "joined",
+    "leaf_order", "measured", "named_leaves", "named_part", "names_of", "rate_of", "staged_run", "staged_step",
+]  # fmt: skip
+
+OWN, SHARED = "personal", "shared"
+"""Stages of training in turn, in their order."""
+
+Leaves = dict[str, Tensor]
+Patterns = tuple[str, ...] | str
+"""Patterns of names of leaves or modules, or `head`, `body`, `norm`."""
+
+ORDERS: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
+"""Names of the leaves of networks in use."""
+
+
+# ---------------------------------------------------------------------- which leaves
+def leaf_order(network: nn.Module) -> list[str]:
+    """Names of all leaves of a network in its order, in which sums over leaves are taken."""
+    if network not in ORDERS:
+        ORDERS[network] = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
+    return ORDERS[network]
+
+
+def named_leaves(task: Task, patterns: Patterns, setting: str, *, may_be_all: bool = True) -> frozenset[str]:
+    """Names of the trained leaves that patterns match, with running statistics.
+
+    Args:
+        task: the task.
+        patterns: see `leaves_named`.
+        setting: the setting they were given by, for messages.
+        may_be_all: whether they may match all leaves.
+
+    Raises:
+        ConfigError: if a pattern matches no leaf.
+    """
+    given = (patterns,) if isinstance(patterns, str) else patterns
+    leaves = [name for name in leaf_order(task.network) if name not in task.frozen]
+    return leaves_named(task.network, given, task.norm_names, leaves, setting, may_be_all=may_be_all)
+
+
+# ---------------------------------------------------------------------- two parts
+def named_part(models: Sequence[Leaves], names: Collection[str]) -> ModelState:
+    """The leaves of models, or of a pair of parameters and buffers, that have these names."""
+    return ModelState(*(tree.named(leaves, names) for leaves in models))
+
+
+def measured(ctx: Context, own: ModelState, whole: ModelState, data: ClientData) -> ModelState:
+    """The initial own leaves; of an unseen client BatchNorm statistics are those of its samples."""
+    if ctx.phase != "adapt" or ctx.task.norm_names.isdisjoint(own.buffers):
+        return own
+    found = ctx.task.statistics(whole, data.x)
+    return own._replace(buffers={name: found[name] for name in own.buffers})
+
+
+def names_of(part: Sequence[Leaves]) -> frozenset[str]:
+    """Names of the leaves of models, or of a pair of parameters and buffers."""
+    return frozenset(name for leaves in part for name in leaves)
+
+
+def joined(network: nn.Module, one: Leaves, other: Leaves) -> Leaves:
+    """The leaves of both parts in the order of the network."""
+    both = one | other
+    return {name: both[name] for name in leaf_order(network) if name in both}
+
+
+# ---------------------------------------------------------------------- steps of one part
+class Optimizers(NamedTuple):
+    """Optimizer states of the two stages of a client's phase."""
+
+    shared: Any  # of the shared leaves, an `OptimizerState`; () if there are no such steps
+    own: Any  # of the client's own leaves; () without such a stage
+
+
+def in_turn(work: LocalWork, epochs: int | None, then: Stage | None, steps: int | None = None) -> LocalWork:
+    """Local work in which the own leaves are trained, for epochs or steps, ahead of another stage."""
+    stages = (Stage(OWN, None if steps else epochs, steps), *(() if then is None else (then,)))
+    return work._replace(epochs=None, steps=None, stages=stages)
+
+
+def rate_of(ctx: Context, lr: float | None) -> Tensor:
+    """Learning rate [] of the own leaves: `lr` under the solver's schedule, but that of adaptation where one is given.
+
+    None: that of the solver.
+    """
+    if lr is None or (ctx.phase == "adapt" and ctx.solver.adapt_lr is not None):
+        return ctx.lr
+    return ctx.lr * (lr / ctx.solver.lr) if ctx.solver.lr else ctx.lr + lr
+
+
+class StagedRun(NamedTuple):
+    """Work of a client whose parts take turns."""
+
+    models: ModelState  # both parts, leaves [1, ...]
+    optimizer: Optimizers
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+
+
+def staged_run(ctx: Context, models: ModelState) -> StagedRun:
+    """Work that starts from these models with fresh optimizers."""
+    models, optimizer, *sums = local_run(ctx, models)
+    return StagedRun(models, Optimizers(optimizer, optimizer), *sums)
+
+
+def staged_step(
+    ctx: Context, shared: SentPart, work: StagedRun, batch: Batch, lr: float | None = None, **options: Any
+) -> StagedRun:
+    """A step of the part whose stage it is; the loss of a round is that of the shared part's steps.
+
+    Args:
+        ctx: its stage is `OWN`, or that of the shared part.
+        shared: what the server sent.
+        work: the work.
+        batch: the samples.
+        lr: learning rate of the own part, see `rate_of`.
+        options: of the solver's step, for the own part alone.
+    """
+    models, optimizers, *sums = work
+    if ctx.stage != OWN:
+        run = local_step(ctx, LocalRun(models, optimizers.shared, *sums), batch, moving=names_of(shared.models))
+        return StagedRun(run.models, optimizers._replace(shared=run.optimizer), run.loss, run.steps)
+    ctx = ctx._replace(lr=rate_of(ctx, lr))
+    run = local_step(ctx, LocalRun(models, optimizers.own, *sums), batch, moving=names_of(shared.own), **options)
+    return work._replace(models=run.models, optimizer=optimizers._replace(own=run.optimizer))
+
+
+# ---------------------------------------------------------------------- algorithms
+class SentPart(NamedTuple):
+    """What the server knows; the start of the other part is no `ModelState`, since it is sent once and not counted."""
+
+    models: ModelState  # leaves that are averaged, [1, ...]
+    own: tuple[Leaves, Leaves]  # initial parameters and buffers of the others, [1, ...]
+
+
+class KeptPart(NamedTuple):
+    """What a client keeps."""
+
+    own: ModelState  # leaves that are never sent, [1, ...]
+
+
+class PartialModel(Personal[SentPart, Any, Any]):
+    """An algorithm whose clients send a part of their model and keep the rest.
+
+    With all defaults both parts take each step together, and an unseen client trains its own part, from the initial
+    one, for `unseen_epochs` passes while the shared part and its running statistics stay.
+    """
+
+    serving_settings: ClassVar[tuple[str, ...]] = ("unseen_epochs",)
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "the private part of the model",
+        "personal_parts": "keeps a private part of the model itself",
+    }
+
+    @abstractmethod
+    def own_names(self, ctx: Context) -> frozenset[str]:
+        """Names of the leaves that stay with the clients."""
+
+    def shared_init(self, ctx: Context) -> SentPart:
+        """The initial network in two parts."""
+        own, whole = self.own_names(ctx), ctx.task.init(1, ctx.seed)
+        parameters, buffers = named_part(whole, own)
+        return SentPart(named_part(whole, names_of(whole) - own), (parameters, buffers))
+
+    def state_init(self, ctx: Context, shared: SentPart, data: ClientData) -> KeptPart:
+        """The initial own part, with statistics of its own samples for an unseen client."""
+        state = KeptPart(ModelState(*shared.own))
+        return KeptPart(measured(ctx, state.own, self.whole(ctx, shared, state), data))
+
+    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> Any:
+        """The received part with the own one."""
+        return local_run(ctx, self.whole(ctx, shared, state))
+
+    def client_step(self, ctx: Context, shared: SentPart, work: Any, batch: Batch) -> Any:
+        """A step of both parts together; of the own one alone where the shared part is fixed."""
+        return local_step(ctx, work, batch, moving=names_of(shared.own) if ctx.phase == "adapt" else None)
+
+    def client_final(self, ctx: Context, shared: SentPart, work: Any, data: ClientData) -> ClientResult:
+        """The shared part goes to the server, the own one stays."""
+        result = super().client_final(ctx, shared, work, data)
+        message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
+        return result._replace(message=message, state=KeptPart(named_part(work.models, names_of(shared.own))))
+
+    def sent(self, ctx: Context, shared: SentPart, client_id: int) -> SentPart:
+        """The shared part, and the names of the other; its start only to who has none yet."""
+        if client_id >= ctx.num_clients or ctx.phase == "init":
+            return shared
+        return shared._replace(own=tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.own))
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Only a client that has no own part yet trains one."""
+        return None if seen else in_turn(LocalWork(), self.unseen_epochs, None)
+
+    def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
+        """The shared part with the client's own."""
+        return self.whole(ctx, shared, state)
+
+    def whole(self, ctx: Context, shared: SentPart, state: KeptPart) -> ModelState:
+        """Both parts as models, in the order of the network."""
+        parts = zip(shared.models, state.own, strict=True)
+        return ModelState(*(joined(ctx.task.network, *pair) for pair in parts))
