@@ -55,6 +55,7 @@ ROOT = Path(__file__).parents[2]
 
 SMALL: dict[str, dict] = {
     "UCFL": {"warmup_rounds": 1},
+    "PFedHNPC": {"head": ("*bias",)},
     "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
     "ClusteredFL": {"max_clusters": 3, "relative": True, "mean_norm_below": 0.9, "max_norm_above": 0.0}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from federated_round import make_clients
-from test_algorithms import after_rounds, all_algorithms
+from test_algorithms import SMALL, after_rounds, all_algorithms
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
@@ -28,7 +28,8 @@ def test_several_labels(cls, target):
             after_rounds(cls(), train, **options)
         return
     one, other = (
-        after_rounds(cls(), train, trainer=trainer(), **options) for trainer in (SequentialTrainer, VectorizedTrainer)
+        after_rounds(cls(**SMALL.get(cls.__name__, {})), train, trainer=trainer(), **options)
+        for trainer in (SequentialTrainer, VectorizedTrainer)
     )
     assert all(leaf.isfinite().all() for _, leaf in tree.items(one.shared) if leaf.is_floating_point())
     for here, there in zip(tree.leaves(one.shared), tree.leaves(other.shared), strict=True):

@@ -47,6 +47,7 @@ GROUPED = Synthetic(num_clients=8, dimension=4, test_size=20)
 OPTIONS = {
     "UCFL": {"warmup_rounds": 1, "num_streams": 2},
     "MOCHA": {"rounds_per_relation": 2, "unseen_epochs": 1},
+    "PFedHNPC": {"head": ("*.bias",)},
     "FedRep": {"head_epochs": 1, "unseen_epochs": 1},
     "FedSALoRA": {"personal": ("*.bias",)},
     "FFALoRA": {"frozen": ("*.bias",)},
