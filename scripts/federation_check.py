@@ -197,6 +197,7 @@ def megabytes(pid: int, file: str, field: str) -> float:
 say = partial(print, flush=True)  # a line of progress
 SOLVER = ["--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true"]
 ENCODED = ["--model.compression", "TopK", "--model.compression.fraction", "0.1", "--model.compression_scope", "whole"]
+MIXTURE = ["--model.algorithm", "FedEM", "--model.algorithm.average", "samples"]  # as on nodes
 PRIVATE = [
     "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1.0",
     "--model.privacy.delta", "1e-3", "--model.privacy.noise_seed", "0", "--data.client_sampling", "poisson",
@@ -204,12 +205,12 @@ PRIVATE = [
 ]  # fmt: skip
 
 RUNS = {
-    "FedEM": ["--model.algorithm", "FedEM", *SOLVER],
+    "FedEM": [*MIXTURE, *SOLVER],
     "SCAFFOLD": ["--model.algorithm", "SCAFFOLD", *SOLVER],
     "UCFL": ["--model.algorithm", "UCFL", "--model.algorithm.warmup_rounds", "1", *SOLVER],
     "IFCA": ["--model.algorithm", "IFCA", *SOLVER],
-    "FedEM inside ClientPrivacy": ["--model.algorithm", "FedEM", *SOLVER, *PRIVATE],
-    "FedEM inside compression": ["--model.algorithm", "FedEM", *SOLVER, *ENCODED],
+    "FedEM inside ClientPrivacy": [*MIXTURE, *SOLVER, *PRIVATE],
+    "FedEM inside compression": [*MIXTURE, *SOLVER, *ENCODED],
 }
 """Runs that must be equal on nodes and in the simulation."""
 

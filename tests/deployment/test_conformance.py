@@ -131,7 +131,7 @@ def test_nodes_equal_the_simulation(name, folders, tmp_path):
 @pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "FedPer", "PFedMe"])
 def test_nodes_serve_alone_whatever_runs_the_clients(name, folders, tmp_path):
     """Clients at once: the same ones together give the same digits."""
-    algorithm = getattr(algorithms, name)()
+    algorithm = getattr(algorithms, name)().settled(("deployed",))
     settings = FederatedModule(algorithm, LocalSolver(lr=0.1), client_trainer="vectorized").settings
     both = sides(folders, tmp_path, settings)
     both.remote.round(both.remote_populations[0].train)
@@ -189,25 +189,27 @@ def noisy_steps(**more):
     return ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0, **more)
 
 
+MIXTURE = FedEM(2, average="samples")  # which is what nodes settle for
+
 CASES = {
     "a bound that moves": Case(
-        FedEM(2), {"privacy": ClientPrivacy(0.5, delta=1e-3, adaptive=True, clip_count_noise=5.0, noise_seed=0)}
+        MIXTURE, {"privacy": ClientPrivacy(0.5, delta=1e-3, adaptive=True, clip_count_noise=5.0, noise_seed=0)}
     ),
-    "noise at clients": Case(FedEM(2), {"privacy": LocalPrivacy(**BUDGET)}),
-    "noisy steps": Case(FedEM(2), {"privacy": noisy_steps()}),
-    "codecs both ways": Case(FedEM(2), ENCODED | {"downlink_compression": QSGD()}),
-    "EF21": Case(FedEM(2), ENCODED | {"compression_feedback": "ef21"}),
+    "noise at clients": Case(MIXTURE, {"privacy": LocalPrivacy(**BUDGET)}),
+    "noisy steps": Case(MIXTURE, {"privacy": noisy_steps()}),
+    "codecs both ways": Case(MIXTURE, ENCODED | {"downlink_compression": QSGD()}),
+    "EF21": Case(MIXTURE, ENCODED | {"compression_feedback": "ef21"}),
     "an attack": Case(
-        FedEM(2),
+        MIXTURE,
         {"robust_aggregation": CenteredClipping(0.1, 2), "attack": Gaussian()},
         facts={"attackers": torch.tensor([1])},
     ),
-    "FedBN": Case(FedEM(2), {"batch_norm": "local", "network": NormalisedMLP}),
-    "own heads": Case(FedEM(2), OWN_HEADS | {"personal_epochs": 2, "personal_lr": 0.2}),
+    "FedBN": Case(MIXTURE, {"batch_norm": "local", "network": NormalisedMLP}),
+    "own heads": Case(MIXTURE, OWN_HEADS | {"personal_epochs": 2, "personal_lr": 0.2}),
     "own heads beside codecs": Case(SCAFFOLD(), OWN_HEADS | ENCODED),
-    "averaged statistics": Case(FedEM(2), {"network": NormalisedMLP}),
-    "weights by chances": Case(FedEM(2), {"faults": Faults(0.4, "after", average="importance", commits="always")}),
-    "too many are asked": Case(FedEM(2), {"faults": Faults(over_selection=0.3, compute_mean=1.0, deadline=2.0)}),
+    "averaged statistics": Case(MIXTURE, {"network": NormalisedMLP}),
+    "weights by chances": Case(MIXTURE, {"faults": Faults(0.4, "after", average="importance", commits="always")}),
+    "too many are asked": Case(MIXTURE, {"faults": Faults(over_selection=0.3, compute_mean=1.0, deadline=2.0)}),
     "three at once": Case(
         SCAFFOLD(),
         ENCODED
@@ -217,14 +219,14 @@ CASES = {
     "models of others": Case(FedFOMO(num_neighbours=1), {"faults": LOST}),
     "turns": Case(MixtureADMM(form="gauss_seidel"), ENCODED, per_block=1),
     # clients
-    "drawn by size": Case(FedEM(2), cohorts=([2, 0, 2, 2], [3, 3, 1, 3]), facts={"sampling_probability": 0.5}),
-    "stragglers": Case(FedEM(2), solver={"straggler_fraction": 0.6, "local_epochs": 3}),
+    "drawn by size": Case(MIXTURE, cohorts=([2, 0, 2, 2], [3, 3, 1, 3]), facts={"sampling_probability": 0.5}),
+    "stragglers": Case(MIXTURE, solver={"straggler_fraction": 0.6, "local_epochs": 3}),
     "rates that fall": Case(SCAFFOLD(), solver={"schedule": "cosine", "adapt_lr": 0.3}),
     "a block for each": Case(FedFOMO(), per_block=1, solver={"optimizer": "adam", "momentum": 0.0}),
     # networks
     "hidden layers": Case(UCFL(warmup_rounds=0), {"network": Forgetful}),
-    "frozen layers": Case(FedEM(2), {"network": partial(MLP, hidden_sizes=(7,)), "trainable": "head"}),
-    "adapters": Case(FedEM(2), {"network": partial(MLP, hidden_sizes=(7,)), "lora_rank": 2}),
+    "frozen layers": Case(MIXTURE, {"network": partial(MLP, hidden_sizes=(7,)), "trainable": "head"}),
+    "adapters": Case(MIXTURE, {"network": partial(MLP, hidden_sizes=(7,)), "lora_rank": 2}),
 }
 
 
@@ -234,7 +236,7 @@ def test_nodes_equal_the_simulation_whatever_goes_around(name, folders, tmp_path
 
 
 @pytest.mark.parametrize(
-    "case", [Case(FedEM(2), {"network": partial(MLP, hidden_sizes=(11,))}), Case(Ditto())], ids=["samples", "states"]
+    "case", [Case(MIXTURE, {"network": partial(MLP, hidden_sizes=(11,))}), Case(Ditto())], ids=["samples", "states"]
 )
 def test_numbers_may_begin_at_any_address(case, tmp_path):
     """Rows of 20 bytes lie elsewhere among those of all clients than among those of a node."""
@@ -242,7 +244,7 @@ def test_numbers_may_begin_at_any_address(case, tmp_path):
 
 
 def test_models_that_begin_elsewhere_are_refused(folders, tmp_path):
-    settings = FederatedModule(FedEM(2), client_trainer="sequential").settings
+    settings = FederatedModule(MIXTURE, client_trainer="sequential").settings
     both = sides(folders, tmp_path, settings)
     both.transport.nodes = make_nodes(folders, tmp_path / "other", settings=settings._replace(init_seeds=[7, 8]))
     with pytest.raises(LostNodesError, match="anna says: the models that clients start from are others here"):

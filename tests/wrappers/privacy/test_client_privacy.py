@@ -384,7 +384,12 @@ def test_wrong_settings(settings, message):
         (QUIET, FedAvg(), ("renormalised", "samples"), "--model.weighting is samples.*give --model.privacy.weight_cap"),
         (replace(QUIET, weight_cap=9), FedAvg(), ("renormalised", "uniform"), "weight_cap caps weights by samples"),
         (replace(QUIET, second_clip_norm=1.0), FedAvg(), ("renormalised", None), "FedAvg sends nothing else"),
-        (QUIET, FedEM(2, min_weight=0.1), ("renormalised", None), "averages a component over the clients that send it"),
+        (
+            QUIET,
+            FedEM(2, min_weight=0.1, average="samples"),
+            ("renormalised", None),
+            "averages a component over the clients that send it",
+        ),
         (QUIET, L2GD(flips_per_round=2), ("renormalised", None), "averages the same clients several times a round"),
         (QUIET, EASGD(mode="asynchronous"), ("renormalised", None), "takes one client after another"),
     ],
