@@ -4,8 +4,6 @@ The field calls it partial model personalisation (https://arxiv.org/abs/2204.038
 `--model.personal` and for the algorithms with a part of their own, which derive from `PartialModel`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -34,6 +32,19 @@ Patterns = tuple[str, ...] | str
 
 ORDERS: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 """Names of the leaves of networks in use."""
+
+
+class SentPart(NamedTuple):
+    """What the server knows; the start of the other part is no `ModelState`, since it is sent once and not counted."""
+
+    models: ModelState  # leaves that are averaged, [1, ...]
+    own: tuple[Leaves, Leaves]  # initial parameters and buffers of the others, [1, ...]
+
+
+class KeptPart(NamedTuple):
+    """What a client keeps."""
+
+    own: ModelState  # leaves that are never sent, [1, ...]
 
 
 # ---------------------------------------------------------------------- which leaves
@@ -148,19 +159,6 @@ def staged_step(
 
 
 # ---------------------------------------------------------------------- algorithms
-class SentPart(NamedTuple):
-    """What the server knows; the start of the other part is no `ModelState`, since it is sent once and not counted."""
-
-    models: ModelState  # leaves that are averaged, [1, ...]
-    own: tuple[Leaves, Leaves]  # initial parameters and buffers of the others, [1, ...]
-
-
-class KeptPart(NamedTuple):
-    """What a client keeps."""
-
-    own: ModelState  # leaves that are never sent, [1, ...]
-
-
 class PartialModel(Personal[SentPart, Any, Any]):
     """An algorithm whose clients send a part of their model and keep the rest.
 
@@ -168,6 +166,7 @@ class PartialModel(Personal[SentPart, Any, Any]):
     one, for `unseen_epochs` passes while the shared part and its running statistics stay.
     """
 
+    # Annotations here are not postponed, for the same reason as those of `Algorithm`.
     serving_settings: ClassVar[tuple[str, ...]] = ("unseen_epochs",)
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the private part of the model",
@@ -211,7 +210,7 @@ class PartialModel(Personal[SentPart, Any, Any]):
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no own part yet trains one."""
-        return None if seen else in_turn(LocalWork(), self.unseen_epochs, None)
+        return None if seen or not self.own_names(ctx) else in_turn(LocalWork(), self.unseen_epochs, None)
 
     def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
         """The shared part with the client's own."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from federated_round import REGRESSION, Federation, distance, make_clients, make_task
-from test_algorithms import all_algorithms
+from test_algorithms import SMALL, all_algorithms
 
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, SurrogateOptimization
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -18,8 +18,9 @@ STILL = LocalSolver(lr=0.0)
 def with_mixture_weights():
     """Algorithms whose clients keep a leaf `mixture`."""
     for cls in all_algorithms():
-        if cls().participation.divided_by == "samples":
-            federation = Federation(cls(), make_clients([2, 2]), num_rounds=3, groups=torch.arange(2))
+        algorithm = cls(**SMALL.get(cls.__name__, {}))
+        if algorithm.participation.divided_by == "samples":
+            federation = Federation(algorithm, make_clients([2, 2]), num_rounds=3, groups=torch.arange(2))
             if mixtures(federation.states):
                 yield cls
 

@@ -8,16 +8,19 @@ from lit_fed.algorithms import SCAFFOLD, FedProx, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
+from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
-    "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
-    "FedAvgPlus", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedOpt", "FedProx", "FedYogi", "L2GD",
+    "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedAdagrad", "FedAdam", "FedAvg",
+    "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedOpt", "FedProx", "FedYogi",
+    "L2GD",
     "MeanRegularizedMTL", "Oracle", "ProxAvg", "SCAFFOLD",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
@@ -28,11 +31,13 @@ STEERED_BY_NOISY_STATE = {
     "ConsensusADMM",
     "DittoL2SGD",
     "EASGD",
+    "FFALoRA",
+    "FedBABU",
     "L2GD",
     "MeanRegularizedMTL",
     "ProxAvg",
 }
-"""Of these what clients keep steers what they send: it came from noisy steps, or is noised."""
+"""Of these what clients keep steers what they send: it came from noisy steps, is noised, or depends on no sample."""
 
 
 def name_of(algorithm):
@@ -73,6 +78,7 @@ def test_variants_that_look_at_samples_beside_the_steps(algorithm):
 @every_protected
 def test_without_noise_bound_and_draws_it_takes_full_batches(algorithm):
     train, options = make_clients([5, 2], seed=1), {"rounds": 2, "batch_size": 0}
+    options |= {"network": small_mlp if isinstance(algorithm, PartialModel) else Linear}
     plain = after_rounds(algorithm, train, **options)
     wrapped = after_rounds(private(algorithm), train, **options)
     assert distance(plain.predictions(), wrapped.predictions()) < 1e-12
@@ -82,7 +88,10 @@ def test_without_noise_bound_and_draws_it_takes_full_batches(algorithm):
 @every_protected
 def test_both_client_trainers_and_all_blocks_agree(algorithm):
     train = make_clients([6, 1, 3])
-    options = {"rounds": 1, "network": small_mlp if name_of(algorithm) in ("FedEM", "APFL", "L2GD") else Linear}
+    options = {
+        "rounds": 1,
+        "network": small_mlp if name_of(algorithm) in ("FedEM", "APFL", "FedBABU", "L2GD") else Linear,
+    }
     wrapped = private(algorithm, 1.0, 0.5, 0.4)
     one, other = (
         after_rounds(wrapped, train, trainer=trainer(), **options) for trainer in (SequentialTrainer, VectorizedTrainer)
@@ -96,6 +105,7 @@ def test_both_client_trainers_and_all_blocks_agree(algorithm):
 def one_phase(algorithm, train, **options):
     """The shared state after the messages of one round."""
     solver = LocalSolver(lr=1.0, local_steps=1)
+    options |= {"network": small_mlp if isinstance(innermost(algorithm), PartialModel) else Linear}
     return after_rounds(algorithm, train, rounds=1, solver=solver, weighting="uniform", **options)
 
 

@@ -50,7 +50,7 @@ def test_clients_are_served_as_with_a_constant_rate(algorithm, schedule):
 def test_steps_of_adaptation_are_of_its_rate(algorithm):
     federation = after_rounds(algorithm, make_clients(SIZES), rounds=2, num_rounds=2, solver=SOLVER)
     work = algorithm.adapt_work(federation.context("adapt"), seen=False)
-    steps = work is not None and bool(work.epochs or work.steps)
+    steps = work is not None and work.trains
     found = []
     for adapt_lr in (0.02, 0.4):
         federation.solver = replace(SOLVER, adapt_lr=adapt_lr)

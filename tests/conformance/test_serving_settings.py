@@ -4,17 +4,25 @@ import copy
 from dataclasses import fields, replace
 
 import pytest
-from federated_round import make_clients, same_bits
+from federated_round import make_clients, same_bits, small_mlp
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, unseen_clients
 
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.partial_models import PartialModel
+from lit_fed.models import Linear
 
 OTHER = {
-    **dict.fromkeys(["unseen_epochs", "unseen_steps", "em_steps", "adapt_steps", "fine_tune_epochs"], 7),
+    **dict.fromkeys(
+        ["unseen_epochs", "unseen_steps", "em_steps", "adapt_steps", "adapt_epochs", "fine_tune_epochs"], 7
+    ),
     **dict.fromkeys(["refresh_mixture_at_eval", "refresh_at_eval"], True),
     "fine_tune_lr": 0.05,
+    "tune": "*.bias",
 }
 """A value that is not the default."""
+
+OTHER_OF = {"FedBABU": {"tune": "body"}}
+"""The same for a class whose field of that name takes something else."""
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 
@@ -31,8 +39,11 @@ def test_every_such_field_is_declared(algorithm):
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
 def test_training_does_not_read_it(algorithm, name):
-    other, solver = replace(algorithm, **{name: OTHER[name]}), LocalSolver(lr=0.2, momentum=0.5)
-    one, another = (after_rounds(each, make_clients(SIZES), rounds=2, solver=solver) for each in (algorithm, other))
+    value = OTHER_OF.get(type(algorithm).__name__, OTHER).get(name, OTHER[name])
+    other, solver = replace(algorithm, **{name: value}), LocalSolver(lr=0.2, momentum=0.5)
+    network = small_mlp if isinstance(algorithm, PartialModel) else Linear
+    options = {"rounds": 2, "solver": solver, "network": network}
+    one, another = (after_rounds(each, make_clients(SIZES), **options) for each in (algorithm, other))
     assert same_bits([one.shared, one.states], [another.shared, another.states])
     served = copy.copy(one)
     served.algorithm = other

@@ -22,13 +22,14 @@ CASES += [(cls, VectorRegression(2)) for cls in all_algorithms() if cls.__name__
 @pytest.mark.parametrize(("cls", "target"), CASES, ids=lambda one: getattr(one, "name", None) or one.__name__)
 def test_several_labels(cls, target):
     train = make_clients([5, 1, 3], target=target)
+    algorithm = cls(**SMALL.get(cls.__name__, {}))
     options = {"rounds": 1, "target": target, "solver": LocalSolver(lr=0.05)}
     if cls.__name__ in REFUSED:
         with pytest.raises(ConfigError, match=f"labels, and these are {target.name}; give another"):
-            after_rounds(cls(), train, **options)
+            after_rounds(algorithm, train, **options)
         return
     one, other = (
-        after_rounds(cls(**SMALL.get(cls.__name__, {})), train, trainer=trainer(), **options)
+        after_rounds(algorithm, train, trainer=trainer(), **options)
         for trainer in (SequentialTrainer, VectorizedTrainer)
     )
     assert all(leaf.isfinite().all() for _, leaf in tree.items(one.shared) if leaf.is_floating_point())
