@@ -27,6 +27,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import LocalRun, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
+from lit_fed.core.networks.partial_models import joined, part_like, without
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState
 from lit_fed.errors import check_settings
 
@@ -75,9 +76,8 @@ class FedPer(Personal[BaseLayers, Head, LocalRun]):
         """The initial network in two parts."""
         private = last_layers(ctx.task.network, self.private_layers)
         whole = ctx.task.init(1, ctx.seed)
-        base = ({name: leaf for name, leaf in part.items() if name not in private} for part in whole)
         parameters, buffers = ({name: leaf for name, leaf in part.items() if name in private} for part in whole)
-        return BaseLayers(ModelState(*base), (parameters, buffers))
+        return BaseLayers(without(whole, private), (parameters, buffers))
 
     def state_init(self, ctx: Context, shared: BaseLayers, data: ClientData) -> Head:
         """The initial head."""
@@ -85,25 +85,25 @@ class FedPer(Personal[BaseLayers, Head, LocalRun]):
 
     def client_init(self, ctx: Context, shared: BaseLayers, state: Head, data: ClientData, losses: None) -> LocalRun:
         """The received base under the own head (Alg. 1: merge); on a frozen base only the head has an optimizer."""
-        work = local_run(ctx, _joined(shared.models, state.head))
+        work = local_run(ctx, joined(shared.models, state.head))
         return work._replace(optimizer=ctx.solver.init(state.head)) if ctx.phase == "adapt" else work
 
     def client_step(self, ctx: Context, shared: BaseLayers, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of both parts together; of the head alone where the base is frozen."""
         if ctx.phase != "adapt":
             return super().client_step(ctx, shared, work, batch)
-        head = _part(work.models, shared.head)
+        head = part_like(work.models, shared.head)
         loss, gradient, buffers = ctx.task.value_and_grad(work.models, batch)
-        new = _part(ModelState(gradient, buffers), shared.head)
+        new = part_like(ModelState(gradient, buffers), shared.head)
         parameters, optimizer = ctx.solver.update(head.parameters, new.parameters, work.optimizer, ctx.lr)
-        models = _joined(shared.models, new._replace(parameters=parameters))
+        models = joined(shared.models, new._replace(parameters=parameters))
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
 
     def client_final(self, ctx: Context, shared: BaseLayers, work: LocalRun, data: ClientData) -> ClientResult:
         """The base goes to the server (Alg. 2: average with weights γ_j), the head stays."""
-        message = Message(_part(work.models, shared.models), ctx.client_weight(data))
+        message = Message(part_like(work.models, shared.models), ctx.client_weight(data))
         result = super().client_final(ctx, shared, work, data)
-        return result._replace(message=message, state=Head(_part(work.models, shared.head)))
+        return result._replace(message=message, state=Head(part_like(work.models, shared.head)))
 
     def sent(self, ctx: Context, shared: BaseLayers, client_id: int) -> BaseLayers:
         """The base, and the names of the head; the initial head only to who has none yet."""
@@ -117,14 +117,4 @@ class FedPer(Personal[BaseLayers, Head, LocalRun]):
 
     def served(self, ctx: Context, shared: BaseLayers, state: Head) -> ModelState:
         """The shared base under the client's own head."""
-        return _joined(shared.models, state.head)
-
-
-def _part(models: ModelState, like: tuple[Leaves, Leaves]) -> ModelState:
-    """Those leaves of whole models that the other tree has."""
-    return ModelState(*({name: own[name] for name in names} for own, names in zip(models, like, strict=True)))
-
-
-def _joined(base: ModelState, head: ModelState) -> ModelState:
-    """Whole models, in the order of the network."""
-    return ModelState(base.parameters | head.parameters, base.buffers | head.buffers)
+        return joined(shared.models, state.head)

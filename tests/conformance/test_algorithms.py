@@ -108,6 +108,11 @@ def strict_trainer(request):
     return request.param()
 
 
+def network_of(algorithm):
+    """A network with features that are trained, for an algorithm that predicts by features alone; else a linear one."""
+    return small_mlp if type(algorithm).__name__ == "FedProto" else Linear
+
+
 def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):
     defaults = {"solver": LocalSolver(lr=0.2, momentum=0.5), "num_rounds": 3}
     options = defaults | {"groups": torch.arange(train.num_clients) % 2} | options

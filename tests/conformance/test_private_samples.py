@@ -17,13 +17,15 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
-    "FedAvgPlus", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedProx", "FedYogi", "L2GD", "MeanRegularizedMTL",
-    "Oracle", "ProxAvg", "SCAFFOLD",
+    "FedAvgPlus", "FedBuff", "FedDyn", "FedEM", "FedEMAPFL", "FedNTD", "FedNova", "FedProx", "FedYogi", "KNNPer",
+    "L2GD", "MeanRegularizedMTL", "MOON", "Oracle", "ProxAvg", "SCAFFOLD",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
 STEERED_BY_NOISY_STATE = {
+    "FedDyn",
     "FedEM",
+    "MOON",
     "SCAFFOLD",
     "ConsensusADMM",
     "DittoL2SGD",

@@ -5,14 +5,16 @@ from dataclasses import fields, replace
 
 import pytest
 from federated_round import make_clients, same_bits
-from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, unseen_clients
+from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_of, unseen_clients
 
 from lit_fed.core.local_solver import LocalSolver
 
 OTHER = {
     **dict.fromkeys(["unseen_epochs", "unseen_steps", "em_steps", "adapt_steps", "fine_tune_epochs"], 7),
-    **dict.fromkeys(["refresh_mixture_at_eval", "refresh_at_eval"], True),
+    **dict.fromkeys(["refresh_mixture_at_eval", "refresh_at_eval", "serve_mean"], True),
     "fine_tune_lr": 0.05,
+    "predict": "head",
+    **{"neighbours": 1, "knn_weight": 0.9, "kernel": "squared", "capacity": 1},
 }
 """A value that is not the default."""
 
@@ -32,7 +34,8 @@ def test_every_such_field_is_declared(algorithm):
 )
 def test_training_does_not_read_it(algorithm, name):
     other, solver = replace(algorithm, **{name: OTHER[name]}), LocalSolver(lr=0.2, momentum=0.5)
-    one, another = (after_rounds(each, make_clients(SIZES), rounds=2, solver=solver) for each in (algorithm, other))
+    options = {"rounds": 2, "solver": solver, "network": network_of(algorithm)}
+    one, another = (after_rounds(each, make_clients(SIZES), **options) for each in (algorithm, other))
     assert same_bits([one.shared, one.states], [another.shared, another.states])
     served = copy.copy(one)
     served.algorithm = other
