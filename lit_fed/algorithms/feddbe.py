@@ -177,4 +177,4 @@ def mean_of_rows(values: Tensor, mask: Tensor) -> Tensor:
     """The mean of vectors [B, D], or of those of all positions [B, L, D], of the samples whose mask [B] is 1: [D]."""
     values = values.flatten(1, -2).mean(1) if values.ndim > 2 else values
     mask = mask.to(values.dtype)
-    return mask @ values / mask.sum().clamp(min=1)
+    return (mask.unsqueeze(-1) * values).sum(0) / mask.sum().clamp(min=1)

@@ -133,7 +133,7 @@ class KNNPer(Algorithm[GlobalModels, Any, LocalRun]):
         nearest = away.masked_fill(counts == 0, FAR).topk(min(self.neighbours, len(y)), largest=False)
         share = (-nearest.values).softmax(-1)
         labels = F.one_hot(y, num_classes).to(share.dtype)[nearest.indices]  # [B, k, C]
-        return (share.unsqueeze(1) @ labels)[:, 0]
+        return (share.unsqueeze(-1) * labels).sum(1)
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, 1, D] and outputs [B, 1, K] of the global model."""

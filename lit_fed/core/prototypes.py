@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.networks.products import full_precision
 from lit_fed.core.targets import Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientData, ModelState
@@ -74,7 +75,8 @@ def class_sums(
 def batch_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> ClassSums:
     """Sums of vectors [B, D] or [B, L, D] by their classes; samples whose mask [B] is 0 take no part."""
     member = _members(y, mask, num_classes, values.dtype)
-    return ClassSums(member.T @ values.reshape(-1, values.shape[-1]), member.sum(0))
+    with full_precision(values):
+        return ClassSums(member.T @ values.reshape(-1, values.shape[-1]), member.sum(0))
 
 
 def class_counts(data: ClientData, num_classes: int, dtype: torch.dtype) -> Tensor:
