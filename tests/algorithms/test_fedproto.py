@@ -3,7 +3,7 @@ import pytest
 import torch
 from federated_round import MULTICLASS, as_arrays, batch_orders, flat, make_task
 from few_classes import HEAVY, close, samples, started, unseen_samples
-from references.fedproto_numpy import fedproto_round, nearest, train
+from references.fedproto_numpy import fedproto_round, nearest, train, training_loss
 from references.two_layers import log_softmax, outputs
 from torch import Tensor
 
@@ -58,6 +58,20 @@ def test_predictions_without_prototypes():
     head.round()
     for found, theta, (x, _) in zip(head.predictions(), flat(head.states).numpy(), clients, strict=True):
         close(found, log_softmax(outputs(theta, x)))
+
+
+def test_the_loss_compares_the_classes_of_a_batch_only():
+    """The second client has none of two classes that have prototypes."""
+    data = samples()
+    data.y[5:7] = 2
+    federation, clients = started(FedProto(0.6), train=data, batch_size=0)
+    federation.round()
+    assert federation.shared.known.all()
+    prototypes, own = list(federation.shared.prototypes.numpy()), flat(federation.states).numpy()
+    federation.round([1])
+    assert federation.metrics["loss"] == pytest.approx(
+        training_loss(own[1], *clients[1], prototypes, 0.6, "class_means"), abs=1e-10
+    )
 
 
 def test_only_sums_and_counts_travel():
