@@ -49,8 +49,8 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 """Settings whose classes come from elsewhere, so that there is no list of them."""
 
 RELATIVES = {
-    "fedrod": "FedRep", "fedamp": "FedFOMO", "fedala": "APFL", "feddyn": "SCAFFOLD",
-    "mime": "SCAFFOLD", "mimelite": "SCAFFOLD", "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
+    "fedamp": "FedFOMO", "fedala": "APFL",
+    "mime": "SCAFFOLD", "mimelite": "SCAFFOLD", "maml": "PerFedAvg",
     "reptile": "PerFedAvg",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",

@@ -49,9 +49,10 @@ class LocalRun(NamedTuple):
 class MessageSpec(NamedTuple):
     """What the messages of an algorithm hold, and how the server combines them."""
 
-    kind: Literal["models", "changes", "multiples", "rows", "nothing"] = "models"
+    kind: Literal["models", "changes", "multiples", "statistics", "rows", "nothing"] = "models"
     """Models, of which the server knows its own; changes, of which it knows nothing; models times private numbers;
-    `rows` that the server keeps for each client; or nothing."""
+    `statistics` of samples, such as class means, without models; `rows` that the server keeps for each client; or
+    nothing."""
 
     reduce: Literal["sum", "stack"] = "sum"
     """What reaches the server: the weighted mean of the messages (one all-reduce), or all of them (an all-gather)."""

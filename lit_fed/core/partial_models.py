@@ -21,6 +21,7 @@ from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Messa
 __all__ = [
     "OWN", "SHARED", "KeptPart", "Optimizers", "PartialModel", "Patterns", "SentPart", "StagedRun", "in_turn", "joined",
     "leaf_order", "measured", "named_leaves", "named_part", "names_of", "rate_of", "staged_run", "staged_step",
+    "whole_models",
 ]  # fmt: skip
 
 OWN, SHARED = "personal", "shared"
@@ -95,6 +96,11 @@ def joined(network: nn.Module, one: Leaves, other: Leaves) -> Leaves:
     """The leaves of both parts in the order of the network."""
     both = one | other
     return {name: both[name] for name in leaf_order(network) if name in both}
+
+
+def whole_models(network: nn.Module, one: Sequence[Leaves], other: Sequence[Leaves]) -> ModelState:
+    """Two parts as models, in the order of the network."""
+    return ModelState(*(joined(network, *pair) for pair in zip(one, other, strict=True)))
 
 
 # ---------------------------------------------------------------------- steps of one part
@@ -218,5 +224,4 @@ class PartialModel(Personal[SentPart, Any, Any]):
 
     def whole(self, ctx: Context, shared: SentPart, state: KeptPart) -> ModelState:
         """Both parts as models, in the order of the network."""
-        parts = zip(shared.models, state.own, strict=True)
-        return ModelState(*(joined(ctx.task.network, *pair) for pair in parts))
+        return whole_models(ctx.task.network, shared.models, state.own)

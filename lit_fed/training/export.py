@@ -2,7 +2,8 @@
 
 The prediction of an algorithm is split in two: the networks whose outputs it uses, and their combination. Networks
 whose outputs have no gradient are left out, and the part of the combination that depends on states alone is computed
-once, so the program holds only what its predictions need.
+once, so the program holds only what its predictions need. A network of which features are used is part of the
+combination.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class SubstitutedTask(Task):
 
     source: Callable[[ModelState, Tensor], Tensor] = field(kw_only=True)
 
+    closed_form = None  # whose products read the number of samples, which programs leave open
+
     @classmethod
     def of(cls, task: Task, source: Callable[[ModelState, Tensor], Tensor]) -> SubstitutedTask:
         """The task with another source of outputs."""
@@ -96,6 +99,7 @@ class Asked(NamedTuple):
 
     models: ModelState  # leaves [M, ...]
     counts: list[bool]  # [M] whether the prediction depends on the outputs of each
+    shape: tuple[int, ...]  # of one sample's outputs
 
 
 class Combination(nn.Module):
@@ -116,8 +120,9 @@ class Combination(nn.Module):
         calls, remaining = iter(self.asked), iter(outputs)
 
         def source(models: ModelState, x: Tensor) -> Tensor:
-            each = [next(remaining) if counts else torch.zeros_like(outputs[0]) for counts in next(calls).counts]
-            return torch.stack(each, dim=1)
+            _, counts, shape = next(calls)
+            nothing = x.new_zeros(x.shape[0], *shape, dtype=self.task.dtype)
+            return torch.stack([next(remaining) if one else nothing for one in counts], dim=1)
 
         prediction = self.predict(SubstitutedTask.of(self.task, source), x)
         return self.task.target.shown(prediction)
@@ -152,7 +157,7 @@ def personal_model(
 
     asked = _ask(predict, task, example)
     components = [
-        _network(task, tree.index(models, m)) for models, counts in asked for m, one in enumerate(counts) if one
+        _network(task, tree.index(models, m)) for models, counts, _ in asked for m, one in enumerate(counts) if one
     ]
     about = _about(federation, facts, client, example)
     with torch.no_grad():
@@ -174,12 +179,14 @@ def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> li
         return outputs
 
     prediction = predict(SubstitutedTask.of(task, source), x)
+    if not calls:
+        return []
     weight = torch.randn(prediction.shape, generator=rng, dtype=prediction.dtype)
     gradients = torch.autograd.grad(
         prediction, [outputs for _, outputs in calls], weight, allow_unused=True, materialize_grads=True
     )
     counts = [gradient.transpose(0, 1).flatten(1).any(1).tolist() for gradient in gradients]
-    return [Asked(models, one) for (models, _), one in zip(calls, counts, strict=True)]
+    return [Asked(models, one, tuple(shape[1:])) for (models, _), one in zip(calls, counts, strict=True)]
 
 
 def _network(task: Task, model: ModelState) -> nn.Module:
@@ -242,7 +249,9 @@ def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
     for node in list(graph.nodes):
         if node.op == "call_module":  # input checks, which the whole program repeats
             graph.erase_node(node)
-        elif node.op == "get_attr":
+    graph.eliminate_dead_code()  # outputs of a pass for features
+    for node in graph.nodes:
+        if node.op == "get_attr":
             known[node] = _attribute(traced, node.target)
         elif node.op == "call_function" and all(one in known for one in node.all_input_nodes):
             arguments = fx.map_arg((node.args, node.kwargs), known.__getitem__)
@@ -251,7 +260,7 @@ def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
     for node, value in reversed(known.items()):
         if node.users:  # the nodes that can be computed themselves are gone by now
             name = f"constant_{len(constants)}"
-            constants[name] = value.detach().clone()  # without the tensor that it is a view of
+            constants[name] = value.detach().clone(memory_format=torch.contiguous_format)  # not a view
             node.op, node.target, node.args, node.kwargs = "get_attr", name, (), {}
         else:
             graph.erase_node(node)

@@ -35,6 +35,7 @@ FEATURES = {
 LEFT_OUT = "choose an algorithm that averages models, or leave it out"
 ROWS, NOTHING = "keeps rows of single clients at the server", "sends nothing to a server"
 MULTIPLES = "sends models times numbers that are the client's own"
+STATISTICS = "sends statistics of samples, and no models"
 ENCODES = "encodes changes of models, and {name} %s; " + LEFT_OUT
 CLIPS = "--model.privacy clips changes of models, and {name} %s; " + LEFT_OUT
 STEPS = "--model.privacy ExamplePrivacy cannot protect {name}: %s; choose another algorithm, or leave it out"
@@ -70,6 +71,7 @@ REFUSED: dict[str, str] = {
     "local_norm refuses_local_norm": "--model.batch_norm is local, and {name} {refuses_local_norm}; leave it out",
     "personal rows": PARTS % "combines the whole models of single clients",
     "personal nothing": PARTS % NOTHING,
+    "personal statistics": PARTS % STATISTICS,
     "personal refuses_personal_parts": PARTS % "{refuses_personal_parts}",
     "alternating noisy_steps": (
         "--model.personal_training is alternating, and --model.privacy ExamplePrivacy counts the steps of one stage; "
@@ -79,6 +81,7 @@ REFUSED: dict[str, str] = {
     "clips rows": CLIPS % ROWS,
     "clips multiples": CLIPS % "sends models times numbers that are private",
     "clips nothing": CLIPS % NOTHING,
+    "clips statistics": CLIPS % STATISTICS,
     "clips accumulates": (
         "--model.privacy adds noise to one average a round, and {name} adds up what clients send from round to round, "
         "noise included; " + LEFT_OUT
@@ -108,6 +111,7 @@ REFUSED: dict[str, str] = {
     "noisy_steps rows": STEPS % "it keeps rows of single clients at the server, which was not looked into",
     "noisy_steps multiples": STEPS % "it sends models times numbers that are private",
     "noisy_steps nothing": STEPS % "it sends nothing, so that there is nothing to protect",
+    "noisy_steps statistics": STEPS % STATISTICS,
     "noisy_steps refuses_noise_in_steps": STEPS % FITTED % "refuses_noise_in_steps",
     "noisy_steps refuses_noise_in_steps_alone !mixture_noise": (
         "--model.privacy ExamplePrivacy cannot protect {name}: " + FITTED % "refuses_noise_in_steps_alone" + "; give "
@@ -120,6 +124,7 @@ REFUSED: dict[str, str] = {
     "secure rows": SUMS % "needs the message of every single client",
     "secure multiples": SUMS % "sends models times numbers that no range bounds",
     "secure nothing": SUMS % NOTHING,
+    "secure statistics": SUMS % STATISTICS,
     "secure refuses_secure_sums": SUMS % "{refuses_secure_sums}",
     "masked_dropout fixed_denominator": (
         "--model.secure_aggregation.dropout_fraction is {masked_dropout}, and whether a round is void then depends on "
@@ -133,6 +138,7 @@ REFUSED: dict[str, str] = {
     # ------------------------------------------------------------------ compression
     "compression rows": "--model.compression " + ENCODES % ROWS,
     "compression nothing": "--model.compression " + ENCODES % NOTHING,
+    "compression statistics": "--model.compression " + ENCODES % STATISTICS,
     "compression multiples": "--model.compression " + ENCODES % MULTIPLES,
     "downlink refuses_encoded_broadcast": (
         "--model.downlink_compression encodes changes of the server's last models, and {name} "
@@ -140,6 +146,7 @@ REFUSED: dict[str, str] = {
     ),
     "downlink rows": "--model.downlink_compression " + ENCODES % ROWS,
     "downlink nothing": "--model.downlink_compression " + ENCODES % NOTHING,
+    "downlink statistics": "--model.downlink_compression " + ENCODES % STATISTICS,
     "downlink multiples": "--model.downlink_compression " + ENCODES % MULTIPLES,
     "feedback_none accumulates": (
         "--model.compression_feedback is none, and {name} adds up what clients send from round to round, so that what "
@@ -172,6 +179,7 @@ REFUSED: dict[str, str] = {
     "robust rows": JUDGES % ROWS,
     "robust multiples": JUDGES % MULTIPLES,
     "robust nothing": JUDGES % NOTHING,
+    "robust statistics": JUDGES % STATISTICS,
     "robust refuses_robust": JUDGES % "{refuses_robust}",
     "rule_cap !by_samples": (
         "--model.robust_aggregation.weight_cap caps weights by samples, and all clients count the same; add "
@@ -205,6 +213,7 @@ REFUSED: dict[str, str] = {
     "average rows": AVERAGES % "does not average models",
     "average multiples": AVERAGES % "does not average models",
     "average nothing": AVERAGES % "does not average models",
+    "average statistics": AVERAGES % "does not average models",
     "average refuses_privacy": AVERAGES % "{refuses_privacy}",
     "average accumulates": AVERAGES % "keeps a running sum of changes",
     "average incomplete": AVERAGES % "averages each model over those who chose it",

@@ -60,7 +60,7 @@ class Normalised(Network):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
-        return self.scale * self.layers(x)
+        return self.layers[-1](self.scale * self.layers[:-1](x))
 
 
 class Dropped(Network):
@@ -99,6 +99,9 @@ class Unused(Network):
 
     def forward(self, x):
         return self.head(x.flatten(1))
+
+    def split(self):
+        return lambda x: x.flatten(1), self.head
 
 
 def images(sizes=SIZES, side=4, dtype=torch.float64, first_id=0):

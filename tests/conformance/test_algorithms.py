@@ -41,6 +41,7 @@ from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.server_optimizer import ServerOptimizer
@@ -111,6 +112,11 @@ def algorithm(cls):
 def strict_trainer(request):
     """Clients one by one, where no function may return a NaN even if it is not used, and at once."""
     return request.param()
+
+
+def network_of(algorithm):
+    """A network with features that are trained, for an algorithm with a part that needs some; else a linear one."""
+    return small_mlp if isinstance(algorithm, PartialModel) or type(algorithm).__name__ == "FedProto" else Linear
 
 
 def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):

@@ -19,14 +19,15 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedAdagrad", "FedAdam", "FedAvg",
-    "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedOpt", "FedProx", "FedYogi",
-    "L2GD",
-    "MeanRegularizedMTL", "Oracle", "ProxAvg", "SCAFFOLD",
+    "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDyn", "FedEM", "FedEMAPFL", "FedNTD", "FedNova", "FedOpt",
+    "FedProx", "FedYogi", "KNNPer", "L2GD", "MOON", "MeanRegularizedMTL", "Oracle", "ProxAvg", "SCAFFOLD",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
 STEERED_BY_NOISY_STATE = {
+    "FedDyn",
     "FedEM",
+    "MOON",
     "SCAFFOLD",
     "ConsensusADMM",
     "DittoL2SGD",

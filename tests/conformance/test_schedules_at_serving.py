@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from federated_round import distance, make_clients, same_bits
-from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, unseen_clients
+from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_of, unseen_clients
 
 from lit_fed.core.local_solver import LocalSolver
 
@@ -48,7 +48,9 @@ def test_clients_are_served_as_with_a_constant_rate(algorithm, schedule):
 
 
 def test_steps_of_adaptation_are_of_its_rate(algorithm):
-    federation = after_rounds(algorithm, make_clients(SIZES), rounds=2, num_rounds=2, solver=SOLVER)
+    federation = after_rounds(
+        algorithm, make_clients(SIZES), rounds=2, num_rounds=2, solver=SOLVER, network=network_of(algorithm)
+    )
     work = algorithm.adapt_work(federation.context("adapt"), seen=False)
     steps = work is not None and work.trains
     found = []

@@ -26,7 +26,7 @@ def shown(federation):
 def test_fine_steps_give_the_plain_numbers(algorithm):
     options = {"cohorts": [[0, 2, 3], [2, 0]], "rounds": 2, "network": small_mlp}
     plain, fine = (after_rounds(one, make_clients(SIZES), **options) for one in (algorithm, FINE.around(algorithm)))
-    assert distance(shown(plain), shown(fine)) < 2e-12
+    assert distance(shown(plain), shown(fine)) < 5e-12
     assert fine.metrics["secure/clamped_share"] == 0
 
 

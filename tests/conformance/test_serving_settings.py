@@ -4,20 +4,20 @@ import copy
 from dataclasses import fields, replace
 
 import pytest
-from federated_round import make_clients, same_bits, small_mlp
-from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, unseen_clients
+from federated_round import make_clients, same_bits
+from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_of, unseen_clients
 
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.partial_models import PartialModel
-from lit_fed.models import Linear
 
 OTHER = {
     **dict.fromkeys(
         ["unseen_epochs", "unseen_steps", "em_steps", "adapt_steps", "adapt_epochs", "fine_tune_epochs"], 7
     ),
-    **dict.fromkeys(["refresh_mixture_at_eval", "refresh_at_eval"], True),
+    **dict.fromkeys(["refresh_mixture_at_eval", "refresh_at_eval", "serve_mean"], True),
     "fine_tune_lr": 0.05,
     "tune": "*.bias",
+    "predict": "head",
+    **{"neighbours": 1, "knn_weight": 0.9, "kernel": "squared", "capacity": 1},
 }
 """A value that is not the default."""
 
@@ -41,8 +41,7 @@ def test_every_such_field_is_declared(algorithm):
 def test_training_does_not_read_it(algorithm, name):
     value = OTHER_OF.get(type(algorithm).__name__, OTHER).get(name, OTHER[name])
     other, solver = replace(algorithm, **{name: value}), LocalSolver(lr=0.2, momentum=0.5)
-    network = small_mlp if isinstance(algorithm, PartialModel) else Linear
-    options = {"rounds": 2, "solver": solver, "network": network}
+    options = {"rounds": 2, "solver": solver, "network": network_of(algorithm)}
     one, another = (after_rounds(each, make_clients(SIZES), **options) for each in (algorithm, other))
     assert same_bits([one.shared, one.states], [another.shared, another.states])
     served = copy.copy(one)

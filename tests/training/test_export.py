@@ -35,8 +35,12 @@ WEIGHTS = 4 * 3
 STORED = {
     **dict.fromkeys(["FedEM", "DFedEM", "SurrogateOptimization", "DecentralizedSurrogate"], 3 * MODEL + WEIGHTS),
     "FedEMAPFL": 2 * MODEL + 4 * 2,
+    "FedDBE": MODEL + 4 * 64,  # and a bias of its features
+    "FedProto": 4 * (64 * 10 + 10) + 10 + 1,  # prototypes, their squares, which are known, and whether any is
+    "FedRoD": 2 * MODEL,
     "FedeRiCo": 2 * MODEL + 4 * 2,
     "IFCA": MODEL + 4 * 4,  # one model, and which of four it is
+    "KNNPer": MODEL + 4 + 329 * (4 * 64 + 4 * 10 + 1),  # and as many samples as the largest client has
     "Oracle": 4 * (4 + 1) + 8,  # the same of a smaller model
     "SharingADMM": 4 * (10 + 1),
 }

@@ -1,0 +1,97 @@
+"""FedLC: FedAvg whose clients calibrate their logits by how many samples of each class they have.
+
+Zhang, Li, Li, Xu, Wu, Ding, Wu. "Federated Learning with Label Distribution Skew via Logits Calibration". ICML 2022.
+https://arxiv.org/abs/2209.00189, Section 4.
+
+Symbols:
+    w         -> shared.models  the global model, leaves [1, ...]
+    n_c       -> work.counts    samples of class c at the client, [C]
+    τ         -> tau
+    Δ_(y,c)   -> τ·(n_y^{−1/4} − n_c^{−1/4}), pairwise margin: the loss is log Σ_c exp(f_c − f_y + Δ_(y,c))
+Deviations:
+    A class that the client does not have has an infinite margin: it takes no part in the client's softmax.
+    The paper's last formula leaves the true class out of the denominator: `denominator: others`. That loss has no lower
+    bound; `all` is the softmax with the pairwise margins, as public programs have it (FL-bench, fluke, PFLlib).
+    Counts are those of all local samples, of positions for sequences. The exponent −1/4 is that of label-distribution
+    aware margins (Cao et al. 2019).
+    An unseen client is served the global model, whose logits are not calibrated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.prototypes import check_classes, class_counts, class_logits, per_sample, shifted
+from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.errors import check_settings
+
+__all__ = ["CalibratedRun", "FedLC"]
+
+
+class CalibratedRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # w_k, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean calibrated loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+    counts: Tensor  # n_c, [C]
+
+
+@dataclass(frozen=True)
+class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
+    """FedAvg whose local loss has larger margins for rarer classes.
+
+    Args:
+        tau: τ, size of the margins; 0 is FedAvg, apart from classes that a client does not have.
+        denominator: classes in the denominator of the calibrated softmax: `all`, or the `others` than the true one.
+    """
+
+    tau: float = 1.0
+    denominator: Literal["all", "others"] = "all"
+
+    incompatible: ClassVar[dict[str, str]] = {
+        "loss": "calibrates the cross-entropy",
+        "noise_in_steps": "the client's counts of classes",
+    }
+    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it calibrates logits of classes"}
+
+    def __post_init__(self) -> None:
+        check_settings(self, tau=">= 0")
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        check_classes(ctx.task.target, "FedLC")
+        return super().shared_init(ctx)
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: None
+    ) -> CalibratedRun:
+        """A copy of the global model, and n_c."""
+        counts = class_counts(data, ctx.task.target.num_classes, ctx.task.dtype)
+        return CalibratedRun(*local_run(ctx, shared.models), counts=counts)
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: CalibratedRun, batch: Batch) -> CalibratedRun:
+        """A step on the calibrated loss."""
+        present = work.counts.clamp(min=torch.finfo(work.counts.dtype).tiny)
+        objective = Objective(self.loss, constants=-self.tau * present.pow(-1 / 4).unsqueeze(0))
+        models, optimizer, loss = ctx.solver.step(
+            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
+        )
+        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+
+    def loss(self, view: ModelView) -> Tensor:
+        """−log of exp(f_y − τ·n_y^{−1/4}) over the sum of exp(f_c − τ·n_c^{−1/4}), [B]."""
+        outputs = shifted(view.outputs, view.constants)
+        if self.denominator == "all":
+            return view.trained_on.losses(outputs, view.y)
+        logits, true = class_logits(outputs), view.y.unsqueeze(-1)
+        others = logits.scatter(-1, true, torch.finfo(logits.dtype).min)
+        return per_sample(others.logsumexp(-1) - logits.gather(-1, true)[..., 0])

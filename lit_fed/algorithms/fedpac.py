@@ -1,0 +1,277 @@
+"""FedPAC: a shared body aligned by global class means, and for each client the best mixture of all heads.
+
+Xu, Tong, Huang. "Personalized Federated Learning with Feature Alignment and Classifier Collaboration". ICLR 2023.
+https://arxiv.org/abs/2306.11867, Algorithm 1.
+
+Symbols:
+    θ      -> shared.models      the body, leaves [1, ...]
+    φ_i    -> shared.heads       the head of client i, leaves [T, 1, ...]
+    c_k    -> shared.prototypes  global centroid of class k: mean of f(θ_i; x) over all samples of the round, [C, D]
+    λ      -> weight             of the alignment, mean over D of (f(θ; x) − c_y)²
+    stages -> `head`, steps of φ_i on the fixed body; `body`, steps of θ_i under the fixed head
+    h_i    -> message.centre     p_k·μ_k of each class: its share and mean of features under the received body, [C, D]
+    v_i    -> message.variance   (mean of ‖f‖² − Σ_k ‖p_k·μ_k‖²)/n_i, []
+    α_i    -> argmin over the simplex of αᵀ(diag(v) + D_i)α, D_i[j, l] = Σ_k ⟨h_ik − h_jk, h_ik − h_lk⟩;
+                                 φ_i ← Σ_j α_ij φ_j
+Deviations:
+    A class without a global centroid is aligned with the client's own mean under the received body, as in the authors'
+    code. A class of which no client of a round has a sample keeps its centroid.
+    The quadratic program is solved exactly, as non-negative least squares. The authors' code drops eigenvalues below
+    0.01 of a matrix that rounding made indefinite, and weights below 0.001.
+    Heads are mixed among the clients of a round; those of the others stay. A client is served the received body under
+    the head that the server mixed for it.
+    An unseen client has no head in the paper. Ours: the mean of all heads trains `unseen_epochs` passes on the body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.partial_models import named_part, names_of, whole_models
+from lit_fed.core.prototypes import (
+    ClassSums,
+    check_classes,
+    class_sums,
+    class_vectors,
+    feature_width,
+    head_leaves,
+    per_sample,
+)
+from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced, Stage
+from lit_fed.errors import check_settings
+from lit_fed.system.packages import imported_later
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = imported_later("scipy.optimize")
+
+__all__ = ["AlignedClassifier", "ClassifierRun", "CollaboratingHeads", "FedPAC", "OwnHead", "smallest_mixture"]
+
+
+class CollaboratingHeads(NamedTuple):
+    """What the server knows."""
+
+    models: ModelState  # θ, leaves [1, ...]
+    heads: Peers  # φ_i, leaves [T, 1, ...]
+    prototypes: Tensor  # c_k, [C, D]
+    known: Tensor  # [C] bool, classes that have a centroid
+
+
+class AlignedClassifier(NamedTuple):
+    """What a client sends."""
+
+    models: ModelState  # θ_i, leaves [1, ...]
+    head: dict[str, Tensor]  # φ_i, leaves [1, ...]
+    classes: ClassSums  # features under θ_i
+    centre: Tensor  # h_i, [C, D]
+    variance: Tensor  # v_i, []
+
+
+class OwnHead(NamedTuple):
+    """What a client keeps."""
+
+    head: dict[str, Tensor]  # φ_i after its local steps, with which an unseen client is served, leaves [1, ...]
+    client_id: Tensor  # [] int64
+
+
+class ClassifierRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # θ_i and φ_i, leaves [1, ...]
+    optimizer: tuple[OptimizerState, OptimizerState]  # of the head, and of the body
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+    aims: Tensor  # c_k, or the client's own mean, [C, D]
+    centre: Tensor  # h_i, [C, D]
+    variance: Tensor  # v_i, []
+
+
+@dataclass(frozen=True)
+class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
+    """Clients train a head, then the shared body towards global class means; the server mixes heads for each client.
+
+    Args:
+        weight: λ of the alignment with class means.
+        head_epochs: passes over the local samples in which the head is trained.
+        head_lr: learning rate of these steps; null takes that of the round.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    serving_settings = ("unseen_epochs",)
+
+    weight: float = 1.0
+    head_epochs: int = 1
+    head_lr: float | None = 0.1
+    unseen_epochs: int = 1
+
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "the server has a head for each client, in their order",
+        "regression": "it aligns features by class",
+    }
+
+    def __post_init__(self) -> None:
+        check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0", unseen_epochs=">= 0")
+
+    def shared_init(self, ctx: Context) -> CollaboratingHeads:
+        """All heads start alike; no class has a centroid."""
+        check_classes(ctx.task.target, "FedPAC")
+        whole = ctx.task.init(1, ctx.seed)
+        head = head_leaves(ctx.task, whole)
+        prototypes = class_vectors(ctx.task, feature_width(ctx.task, "FedPAC"))
+        known = torch.zeros(len(prototypes), dtype=torch.bool)
+        heads = same_start(ModelState(head, {}), ctx.num_clients)
+        return CollaboratingHeads(named_part(whole, names_of(whole) - head.keys()), heads, prototypes, known)
+
+    def state_init(self, ctx: Context, shared: CollaboratingHeads, data: ClientData) -> OwnHead:
+        """The initial head; of an unseen client the mean of all."""
+        return OwnHead(own_models(shared.heads, data.client_id).parameters, data.client_id)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+        """The head, then the body."""
+        work = ctx.solver.work
+        stages = (Stage("head", self.head_epochs), Stage("body", work.epochs, work.steps))
+        return (Phase("train", client_ids, work._replace(epochs=None, steps=None, stages=stages)),)
+
+    def client_init(
+        self, ctx: Context, shared: CollaboratingHeads, state: OwnHead, data: ClientData, losses: None
+    ) -> ClassifierRun:
+        """The received body under the received head, and what the client's features are under it."""
+        head = self._head(shared, state)
+        run = local_run(ctx, whole_models(ctx.task.network, shared.models, head))
+
+        def with_square(x: Tensor) -> Tensor:
+            found = ctx.task.features(run.models, x)[:, 0]
+            return torch.cat([found, found.square().sum(-1, keepdim=True)], dim=-1)
+
+        found, size = class_sums(with_square, data, len(shared.known)), data.num_samples.clamp(min=1).to(run.loss.dtype)
+        total = found.counts.sum().clamp(min=1)
+        centre = found.sums[:, :-1] / total
+        variance = (found.sums[:, -1].sum() / total - centre.square().sum()) / size
+        aims = torch.where(shared.known.unsqueeze(-1), shared.prototypes, found.means[:, :-1])
+        optimizers = (ctx.solver.init(head), run.optimizer)
+        return ClassifierRun(run.models, optimizers, run.loss, run.steps, aims, centre, variance)
+
+    def client_step(self, ctx: Context, shared: CollaboratingHeads, work: ClassifierRun, batch: Batch) -> ClassifierRun:
+        """A step of the body under its head; or of the head on its body."""
+        task, solver, (of_head, of_body) = ctx.task, ctx.solver, work.optimizer
+        head = head_leaves(task, work.models)
+        if ctx.stage == "body":
+            objective = Objective(self.loss, uses_features=True, constants=work.aims.unsqueeze(0))
+            moved, of_body, loss = solver.step(task, work.models, of_body, batch, ctx.lr, objective=objective)
+            models = moved._replace(parameters=moved.parameters | head)
+        else:
+            trains = ctx.phase != "adapt" and self.head_lr is not None
+            lr = torch.full_like(ctx.lr, self.head_lr) if trains else ctx.lr  # type: ignore[arg-type]
+            loss, gradient, _ = task.value_and_grad(work.models, batch)
+            moved_head, of_head = solver.update(head, {name: gradient[name] for name in head}, of_head, lr)
+            models = work.models._replace(parameters=work.models.parameters | moved_head)
+        return work._replace(
+            models=models, optimizer=(of_head, of_body), loss=work.loss + loss.mean(), steps=work.steps + 1
+        )
+
+    def loss(self, view: ModelView) -> Tensor:
+        """The task's loss + λ·(mean squared distance to the centroid of the class), [B]."""
+        away = (view.features - view.constants[view.y]).square().mean(-1)
+        return view.losses + self.weight * per_sample(away)
+
+    def client_final(
+        self, ctx: Context, shared: CollaboratingHeads, work: ClassifierRun, data: ClientData
+    ) -> ClientResult:
+        """Body, head, class sums under the new body, and h_i and v_i go to the server."""
+        head, body = head_leaves(ctx.task, work.models), named_part(work.models, names_of(shared.models))
+        classes = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
+        weight = ctx.client_weight(data)
+        received = (shared.models, head, shared.prototypes, shared.known)
+        message = Message(
+            AlignedClassifier(body, head, classes, work.centre, work.variance), weight,
+            bits_down=torch.full_like(weight, tree.bits(received, ctx.private)),
+        )  # fmt: skip
+        return ClientResult(message, OwnHead(head, data.client_id), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def server_step(
+        self, ctx: Context, shared: CollaboratingHeads, reduced: Reduced, client_ids: Tensor
+    ) -> CollaboratingHeads:
+        """Means of bodies by samples and of features by class; Σ_j α_ij φ_j for each client of the round."""
+        sent: AlignedClassifier = reduced.value
+        share = reduced.weight / reduced.weight.sum()
+        models = tree.map_leaves(lambda leaf: torch.tensordot(share, leaf.double(), dims=1), sent.models)
+        classes = ClassSums(*(leaf.double().sum(0) for leaf in sent.classes))
+        seen = classes.counts > 0
+        prototypes = torch.where(seen.unsqueeze(-1), classes.means, shared.prototypes.double())
+        alpha = head_weights(sent.centre.double(), sent.variance.double())
+        mixed = tree.map_leaves(
+            lambda leaf: torch.tensordot(alpha, leaf.double(), dims=1).to(leaf.dtype), ModelState(sent.head, {})
+        )
+        heads = put_models(shared.heads, client_ids, mixed)
+        return CollaboratingHeads(models, heads, prototypes, shared.known | seen)
+
+    def sent(self, ctx: Context, shared: CollaboratingHeads, client_id: int) -> CollaboratingHeads:
+        """Body, centroids, and the client's own head; the mean of all heads to an unseen one."""
+        own = own_models(shared.heads, torch.tensor(client_id, device=shared.known.device))
+        return shared._replace(heads=own)
+
+    def received(self, ctx: Context, sent: CollaboratingHeads, client_id: int) -> CollaboratingHeads:
+        """Nothing is known of the heads of others."""
+        return sent._replace(heads=lone_peer(sent.heads, client_id, ctx.num_clients))
+
+    def num_payloads(self, ctx: Context, shared: CollaboratingHeads, num_clients: int) -> int:
+        """One for each client, with its own head."""
+        return num_clients
+
+    def served(self, ctx: Context, shared: CollaboratingHeads, state: OwnHead) -> ModelState:
+        """The body under the client's head."""
+        return whole_models(ctx.task.network, shared.models, self._head(shared, state))
+
+    @staticmethod
+    def _head(shared: CollaboratingHeads, state: OwnHead) -> ModelState:
+        return own_models(shared.heads, state.client_id, ModelState(state.head, {}))
+
+
+def head_weights(centres: Tensor, variances: Tensor) -> Tensor:
+    """α_ij of the clients of a round, [n, n] float64.
+
+    Args:
+        centres: h_i, [n, C, D].
+        variances: v_i, [n].
+    """
+    flat = centres.flatten(1)
+    away = flat.unsqueeze(1) - flat.unsqueeze(0)  # h_i − h_j, [n, n, C·D]
+    rows = [smallest_mixture(own @ own.T + variances.clamp(min=0).diag()) for own in away]
+    return torch.stack(rows)
+
+
+def smallest_mixture(matrix: Tensor) -> Tensor:
+    """The α >= 0 with sum 1 for which αᵀQα is smallest, [n] float64.
+
+    With Q = BᵀB it is u/Σu for the u >= 0 of least ‖Bu‖² + (Σu − 1)²: along each ray the best length gives
+    αᵀQα/(1 + αᵀQα), which grows with αᵀQα.
+
+    Args:
+        matrix: Q, positive semidefinite [n, n] float64.
+
+    Example:
+        >>> smallest_mixture(torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64)).tolist()
+        [0.75, 0.25]
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    scale = values[-1].clamp(min=torch.finfo(values.dtype).tiny)  # α does not depend on it
+    root = (values.clamp(min=0) / scale).sqrt().unsqueeze(1) * vectors.T
+    system = torch.cat([root, torch.ones_like(root[:1])]).cpu().numpy()
+    aim = torch.zeros(len(system), dtype=torch.float64)
+    aim[-1] = 1.0
+    solution = torch.from_numpy(optimize.nnls(system, aim.numpy())[0]).to(matrix)
+    return solution / solution.sum()

@@ -1,0 +1,154 @@
+"""FedProto: clients with own models share the means of their features by class, and nothing else.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. "FedProto: Federated Prototype Learning across Heterogeneous Clients". AAAI
+2022. https://arxiv.org/abs/2105.00243, Algorithm 1.
+
+Symbols:
+    ω_i      -> state.models       the model of client i, leaves [1, ...]; never leaves the client
+    f_i(x)                         its features, the inputs of the last layer, [D]
+    C_i^(j)  -> message.value      mean of f_i over D_ij, the samples of class j; sent as sums [C, D] and counts [C]
+    C̄^(j)    -> shared.prototypes  mean of C_i^(j) over the clients that have class j, weighted |D_ij|/N_j, [C, D]
+    λ        -> weight             of the regulariser Σ_j d(C_i^(j), C̄^(j)), d the squared Euclidean distance
+Deviations:
+    The paper's d is the Euclidean distance. Its square has a direction also where a class is one client's, whose mean
+    the prototype then is; the norm itself would turn rounding errors into steps of full length there.
+    In a step C_i^(j) is the mean over the class's samples in the batch. The authors' code has the mean squared error of
+    each sample to the prototype of its class instead: `distance: samples`.
+    Their code averages prototypes without weights, and adds up features in the last epoch while the model still moves;
+    here C_i^(j) is that of the model after its local steps, over all local samples. It predicts one of the client's own
+    classes; here all classes that have a prototype can be predicted.
+    A class of which no client of a round has a sample keeps its prototype; one that has none yet is not compared.
+    Ours: probabilities are the softmax of −‖f(x) − C̄^(j)‖², whose largest is the nearest prototype; a class without a
+    prototype gets the smallest positive number. Before the first round, and with `predict: head`, the last layer does.
+    All clients have one architecture and one start; the paper lets architectures differ.
+    An unseen client has no model in the paper. Ours: the initial one trains `unseen_epochs` passes with
+    the regulariser.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.networks.products import full_precision
+from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
+from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.errors import check_settings
+
+__all__ = ["FedProto", "Prototypes"]
+
+
+class Prototypes(NamedTuple):
+    """What the server knows."""
+
+    models: ModelState  # the start of all clients, leaves [1, ...]
+    prototypes: Tensor  # C̄^(j), [C, D]
+    known: Tensor  # [C] bool, classes that have a prototype
+
+
+@dataclass(frozen=True)
+class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
+    """Personal models whose class means of features are drawn to those of all clients.
+
+    Args:
+        weight: λ; 0 is Local, apart from predictions.
+        distance: between `class_means` of a batch and the prototypes, as in the paper; or the mean squared error
+            between the features of `samples` and the prototype of their class, as in the authors' code.
+        predict: by the nearest of the `prototypes`, or by the last layer, `head`.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    serving_settings = ("predict", "unseen_epochs")
+
+    weight: float = 1.0
+    distance: Literal["class_means", "samples"] = "class_means"
+    predict: Literal["prototypes", "head"] = "prototypes"
+    unseen_epochs: int = 1
+
+    message = MessageSpec("statistics")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "regression": "it needs classes",
+        "local_batch_norm": "its clients keep whole models anyway",
+    }
+
+    def __post_init__(self) -> None:
+        check_settings(self, weight=">= 0", unseen_epochs=">= 0")
+
+    def shared_init(self, ctx: Context) -> Prototypes:
+        """No class has a prototype."""
+        target, models = ctx.task.target, ctx.task.init(1, ctx.seed)
+        check_classes(target, "FedProto")
+        prototypes = class_vectors(ctx.task, feature_width(ctx.task, "FedProto"))
+        return Prototypes(models, prototypes, torch.zeros(target.num_classes, dtype=torch.bool))
+
+    def client_init(
+        self, ctx: Context, shared: Prototypes, state: OwnModel, data: ClientData, losses: None
+    ) -> LocalRun:
+        """Training goes on from the client's own model."""
+        return local_run(ctx, state.models)
+
+    def client_step(self, ctx: Context, shared: Prototypes, work: LocalRun, batch: Batch) -> LocalRun:
+        """A step on CE + λ·Σ_j d(C_i^(j), C̄^(j))."""
+        constants = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (shared.prototypes, shared.known))
+        of_means = self.distance == "class_means"
+        objective = Objective(
+            self.means_loss if of_means else self.samples_loss, uses_features=True, over_batch=of_means,
+            constants=constants,
+        )  # fmt: skip
+        models, optimizer, loss = ctx.solver.step(
+            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
+        )
+        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
+
+    def means_loss(self, view: ModelView) -> Tensor:
+        """CE + λ·Σ_j ‖C_i^(j) − C̄^(j)‖² over the classes of the batch, [B]."""
+        prototypes, known = view.constants
+        found = batch_sums(view.features, view.y, view.mask, len(known))
+        away = (found.means - prototypes).square().sum(-1)
+        return view.losses + self.weight * torch.where(known & (found.counts > 0), away, 0.0).sum()
+
+    def samples_loss(self, view: ModelView) -> Tensor:
+        """CE + λ·(mean squared error to the prototype of the class), [B]."""
+        prototypes, known = view.constants
+        error = (view.features - prototypes[view.y]).square().mean(-1)
+        return view.losses + self.weight * per_sample(torch.where(known[view.y], error, 0.0))
+
+    def client_final(self, ctx: Context, shared: Prototypes, work: LocalRun, data: ClientData) -> ClientResult:
+        """Sums and counts of the features of each class go to the server; the model stays."""
+        sums = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
+        one = torch.ones_like(data.num_samples)  # classes are weighted by their counts
+        down = torch.full_like(one, tree.bits((shared.prototypes, shared.known)))
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(message=Message(sums, one, bits_down=down), state=OwnModel(work.models))
+
+    def server_step(self, ctx: Context, shared: Prototypes, reduced: Reduced, client_ids: Tensor) -> Prototypes:
+        """The weighted mean of the clients' class means."""
+        seen = reduced.value.counts > 0
+        prototypes = torch.where(seen.unsqueeze(-1), reduced.value.means, shared.prototypes.double())
+        return shared._replace(prototypes=prototypes, known=shared.known | seen)
+
+    def sent(self, ctx: Context, shared: Prototypes, client_id: int) -> Prototypes:
+        """The prototypes; the start only to a client that has no model yet."""
+        starts = client_id >= ctx.num_clients or ctx.phase == "init"
+        return shared if starts else shared._replace(models=ModelState({}, {}))
+
+    def log_prob(self, ctx: Context, shared: Prototypes, state: OwnModel, x: Tensor, outputs: None) -> Tensor:
+        """Log softmax of −‖f(x) − C̄^(j)‖², in which ‖f(x)‖² cancels."""
+        by_head = super().log_prob(ctx, shared, state, x, outputs)
+        if self.predict == "head":
+            return by_head
+        features = ctx.task.features(state.models, x)[:, 0]
+        with full_precision(features):
+            near = 2 * features @ shared.prototypes.T - shared.prototypes.square().sum(-1)
+        found = torch.where(shared.known, near, -torch.inf).log_softmax(-1)
+        least = math.log(torch.finfo(found.dtype).tiny)
+        return torch.where(shared.known.any(), found.clamp(min=least), by_head)

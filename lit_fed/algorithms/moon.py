@@ -1,0 +1,101 @@
+"""MOON: FedAvg whose clients pull their features to those of the global model and away from their last own model's.
+
+Li, He, Song. "Model-Contrastive Federated Learning". CVPR 2021. https://arxiv.org/abs/2103.16257, Algorithm 1.
+
+Symbols:
+    w^t        -> shared.models   the global model, leaves [1, ...]
+    w_i^t      -> work.models     the model of client i, leaves [1, ...]
+    w_i^{t-1}  -> state.previous  the model with which client i ended its last round, leaves [1, ...]
+    z, z_glob, z_prev             features of a sample under these three, [D]
+    μ          -> mu
+    τ          -> temperature
+    ℓ_con      -> −log[exp(sim(z, z_glob)/τ) / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ))], sim the cosine
+Deviations:
+    z are the inputs of the network's last layer. The paper's networks have a projection head of two layers, 256 wide,
+    ahead of it, which is averaged like everything else: a network that ends in these is a `--model.network`. PFLlib and
+    FL-bench take the features without one, as here a network without one does.
+    Before its first round the last own model is the initial network, as in the authors' code; the paper does not say.
+    The authors' code can keep several earlier models (`model_buffer_size`, 1 by default); one is kept here.
+    Both other models predict in evaluation mode. Features of positions of a sequence are compared one by one.
+    An unseen client is served the global model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
+
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.prototypes import per_sample
+from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
+from lit_fed.errors import check_settings
+
+__all__ = ["MOON", "ContrastiveRun", "PreviousModel"]
+
+
+class PreviousModel(NamedTuple):
+    """What a client keeps."""
+
+    previous: ModelState  # w_i^{t-1}, leaves [1, ...]
+
+
+class ContrastiveRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # w_i^t, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean ℓ of the batch, before the step
+    steps: Tensor  # [] steps taken
+    previous: ModelState  # w_i^{t-1}, leaves [1, ...]
+
+
+@dataclass(frozen=True)
+class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
+    """FedAvg with a contrastive loss between features of the global, the current and the last local model.
+
+    Args:
+        mu: μ, weight of the contrastive loss; 0 is FedAvg.
+        temperature: τ.
+    """
+
+    mu: float = 5.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_settings(self, mu=">= 0", temperature="> 0")
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PreviousModel:
+        """The initial network."""
+        return PreviousModel(shared.models)
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: PreviousModel, data: ClientData, losses: None
+    ) -> ContrastiveRun:
+        """w_i^t ← w^t (line 11)."""
+        return ContrastiveRun(*local_run(ctx, shared.models), previous=state.previous)
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: ContrastiveRun, batch: Batch) -> ContrastiveRun:
+        """A step on ℓ = ℓ_sup + μ·ℓ_con (lines 14-20)."""
+        z_global, z_previous = (ctx.task.features(models, batch.x) for models in (shared.models, work.previous))
+        objective = Objective(self.loss, uses_features=True, rows=(z_global, z_previous))
+        models, optimizer, loss = ctx.solver.step(
+            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
+        )
+        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+
+    def loss(self, view: ModelView) -> Tensor:
+        """ℓ_sup + μ·ℓ_con of each sample, [B]."""
+        to_global, to_previous = (F.cosine_similarity(view.features, z, dim=-1) for z in view.rows)
+        contrast = F.softplus((to_previous - to_global) / self.temperature)
+        return view.losses + self.mu * per_sample(contrast)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: ContrastiveRun, data: ClientData) -> ClientResult:
+        """w_i^t goes to the server, and stays as the next w_i^{t-1}."""
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(state=PreviousModel(work.models))
