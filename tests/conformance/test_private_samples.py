@@ -18,13 +18,14 @@ ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
     "FedAvgPlus", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedProx", "FedYogi", "L2GD", "MeanRegularizedMTL",
-    "Oracle", "ProxAvg", "SCAFFOLD",
+    "Oracle", "ProxAvg", "SCAFFOLD", "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
 STEERED_BY_NOISY_STATE = {
     "FedEM",
     "SCAFFOLD",
+    "Scaffnew",
     "ConsensusADMM",
     "DittoL2SGD",
     "EASGD",
@@ -33,6 +34,9 @@ STEERED_BY_NOISY_STATE = {
     "ProxAvg",
 }
 """Of these what clients keep steers what they send: it came from noisy steps, or is noised."""
+
+
+OTHER_SERVER_STEPS = {"FedAdagrad", "FedAdam", "FedYogi"}
 
 
 def name_of(algorithm):
@@ -106,7 +110,13 @@ def with_another_sample(train, row):
     return Split(x, y, train.offsets)
 
 
-@named([one for one in ALL if name_of(one) in PROTECTED - {"L2GD", "EASGD", "FedAdagrad", "FedAdam", "FedYogi"}])
+@named(
+    [
+        one
+        for one in ALL
+        if name_of(one) in PROTECTED - {"L2GD", "Scaffnew", "EASGD", "FedAdagrad", "FedAdam", "FedYogi"}
+    ]
+)
 def test_a_sample_moves_what_is_learnt_by_no_more_than_the_bound(algorithm):
     """Messages of one step differ by η·2C/L at most when one sample is another one."""
     train, sent = make_clients([6, 6], seed=3), []
