@@ -52,7 +52,7 @@ RELATIVES = {
     **dict.fromkeys(["fedrep", "fedalt"], "FedAvg with --model.personal [head] --model.personal_training alternating"),
     "fedsim": "FedAvg with --model.personal [head]", "lgfedavg": "FedAvg with --model.personal [body]",
     "fedbabu": "FedPer", "fedrod": "FedPer", "fedala": "APFL", "feddyn": "SCAFFOLD",
-    "mime": "SCAFFOLD", "mimelite": "SCAFFOLD", "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
+    "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
     "reptile": "PerFedAvg", "proxskip": "Scaffnew",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
