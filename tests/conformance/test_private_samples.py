@@ -18,14 +18,18 @@ ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
     "FedAvgPlus", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedProx", "FedYogi", "L2GD", "MeanRegularizedMTL",
-    "Oracle", "ProxAvg", "SCAFFOLD", "Scaffnew",
+    "Oracle", "ProxAvg", "SCAFFOLD", "Scaffnew", "FedADMM", "FedDR", "FedPD", "FedSplit",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
+
+DOUBLED = {"FedADMM", "FedDR", "FedPD", "FedSplit"}
+"""Those whose clients send twice their way, as reflected or augmented models."""
 
 STEERED_BY_NOISY_STATE = {
     "FedEM",
     "SCAFFOLD",
     "Scaffnew",
+    *DOUBLED,
     "ConsensusADMM",
     "DittoL2SGD",
     "EASGD",
