@@ -51,7 +51,7 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 RELATIVES = {
     **dict.fromkeys(["fedrep", "fedalt"], "FedAvg with --model.personal [head] --model.personal_training alternating"),
     "fedsim": "FedAvg with --model.personal [head]", "lgfedavg": "FedAvg with --model.personal [body]",
-    "fedbabu": "FedPer", "fedrod": "FedPer", "fedala": "APFL", "feddyn": "SCAFFOLD",
+    "fedbabu": "FedPer", "fedrod": "FedPer", "feddyn": "SCAFFOLD",
     "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
     "reptile": "PerFedAvg", "proxskip": "Scaffnew",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
