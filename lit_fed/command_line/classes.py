@@ -53,7 +53,7 @@ RELATIVES = {
     "fedsim": "FedAvg with --model.personal [head]", "lgfedavg": "FedAvg with --model.personal [body]",
     "fedbabu": "FedPer", "fedrod": "FedPer", "feddyn": "SCAFFOLD",
     "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
-    "reptile": "PerFedAvg", "proxskip": "Scaffnew",
+    "proxskip": "Scaffnew", "flhc": "FLHC",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",
