@@ -30,6 +30,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_run
 from lit_fed.core.context import Context
+from lit_fed.core.graphs.similarity import cosines, inner_products
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
     ClusterRun,
@@ -244,7 +245,7 @@ def divide(clusters: Clusters, updates: dict[str, Tensor], weight: Tensor, rule:
         weight: of the clients, [T].
         rule: which clusters are divided, and how.
     """
-    products, most = _inner_products(updates), len(tree.leaves(clusters.models)[0])
+    products, most = inner_products(updates), len(tree.leaves(clusters.models)[0])
     for c in range(int(clusters.cluster.max()) + 1):
         if int(clusters.cluster.max()) + 1 == most:
             break
@@ -255,19 +256,13 @@ def divide(clusters: Clusters, updates: dict[str, Tensor], weight: Tensor, rule:
     return clusters
 
 
-def _inner_products(vectors: dict[str, Tensor]) -> Tensor:
-    """⟨Δ_i, Δ_j⟩ of n vectors with leaves [n, ...], [n, n] float64."""
-    flat = [leaf.reshape(len(leaf), -1).double() for leaf in vectors.values()]
-    return torch.stack([rows @ rows.T for rows in flat]).sum(0)
-
-
 def _leavers(products: Tensor, weight: Tensor, rule: DivisionRule) -> Tensor | None:
     """Which members leave a cluster, [n] bool, from the products of their updates [n, n]; None: all stay."""
     mean_norm, max_norm = _mean_and_longest(products, weight)
     at_rest = mean_norm < rule.mean_norm_below * (max_norm if rule.relative else 1)
     if len(weight) <= rule.min_cluster_size or not at_rest & (max_norm > rule.max_norm_above):
         return None
-    similarity = _cosines(products)
+    similarity = cosines(products)
     leave = bipartition(similarity, rule.linkage)
     far_apart = rule.gamma_max is None or _separation(similarity, leave) > rule.gamma_max
     return leave if far_apart else None
@@ -287,12 +282,6 @@ def _mean_and_longest(products: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
     """
     share = weight / weight.sum().clamp(min=1)
     return (share @ products @ share).clamp(min=0).sqrt(), products.diagonal().max().sqrt()
-
-
-def _cosines(products: Tensor) -> Tensor:
-    """Cosines of n vectors from their inner products, [n, n]; 0 for a vector of length 0."""
-    norms = products.diagonal().sqrt().clamp(min=1e-150)
-    return products / norms / norms[:, None]
 
 
 def bipartition(similarity: Tensor, linkage: Literal["single", "complete"] = "single") -> Tensor:

@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation
+from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation
 from lit_fed.core.context import Context
-from lit_fed.core.solvers.newton import solvable_start
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.solvers.penalised_solve import PenalisedRun, ProximalSplitting, penalised_run
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["ADMMState", "ConsensusADMM"]
@@ -51,7 +50,7 @@ class ADMMState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
+class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
     """The minimiser of Σ_i f_i: local solves are pulled to a common model until all agree.
 
     Args:
@@ -61,8 +60,6 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
         serve: seen clients are served by z (`consensus`) or by x_i (`personal`); unseen ones always by z.
     """
 
-    penalty_weight: float = 0.1
-    local_solve: Literal["exact", "inexact"] = "inexact"
     over_relaxation: float = 1.0
     serve: Literal["consensus", "personal"] = "consensus"
 
@@ -75,16 +72,6 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     def __post_init__(self) -> None:
         check_settings(self, penalty_weight="> 0", over_relaxation="(0, 2)")
 
-    @property
-    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """An exact solve fits the samples at once."""
-        reasons = {"personal_parts": "has a consensus constraint on all leaves"}
-        return reasons | {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else reasons
-
-    def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial z; networks that an exact solve cannot take are refused."""
-        return GlobalModels(solvable_start(ctx, self.local_solve))
-
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ADMMState:
         """x_i = z and y_i = 0."""
         z = shared.models
@@ -93,8 +80,7 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, Phase]:
         """The x- and the z-update; then the dual update with the new z. A client drawn twice counts once."""
         client_ids = torch.unique(client_ids)
-        work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
-        return Phase("train", client_ids, work), Phase("dual", client_ids, LocalWork())
+        return Phase("train", client_ids, self.local_work(ctx)), Phase("dual", client_ids, LocalWork())
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ADMMState, data: ClientData, losses: None
@@ -103,16 +89,11 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
         linear = tree.sub(state.dual, tree.scale(shared.models.parameters, self.penalty_weight))
         return penalised_run(ctx, state, self.penalty_weight, linear, ctx.client_share(data))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, batch: Batch) -> PenalisedRun:
-        """A step of the inexact x-update."""
-        return penalised_step(ctx, work, batch)
-
     def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
         """The exact x-update, where it is wanted, and its message; or the dual update."""
         if ctx.phase == "dual":
             return self._dual_update(ctx, shared, work, data)
-        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
-        return self._send(ctx, shared, work, data)
+        return self._send(ctx, shared, self.solved(ctx, work, data), data)
 
     def _send(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
         """The change of x_i + y_i/ρ goes up; z comes down only to a client that missed the end of the last round."""
@@ -123,7 +104,7 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
         one = torch.ones_like(data.num_samples)
         bits_down = tree.bits(shared.models) * one * (old.received != ctx.round_idx)
         message, state = Message(change, one, bits_down=bits_down), old._replace(models=work.models, sent=sent)
-        return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
+        return ClientResult(message, state, {"loss": work.loss})
 
     def _dual_update(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
         """The new y_i = y_i + ρ(x_i − z), which is ρ(x_i + y_i/ρ − z); and the primal residual ‖x_i − z‖."""

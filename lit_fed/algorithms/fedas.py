@@ -131,12 +131,9 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
             constants = (work.means.unsqueeze(0), work.has.unsqueeze(0))
             objective = Objective(alignment, uses_features=True, over_batch=True, constants=constants)
             moved, of_aligning = solver.step_without_loss(
-                task, work.models, of_aligning, batch, lr, objective=objective
+                task, work.models, of_aligning, batch, lr, objective=objective, moving=names_of(shared.models)
             )
-            aligned = whole_models(
-                task.network, work.models, named_part(moved, names_of(shared.models))
-            )  # weight decay would move the head
-            return work._replace(models=aligned, optimizer=(of_aligning, of_training))
+            return work._replace(models=moved, optimizer=(of_aligning, of_training))
         if ctx.stage == "fisher":
             _, gradient, _ = task.value_and_grad(work.models, batch, training=False)
             return work._replace(trace=work.trace + tree.norm(gradient).square())

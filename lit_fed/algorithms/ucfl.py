@@ -34,6 +34,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
+from lit_fed.core.graphs.similarity import square_distances
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
@@ -262,8 +263,7 @@ def user_weights(
         [0.73105858, 0.26894142]
     """
     users, clients = (_deviation(one, of_clients[1], min_variance) for one in (variances, of_clients[1]))
-    pairs = zip(tree.leaves(gradients), tree.leaves(of_clients[0]), strict=True)
-    distance = torch.stack([_square_distances(user, client) for user, client in pairs]).sum(0)
+    distance = square_distances(gradients, of_clients[0])
     return torch.softmax(weight.double().log() - distance / (2 * users[:, None] * clients), dim=1)
 
 
@@ -272,13 +272,6 @@ def _deviation(variances: Tensor, of_clients: Tensor, min_variance: float) -> Te
     known = (of_clients >= min_variance).double()
     mean = (of_clients.double() @ known / known.sum().clamp(min=1)).clamp(min=min_variance)
     return torch.where(variances >= min_variance, variances.double(), mean).sqrt()
-
-
-def _square_distances(users: Tensor, clients: Tensor) -> Tensor:
-    """‖a_i − b_j‖², [R, T]; about the mean of the b_j, so that what they have in common costs no digits."""
-    a, b = (rows.reshape(len(rows), -1).double() for rows in (users, clients))
-    a, b = a - b.mean(0), b - b.mean(0)
-    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
 
 
 def _measured_similarity(

@@ -49,9 +49,7 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 """Settings whose classes come from elsewhere, so that there is no list of them."""
 
 RELATIVES = {
-    "fedamp": "FedFOMO", "fedala": "APFL",
-    "mime": "SCAFFOLD", "mimelite": "SCAFFOLD", "maml": "PerFedAvg",
-    "reptile": "PerFedAvg",
+    "maml": "PerFedAvg", "proxskip": "Scaffnew", "flhc": "FLHC",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",

@@ -3,7 +3,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from lit_fed.algorithms.clustered_fl import _cosines, _separation, bipartition
+from lit_fed.algorithms.clustered_fl import _separation, bipartition
+from lit_fed.core.graphs.similarity import cosines
 
 
 def similarities(n, seed):
@@ -102,7 +103,7 @@ def test_cosines_from_products():
     rows = torch.tensor([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
     half = 0.5**0.5
     expected = [[1, half, 0, -1], [half, 1, 0, -half], [0, 0, 0, 0], [-1, -half, 0, 1]]
-    torch.testing.assert_close(_cosines(rows @ rows.T), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(cosines(rows @ rows.T), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_separation_is_that_of_the_most_similar_pair_across():

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from lit_fed.algorithms.clustered_fl import DivisionRule, _inner_products, _mean_and_longest, _one_cluster, divide
+from lit_fed.algorithms.clustered_fl import DivisionRule, _mean_and_longest, _one_cluster, divide
 from lit_fed.core import tree
+from lit_fed.core.graphs.similarity import inner_products
 from lit_fed.core.types import ModelState
 
 RULE = DivisionRule(0.1, 0.5, False, 2, None, "single")
@@ -96,7 +97,7 @@ def test_products_over_all_leaves():
     rng = torch.Generator().manual_seed(0)
     vectors = {"w": torch.randn(3, 2, 2, generator=rng), "b": torch.randn(3, 1, generator=rng)}
     flat = torch.cat([leaf.flatten(1) for leaf in vectors.values()], dim=1).double()
-    torch.testing.assert_close(_inner_products(vectors), flat @ flat.T)
+    torch.testing.assert_close(inner_products(vectors), flat @ flat.T)
 
 
 def test_lengths_from_products():

@@ -18,17 +18,23 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
-    "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedAdagrad", "FedAdam", "FedAvg",
-    "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDyn", "FedEM", "FedEMAPFL", "FedNTD", "FedNova", "FedOpt",
-    "FedProx", "FedYogi", "KNNPer", "L2GD", "MOON", "MeanRegularizedMTL", "Oracle", "ProxAvg", "SCAFFOLD",
+    "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM", "FedEMAPFL", "FedNTD",
+    "FedNova", "FedOpt", "FedPD", "FedProx", "FedSplit", "FedYogi", "KNNPer", "L2GD", "MOON", "MeanRegularizedMTL",
+    "Oracle", "ProxAvg", "Reptile", "SCAFFOLD", "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
+
+DOUBLED = {"FedADMM", "FedDR", "FedPD", "FedSplit"}
+"""Those whose clients send twice their way, as reflected or augmented models."""
 
 STEERED_BY_NOISY_STATE = {
     "FedDyn",
     "FedEM",
     "MOON",
     "SCAFFOLD",
+    "Scaffnew",
+    *DOUBLED,
     "ConsensusADMM",
     "DittoL2SGD",
     "EASGD",
@@ -39,6 +45,9 @@ STEERED_BY_NOISY_STATE = {
     "ProxAvg",
 }
 """Of these what clients keep steers what they send: it came from noisy steps, is noised, or depends on no sample."""
+
+
+OTHER_SERVER_STEPS = {"FedAdagrad", "FedAdam", "FedYogi"}
 
 
 def name_of(algorithm):
@@ -117,7 +126,13 @@ def with_another_sample(train, row):
     return Split(x, y, train.offsets)
 
 
-@named([one for one in ALL if name_of(one) in PROTECTED - {"L2GD", "EASGD", "FedAdagrad", "FedAdam", "FedYogi"}])
+@named(
+    [
+        one
+        for one in ALL
+        if name_of(one) in PROTECTED - {"L2GD", "Scaffnew", "EASGD", "FedAdagrad", "FedAdam", "FedYogi"}
+    ]
+)
 def test_a_sample_moves_what_is_learnt_by_no_more_than_the_bound(algorithm):
     """Messages of one step differ by η·2C/L at most when one sample is another one."""
     train, sent = make_clients([6, 6], seed=3), []

@@ -37,6 +37,8 @@ OTHERWISE = [
 COUNTED_OTHERWISE = {
     "FedFOMO": "a client's own new model costs nothing, as it has it; what it is sent holds it",
     "ConsensusADMM": "z costs nothing in a round for who got it at the end of the last; what is sent holds it",
+    "Scaffnew": "the mean costs nothing in a round for who got it at the end of the last; what is sent holds it",
+    "Mime": "x and s come down for the gradient; what is sent for the local steps holds them again",
     "L2GD": "x̄ comes back as part of the averaging; it is sent with the steps towards it",
 }
 """Algorithms whose count follows what a client may remember, where what it is sent has to be complete."""

@@ -1,18 +1,22 @@
 """Minimise a client's loss plus a penalty that is fixed during a phase, exactly or by local steps."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
-from lit_fed.core.solvers.newton import minimise
-from lit_fed.core.types import Batch, ClientData, ModelState, Tree
+from lit_fed.core.solvers.newton import minimise, solvable_start
+from lit_fed.core.types import Batch, ClientData, LocalWork, ModelState, Tree
 
-__all__ = ["PenalisedRun", "exact_solution", "penalised_run", "penalised_step"]
+__all__ = ["PenalisedRun", "ProximalSplitting", "exact_solution", "penalised_run", "penalised_step"]
+
+Shared = TypeVar("Shared", bound=Any)
+State = TypeVar("State", bound=Any)
 
 
 class PenalisedRun(NamedTuple):
@@ -61,3 +65,60 @@ def exact_solution(ctx: Context, run: PenalisedRun, data: ClientData) -> Penalis
     """The exact minimiser, and the loss there."""
     models = minimise(ctx.task, run.models, data, run.penalty)
     return run._replace(models=models, loss=ctx.task.full_gradient(models, data)[0].mean())
+
+
+@dataclass(frozen=True)
+class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Shared, State]):
+    """An algorithm whose clients minimise their loss plus a penalty, until all agree on one model."""
+
+    # annotations of this module are not postponed, see `Algorithm`
+
+    penalty_weight: float = 0.1
+    local_solve: Literal["exact", "inexact"] = "inexact"
+
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "local_batch_norm": "its duals or reflected models would steer a client's own normalisation"
+    }
+
+    @property
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """An exact solve fits the samples at once."""
+        reasons = {"personal_parts": "has a consensus constraint on all leaves"}
+        return reasons | {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else reasons
+
+    def shared_init(self, ctx: Context) -> Shared:
+        """The initial common model; networks that an exact solve cannot take are refused."""
+        return GlobalModels(solvable_start(ctx, self.local_solve))  # type: ignore[return-value]
+
+    def local_work(self, ctx: Context) -> LocalWork:
+        """The solver's local work; an exact solve takes no local steps."""
+        return LocalWork() if self.local_solve == "exact" else ctx.solver.work
+
+    def near(self, ctx: Context, state: Tree, start: ModelState, centre: Tree, linear: Tree = None) -> PenalisedRun:
+        """The search for argmin f_i(x) + ⟨linear, x⟩ + ρ/2·‖x − centre‖².
+
+        Args:
+            ctx: the context.
+            state: what the client keeps, with `models`.
+            start: where the search starts, leaves [1, ...].
+            centre: leaves [1, ...].
+            linear: leaves [1, ...]; None: zero.
+        """
+        pull = tree.scale(centre, -self.penalty_weight)
+        run = penalised_run(
+            ctx, state, self.penalty_weight, pull if linear is None else tree.add(linear, pull), ctx.lr.new_ones(())
+        )
+        return run._replace(models=start)
+
+    @abstractmethod
+    def client_init(self, ctx: Context, shared: Shared, state: State, data: ClientData, losses: None) -> PenalisedRun:
+        """The local problem, with `near`."""
+
+    def client_step(self, ctx: Context, shared: Shared, work: PenalisedRun, batch: Batch) -> PenalisedRun:
+        """A step of an inexact solve."""
+        return penalised_step(ctx, work, batch)
+
+    def solved(self, ctx: Context, work: PenalisedRun, data: ClientData) -> PenalisedRun:
+        """The work after the exact solve, where it is wanted, with the mean loss of its steps."""
+        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
+        return work._replace(loss=work.loss / work.steps.clamp(min=1))

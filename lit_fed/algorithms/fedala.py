@@ -1,0 +1,165 @@
+"""FedALA: each client learns, number by number, how much of the global model to take into its own ahead of training.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan. "FedALA: Adaptive Local Aggregation for Personalized Federated Learning". AAAI
+2023. https://arxiv.org/abs/2212.01197, Algorithm 1.
+
+Symbols:
+    Θ^{t-1} -> shared.models   the global model, leaves [1, ...]
+    Θ_i     -> state.models    the model of client i after its last local training, leaves [1, ...]
+    Θ̂_i     -> work.models     Θ_i + (Θ^{t-1} − Θ_i) ⊙ W_i, which is then trained, leaves [1, ...]
+    W_i     -> state.weights   in [0, 1], of the leaves of the top p layers; 1 for those below, leaves [1, ...]
+    η       -> weight_lr
+    p, s %  -> num_layers, sample_fraction
+Deviations:
+    The paper learns W_i until its losses settle in the first round in which it can, and for one pass in the others. A
+    number of steps that depends on losses cannot run for all clients at once. Ours: `start_passes` passes in the first
+    `start_rounds` rounds after round 0, where all models agree and nothing can be learnt; one pass afterwards. A client
+    that is first sampled later learns by single passes.
+    The samples of W_i are drawn anew in each round, in shuffled batches of which those of other samples are left out;
+    the authors' code takes a contiguous window. It counts tensors, so that its `layer_idx 2` is one layer with a bias.
+    Clients are served by Θ_i after training; the authors' code evaluates Θ̂_i ahead of it, in the next round.
+    Running statistics are the global ones, as W_i does not weigh them.
+    An unseen client trains `unseen_epochs` passes from the global model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.algorithm import GlobalModels, Personal, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import draws
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.networks.layers import last_layers
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Stage
+from lit_fed.errors import check_settings
+
+__all__ = ["AggregationRun", "AggregationState", "FedALA"]
+
+Leaves = dict[str, Tensor]
+
+
+class AggregationState(NamedTuple):
+    """What a client keeps."""
+
+    models: ModelState  # Θ_i, leaves [1, ...]
+    weights: Leaves  # W_i of the top layers, leaves [1, ...]
+
+
+class AggregationRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # Θ̂_i, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of local training of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps of local training taken
+    weights: Leaves  # W_i, leaves [1, ...]
+    own: Leaves  # the top layers of Θ_i, leaves [1, ...]
+    drawn: Tensor  # [N] True for the samples on which W_i is learnt
+
+
+@dataclass(frozen=True)
+class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
+    """FedAvg whose clients start from a mixture of the global model and their own, with a weight for each number.
+
+    Args:
+        num_layers: p, layers at the top of the network whose weights are learnt; those below are the global ones.
+        weight_lr: η, learning rate of the weights.
+        sample_fraction: s, share of the training samples on which weights are learnt in a round.
+        start_passes: passes over these samples in the first rounds, and one in the others.
+        start_rounds: rounds after round 0 that count as first.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    serving_settings = ("unseen_epochs",)
+
+    num_layers: int = 1
+    weight_lr: float = 1.0
+    sample_fraction: float = 0.8
+    start_passes: int = 10
+    start_rounds: int = 1
+    unseen_epochs: int = 1
+
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "weights of the global model",
+        "personal_parts": "keeps the top layers apart itself",
+    }
+
+    def __post_init__(self) -> None:
+        fraction = 0 < self.sample_fraction <= 1, "a number in (0, 1]"
+        least = dict.fromkeys(("start_passes", "num_layers"), ">= 1") | dict.fromkeys(
+            ("weight_lr", "start_rounds", "unseen_epochs"), ">= 0"
+        )
+        check_settings(self, least, sample_fraction=fraction)
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> AggregationState:
+        """Θ_i = Θ and W_i = 1."""
+        top = last_layers(ctx.task.network, self.num_layers, "num_layers")
+        parameters = shared.models.parameters
+        ones = {name: torch.ones_like(leaf) for name, leaf in parameters.items() if name in top}
+        return AggregationState(shared.models, ones)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+        """Weights are learnt, and then the model; in round 0 there is nothing to weigh."""
+        work = ctx.solver.work
+        if ctx.round_idx:
+            passes = self.start_passes if ctx.round_idx <= self.start_rounds else 1
+            stages = Stage("ala", epochs=passes), Stage("train", work.epochs, work.steps)
+            work = work._replace(epochs=None, steps=None, stages=stages)
+        return (Phase("train", client_ids, work),)
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: AggregationState, data: ClientData, losses: None
+    ) -> AggregationRun:
+        """Θ̂_i from the W_i of the last round (line 7)."""
+        own = {name: state.models.parameters[name] for name in state.weights}
+        models = _combined(shared.models, own, state.weights)
+        return AggregationRun(*local_run(ctx, models), state.weights, own, _drawn(ctx, data, self.sample_fraction))
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: AggregationRun, batch: Batch) -> AggregationRun:
+        """A step of W_i on Θ_i and Θ as they are; or of local training."""
+        return (
+            self._weigh(ctx, shared, work, batch)
+            if ctx.stage == "ala"
+            else super().client_step(ctx, shared, work, batch)
+        )
+
+    def _weigh(self, ctx: Context, shared: GlobalModels, work: AggregationRun, batch: Batch) -> AggregationRun:
+        """W_i <- clip(W_i − η·∇L(Θ̂_i) ⊙ (Θ − Θ_i)) to [0, 1], and the new Θ̂_i (lines 8-12)."""
+        batch = batch._replace(mask=batch.mask * work.drawn[batch.index])
+        _, gradient, _ = ctx.task.value_and_grad(work.models, batch)
+        weights = {}
+        for name, weight in work.weights.items():
+            slope = gradient[name] * (shared.models.parameters[name] - work.own[name])
+            weights[name] = (weight - self.weight_lr * slope).clamp(0, 1)
+        return work._replace(models=_combined(shared.models, work.own, weights), weights=weights)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: AggregationRun, data: ClientData) -> ClientResult:
+        """Θ_i goes to the server, and stays with W_i (lines 13-14)."""
+        state = AggregationState(work.models, work.weights)
+        return super().client_final(ctx, shared, work, data)._replace(state=state)
+
+    # server_step: Θ <- Σ_i n_i/n Θ_i is the default
+
+
+def _combined(models: ModelState, own: Leaves, weights: Leaves) -> ModelState:
+    """The global models with Θ_i + (Θ − Θ_i) ⊙ W_i in the top layers; exactly Θ where W_i is 1."""
+    top = {}
+    for name, weight in weights.items():
+        mixed = own[name] + (models.parameters[name] - own[name]) * weight
+        top[name] = torch.where(weight == 1, models.parameters[name], mixed)
+    return models._replace(parameters=models.parameters | top)
+
+
+def _drawn(ctx: Context, data: ClientData, fraction: float) -> Tensor:
+    """A share of a client's samples, at least one, drawn for this round, [N] bool."""
+    most = max(ctx.most_samples, 1)
+    rows = torch.arange(len(data.mask), device=data.mask.device) % most  # unseen clients may have more
+    keys = draws(ctx, "weight samples", most, data.client_id)[rows]
+    rank = torch.argsort(torch.argsort(keys.masked_fill(data.mask == 0, torch.inf), stable=True))
+    count = torch.floor(fraction * data.num_samples + 1e-9).clamp(min=1)
+    return (rank < count) & (data.mask > 0)

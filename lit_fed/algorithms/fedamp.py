@@ -1,0 +1,225 @@
+"""FedAMP: each client's model is pulled towards an average of all models that favours similar ones; HeurFedAMP.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang. "Personalized Cross-Silo Federated Learning on Non-IID Data". AAAI 2021.
+https://arxiv.org/abs/2007.03797, Algorithm 1 with A(x) = 1 − exp(−x/σ); HeurFedAMP from the section on deep networks.
+It minimises Σ_i F_i(w_i) + λ·Σ_{i<j} A(‖w_i − w_j‖²).
+
+Symbols:
+    w_i  -> shared.peers, state.models  the model of client i, leaves [T, 1, ...] and [1, ...]
+    u_i  -> work.cloud             its personalised cloud model Σ_j ξ_ij w_j, leaves [1, ...]
+    ξ_ij -> shared.attention       weight of client j for client i, [T, T] float64; rows sum to 1
+    σ    -> sigma                  scale of squared distances (FedAMP), or factor of cosines (HeurFedAMP)
+    α_k  -> step_size              step of the server; constant
+    λ    -> prox_weight            a client minimises F_i(w) + λ/(2α_k)·‖w − u_i‖²
+    ξ_ii -> self_attention         HeurFedAMP's; there λ/α_k is one number, `prox_weight`
+Deviations:
+    In the paper all clients take part in each round. Ours: the server keeps the models of absent clients, which count
+    with their last w_j; PFLlib counts the clients of the round alone.
+    The paper solves the clients' problem. Ours: the solver's local steps from w_i, as in PFLlib, which penalises the
+    norm ‖w − u_i‖ in place of its square and leaves HeurFedAMP out.
+    Beyond α_k/σ·(T − 1) = 1 a client could count negatively for itself, ξ_ii < 0; such settings are refused.
+    Ours: cosines and distances are those of trained parameters; running statistics stay with their client.
+    Ours: an unseen client starts from the mean of all models and takes `unseen_epochs` passes, pulled towards it.
+    No program of the authors was found.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
+from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
+from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.errors import ConfigError, check_settings
+
+__all__ = ["AttendedPeers", "AttentiveMessagePassing", "AttentiveRun", "FedAMP", "HeurFedAMP"]
+
+
+class AttendedPeers(NamedTuple):
+    """What the server keeps."""
+
+    peers: Peers  # w_i, leaves [T, 1, ...]
+    attention: Tensor  # ξ, [T, T] float64; [1, 1] at a client, whose peers hold u_i alone
+
+
+class AttentiveRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # w_i, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+    cloud: dict[str, Tensor]  # u_i, leaves [1, ...]
+
+
+@dataclass(frozen=True)
+class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], ABC):
+    """Algorithm 1 but for its weights ξ, in which the two methods differ."""
+
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "the server's memory has a row for each client",
+        "local_batch_norm": "the models of all clients are averaged with weights of their own",
+    }
+
+    serving_settings = ("unseen_epochs",)
+
+    @abstractmethod
+    def attention(self, models: dict[str, Tensor]) -> Tensor:
+        """ξ [T, T] of models with leaves [T, 1, ...]."""
+
+    @abstractmethod
+    def pull(self, ctx: Context) -> float:
+        """λ/α_k, the weight of ½·‖w − u_i‖²."""
+
+    def shared_init(self, ctx: Context) -> AttendedPeers:
+        """All w_i start alike."""
+        peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
+        return AttendedPeers(peers, torch.eye(ctx.num_clients, dtype=torch.float64))
+
+    def state_init(self, ctx: Context, shared: AttendedPeers, data: ClientData) -> OwnModel:
+        """The common start; for an unseen client the mean of all w_j."""
+        return OwnModel(own_models(shared.peers, data.client_id))
+
+    def client_init(
+        self, ctx: Context, shared: AttendedPeers, state: OwnModel, data: ClientData, losses: None
+    ) -> AttentiveRun:
+        """The search goes on from w_i; u_i comes from the server."""
+        return AttentiveRun(*local_run(ctx, state.models), _cloud(ctx, shared, data.client_id))
+
+    def client_step(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, batch: Batch) -> AttentiveRun:
+        """A step on F_i(w) + λ/(2α_k)·‖w − u_i‖²."""
+        pull = Penalty(self.pull(ctx), work.cloud)
+        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
+        return AttentiveRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, work.cloud)
+
+    def client_final(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, data: ClientData) -> ClientResult:
+        """w_i goes to the server, and stays; u_i has come down."""
+        weight = ctx.client_weight(data)
+        message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.cloud)))
+        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def server_step(self, ctx: Context, shared: AttendedPeers, reduced: Reduced, client_ids: Tensor) -> AttendedPeers:
+        """Keep the new w_i, then ξ; u_i = Σ_j ξ_ij w_j is what client i is sent next."""
+        peers = put_models(shared.peers, client_ids, reduced.value)
+        return AttendedPeers(peers, self.attention(peers.parameters))
+
+    def sent(self, ctx: Context, shared: AttendedPeers, client_id: int) -> ModelState:
+        """u_i; the model to start from goes to a client that has none."""
+        own = torch.tensor(client_id, device=shared.attention.device)
+        if ctx.phase in ("init", "adapt"):
+            return own_models(shared.peers, own)
+        return ModelState(_cloud(ctx, shared, own), {})
+
+    def received(self, ctx: Context, sent: ModelState, client_id: int) -> AttendedPeers:
+        """The one model stands for all."""
+        one = torch.ones(1, 1, dtype=torch.float64, device=ctx.lr.device)
+        return AttendedPeers(lone_peer(sent, client_id, ctx.num_clients), one)
+
+    def num_payloads(self, ctx: Context, shared: AttendedPeers, num_clients: int) -> int:
+        """A cloud model for each client."""
+        return num_clients
+
+    def collaboration(self, ctx: Context, shared: AttendedPeers, states: OwnModel) -> Tensor:
+        """ξ."""
+        return shared.attention
+
+
+@dataclass(frozen=True)
+class FedAMP(AttentiveMessagePassing):
+    """Models attract each other the more the closer they are: a descent on the sum of losses and of A.
+
+    Args:
+        prox_weight: λ; the pull towards the cloud model is λ/α_k.
+        sigma: σ; models whose squared distance is far above it do not attract each other.
+        step_size: α_k; null takes the largest, σ/(T − 1), at which a client may count for nothing in its cloud model.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    prox_weight: float = 0.1
+    sigma: float = 1.0
+    step_size: float | None = None
+    unseen_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self, prox_weight=">= 0", sigma="> 0", step_size="> 0", unseen_epochs=">= 0")
+
+    def shared_init(self, ctx: Context) -> AttendedPeers:
+        """The common start; a step that could make ξ_ii negative is refused."""
+        largest = self._largest_step(ctx.num_clients)
+        if self.step_size is not None and self.step_size > largest * (1 + 1e-9):
+            raise ConfigError(
+                f"--model.algorithm.step_size is {self.step_size}, with which clients may count negatively for "
+                f"themselves; give at most sigma/(T − 1) = {largest:.4g}, or null"
+            )
+        return super().shared_init(ctx)
+
+    def _largest_step(self, num_clients: int) -> float:
+        return self.sigma / max(num_clients - 1, 1)
+
+    def _step(self, num_clients: int) -> float:
+        """α_k."""
+        return self._largest_step(num_clients) if self.step_size is None else self.step_size
+
+    def attention(self, models: dict[str, Tensor]) -> Tensor:
+        """ξ_ij = α_k·A'(‖w_i − w_j‖²) = α_k/σ·exp(−‖w_i − w_j‖²/σ) and ξ_ii = 1 − Σ_{j≠i} ξ_ij."""
+        distances = square_distances(models, models)
+        others = self._step(len(distances)) / self.sigma * torch.exp(-distances / self.sigma)
+        others = others - torch.diag(others.diagonal())
+        return others + torch.diag(1 - others.sum(1))
+
+    def pull(self, ctx: Context) -> float:
+        """λ/α_k."""
+        return self.prox_weight / self._step(ctx.num_clients)
+
+
+@dataclass(frozen=True)
+class HeurFedAMP(AttentiveMessagePassing):
+    """FedAMP whose weights are a softmax of cosines, for networks whose distances are too large to tell them apart.
+
+    Args:
+        prox_weight: λ/α_k, the pull towards the cloud model.
+        sigma: σ, the factor of cosines: the larger, the more the most similar models count.
+        self_attention: ξ_ii, weight of a client's own model in its cloud model.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    prox_weight: float = 1.0
+    sigma: float = 10.0
+    self_attention: float = 0.1
+    unseen_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self, prox_weight=">= 0", sigma=">= 0", self_attention="[0, 1]", unseen_epochs=">= 0")
+
+    def attention(self, models: dict[str, Tensor]) -> Tensor:
+        """ξ_ij = (1 − ξ_ii)·exp(σ·cos(w_i, w_j)) / Σ_{h≠i} exp(σ·cos(w_i, w_h)); 1 for a client without others."""
+        products = inner_products(models)
+        own = torch.eye(len(products), dtype=torch.float64, device=products.device)
+        if len(own) == 1:
+            return own
+        scores = (self.sigma * cosines(products)).masked_fill(own > 0, -torch.inf)
+        return self.self_attention * own + (1 - self.self_attention) * torch.softmax(scores, dim=1)
+
+    def pull(self, ctx: Context) -> float:
+        """λ/α_k."""
+        return self.prox_weight
+
+
+def _cloud(ctx: Context, shared: AttendedPeers, client_id: Tensor) -> dict[str, Tensor]:
+    """u_i, leaves [1, ...]; for an unseen client the mean of all w_j."""
+    last = len(shared.attention) - 1
+    row = shared.attention.index_select(0, client_id.clamp(max=last).view(1))
+    clouds = tree.index(combine(row, shared.peers.parameters), 0)
+    known = client_id < ctx.num_clients
+    return tree.map_leaves(lambda u, mean: torch.where(known, u, mean), clouds, shared.peers.mean.parameters)  # type: ignore[no-any-return]
