@@ -150,8 +150,8 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
         bias, before, wanted, weight = view.constants
         mean = torch.lerp(before, mean_of_rows(view.features, view.mask), self.momentum)
         regulariser = 0.5 * (mean - wanted).square().mean()
-        losses: Tensor = view.trained_on.losses(view.head(view.features + bias), view.y)
-        return losses + weight * regulariser
+        losses = view.trained_on.losses(view.head(view.features + bias), view.y)
+        return losses + weight * regulariser  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, data: ClientData) -> ClientResult:
         """The model and the mean of its features go to the server; z̄_i^p stays."""

@@ -34,7 +34,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
+from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import (
@@ -47,6 +47,7 @@ from lit_fed.core.prototypes import (
     per_sample,
 )
 from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced, Stage
 from lit_fed.errors import check_settings
 from lit_fed.system.packages import imported_later
@@ -56,10 +57,22 @@ if TYPE_CHECKING:
 else:
     optimize = imported_later("scipy.optimize")
 
-__all__ = ["AlignedClassifier", "ClassifierRun", "CollaboratingHeads", "FedPAC", "OwnHead", "smallest_mixture"]
+__all__ = [
+    "AlignedClassifier",
+    "BodyAndHeads",
+    "FedPAC",
+    "HeadBodyRun",
+    "OwnHead",
+    "smallest_mixture",
+    "statistics",
+]
 
 
-class CollaboratingHeads(NamedTuple):
+Received = tuple[ModelState, ModelState, Tensor, Tensor]
+"""What one client is sent: body, its head, centroids, and which of these are known."""
+
+
+class BodyAndHeads(NamedTuple):
     """What the server knows."""
 
     models: ModelState  # θ, leaves [1, ...]
@@ -85,7 +98,7 @@ class OwnHead(NamedTuple):
     client_id: Tensor  # [] int64
 
 
-class ClassifierRun(NamedTuple):
+class HeadBodyRun(NamedTuple):
     """A client's phase."""
 
     models: ModelState  # θ_i and φ_i, leaves [1, ...]
@@ -98,7 +111,7 @@ class ClassifierRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
+class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
     """Clients train a head, then the shared body towards global class means; the server mixes heads for each client.
 
     Args:
@@ -126,7 +139,7 @@ class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
     def __post_init__(self) -> None:
         check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0", unseen_epochs=">= 0")
 
-    def shared_init(self, ctx: Context) -> CollaboratingHeads:
+    def shared_init(self, ctx: Context) -> BodyAndHeads:
         """All heads start alike; no class has a centroid."""
         check_classes(ctx.task.target, "FedPAC")
         whole = ctx.task.init(1, ctx.seed)
@@ -134,9 +147,9 @@ class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
         prototypes = class_vectors(ctx.task, feature_width(ctx.task, "FedPAC"))
         known = torch.zeros(len(prototypes), dtype=torch.bool)
         heads = same_start(ModelState(head, {}), ctx.num_clients)
-        return CollaboratingHeads(named_part(whole, names_of(whole) - head.keys()), heads, prototypes, known)
+        return BodyAndHeads(named_part(whole, names_of(whole) - head.keys()), heads, prototypes, known)
 
-    def state_init(self, ctx: Context, shared: CollaboratingHeads, data: ClientData) -> OwnHead:
+    def state_init(self, ctx: Context, shared: BodyAndHeads, data: ClientData) -> OwnHead:
         """The initial head; of an unseen client the mean of all."""
         return OwnHead(own_models(shared.heads, data.client_id).parameters, data.client_id)
 
@@ -147,25 +160,17 @@ class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
         return (Phase("train", client_ids, work._replace(epochs=None, steps=None, stages=stages)),)
 
     def client_init(
-        self, ctx: Context, shared: CollaboratingHeads, state: OwnHead, data: ClientData, losses: None
-    ) -> ClassifierRun:
+        self, ctx: Context, shared: BodyAndHeads, state: OwnHead, data: ClientData, losses: None
+    ) -> HeadBodyRun:
         """The received body under the received head, and what the client's features are under it."""
-        head = self._head(shared, state)
+        head = _head(shared, state)
         run = local_run(ctx, whole_models(ctx.task.network, shared.models, head))
-
-        def with_square(x: Tensor) -> Tensor:
-            found = ctx.task.features(run.models, x)[:, 0]
-            return torch.cat([found, found.square().sum(-1, keepdim=True)], dim=-1)
-
-        found, size = class_sums(with_square, data, len(shared.known)), data.num_samples.clamp(min=1).to(run.loss.dtype)
-        total = found.counts.sum().clamp(min=1)
-        centre = found.sums[:, :-1] / total
-        variance = (found.sums[:, -1].sum() / total - centre.square().sum()) / size
-        aims = torch.where(shared.known.unsqueeze(-1), shared.prototypes, found.means[:, :-1])
+        own, centre, variance = statistics(ctx.task, run.models, data)
+        aims = torch.where(shared.known.unsqueeze(-1), shared.prototypes, own)
         optimizers = (ctx.solver.init(head), run.optimizer)
-        return ClassifierRun(run.models, optimizers, run.loss, run.steps, aims, centre, variance)
+        return HeadBodyRun(run.models, optimizers, run.loss, run.steps, aims, centre, variance)
 
-    def client_step(self, ctx: Context, shared: CollaboratingHeads, work: ClassifierRun, batch: Batch) -> ClassifierRun:
+    def client_step(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, batch: Batch) -> HeadBodyRun:
         """A step of the body under its head; or of the head on its body."""
         task, solver, (of_head, of_body) = ctx.task, ctx.solver, work.optimizer
         head = head_leaves(task, work.models)
@@ -188,9 +193,7 @@ class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
         away = (view.features - view.constants[view.y]).square().mean(-1)
         return view.losses + self.weight * per_sample(away)
 
-    def client_final(
-        self, ctx: Context, shared: CollaboratingHeads, work: ClassifierRun, data: ClientData
-    ) -> ClientResult:
+    def client_final(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, data: ClientData) -> ClientResult:
         """Body, head, class sums under the new body, and h_i and v_i go to the server."""
         head, body = head_leaves(ctx.task, work.models), named_part(work.models, names_of(shared.models))
         classes = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
@@ -202,9 +205,7 @@ class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
         )  # fmt: skip
         return ClientResult(message, OwnHead(head, data.client_id), {"loss": work.loss / work.steps.clamp(min=1)})
 
-    def server_step(
-        self, ctx: Context, shared: CollaboratingHeads, reduced: Reduced, client_ids: Tensor
-    ) -> CollaboratingHeads:
+    def server_step(self, ctx: Context, shared: BodyAndHeads, reduced: Reduced, client_ids: Tensor) -> BodyAndHeads:
         """Means of bodies by samples and of features by class; Σ_j α_ij φ_j for each client of the round."""
         sent: AlignedClassifier = reduced.value
         share = reduced.weight / reduced.weight.sum()
@@ -213,32 +214,45 @@ class FedPAC(Personal[CollaboratingHeads, OwnHead, ClassifierRun]):
         seen = classes.counts > 0
         prototypes = torch.where(seen.unsqueeze(-1), classes.means, shared.prototypes.double())
         alpha = head_weights(sent.centre.double(), sent.variance.double())
-        mixed = tree.map_leaves(
-            lambda leaf: torch.tensordot(alpha, leaf.double(), dims=1).to(leaf.dtype), ModelState(sent.head, {})
-        )
-        heads = put_models(shared.heads, client_ids, mixed)
-        return CollaboratingHeads(models, heads, prototypes, shared.known | seen)
+        heads = put_models(shared.heads, client_ids, combine(alpha, ModelState(sent.head, {})))
+        return BodyAndHeads(models, heads, prototypes, shared.known | seen)
 
-    def sent(self, ctx: Context, shared: CollaboratingHeads, client_id: int) -> CollaboratingHeads:
-        """Body, centroids, and the client's own head; the mean of all heads to an unseen one."""
+    def sent(self, ctx: Context, shared: BodyAndHeads, client_id: int) -> Received:
+        """Body, own head, centroids; the mean of all heads to an unseen client."""
         own = own_models(shared.heads, torch.tensor(client_id, device=shared.known.device))
-        return shared._replace(heads=own)
+        return shared.models, own, shared.prototypes, shared.known
 
-    def received(self, ctx: Context, sent: CollaboratingHeads, client_id: int) -> CollaboratingHeads:
+    def received(self, ctx: Context, sent: Received, client_id: int) -> BodyAndHeads:
         """Nothing is known of the heads of others."""
-        return sent._replace(heads=lone_peer(sent.heads, client_id, ctx.num_clients))
+        body, own, *centroids = sent
+        return BodyAndHeads(body, lone_peer(own, client_id, ctx.num_clients), *centroids)
 
-    def num_payloads(self, ctx: Context, shared: CollaboratingHeads, num_clients: int) -> int:
+    def num_payloads(self, ctx: Context, shared: BodyAndHeads, num_clients: int) -> int:
         """One for each client, with its own head."""
         return num_clients
 
-    def served(self, ctx: Context, shared: CollaboratingHeads, state: OwnHead) -> ModelState:
+    def served(self, ctx: Context, shared: BodyAndHeads, state: OwnHead) -> ModelState:
         """The body under the client's head."""
-        return whole_models(ctx.task.network, shared.models, self._head(shared, state))
+        return whole_models(ctx.task.network, shared.models, _head(shared, state))
 
-    @staticmethod
-    def _head(shared: CollaboratingHeads, state: OwnHead) -> ModelState:
-        return own_models(shared.heads, state.client_id, ModelState(state.head, {}))
+
+def _head(shared: BodyAndHeads, state: OwnHead) -> ModelState:
+    """The head that the server keeps for a client; of an unseen one its own."""
+    return own_models(shared.heads, state.client_id, ModelState(state.head, {}))
+
+
+def statistics(task: Task, models: ModelState, data: ClientData) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of features by class μ_k [C, D], h_i [C, D] and v_i [] of a client under these models."""
+
+    def with_square(x: Tensor) -> Tensor:
+        found = task.features(models, x)[:, 0]
+        return torch.cat([found, found.square().sum(-1, keepdim=True)], dim=-1)
+
+    found = class_sums(with_square, data, task.target.num_classes)
+    total = found.counts.sum().clamp(min=1)
+    centre = found.sums[:, :-1] / total
+    spread = found.sums[:, -1].sum() / total - centre.square().sum()
+    return found.means[:, :-1], centre, spread / data.num_samples.clamp(min=1).to(spread.dtype)
 
 
 def head_weights(centres: Tensor, variances: Tensor) -> Tensor:
@@ -257,7 +271,7 @@ def head_weights(centres: Tensor, variances: Tensor) -> Tensor:
 def smallest_mixture(matrix: Tensor) -> Tensor:
     """The α >= 0 with sum 1 for which αᵀQα is smallest, [n] float64.
 
-    With Q = BᵀB it is u/Σu for the u >= 0 of least ‖Bu‖² + (Σu − 1)²: along each ray the best length gives
+    With Q = BᵀB it is u/Σu for the u >= 0 of least ‖B·u‖² + (Σu − 1)²: along each ray the best length gives
     αᵀQα/(1 + αᵀQα), which grows with αᵀQα.
 
     Args:

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from federated_round import batch_orders
+from federated_round import Federation, as_arrays, batch_orders, make_clients
 from few_classes import COHORTS, HEAVY, close, samples, started
 from references.fedlc_numpy import fedlc_round
 
 from lit_fed.algorithms import FedLC
+from lit_fed.core.local_solver import LocalSolver
 
 
 @pytest.mark.parametrize("denominator", ["all", "others"])
@@ -22,3 +23,21 @@ def test_rounds_are_those_of_the_reference(denominator, client_trainer):
         w = fedlc_round(w, clients, orders, tau=1.5, with_true=with_true, present=cohort, **HEAVY)
         federation.round(cohort)
         close(federation.weights, [w])
+
+
+def test_two_classes_have_the_margin_of_their_logit():
+    """One output s stands for the logits 0 and s: a step on log(1 + exp(−s + Δ)), by hand."""
+    data = make_clients([5])
+    data.y[:] = data.y.new_tensor([1, 0, 0, 0, 1])
+    federation = Federation(FedLC(2.0), data, solver=LocalSolver(lr=0.3), batch_size=0)
+    w = federation.weights[0].numpy()
+    ((x, y),) = as_arrays(data)
+    margin = 2.0 * (2**-0.25 - 3**-0.25)
+    federation.round()
+    close(federation.weights, [w - 0.3 * gradient(w, x, y, shift=-margin)])
+
+
+def gradient(w, x, y, shift):
+    """Of the mean logistic loss of moved scores."""
+    away = 1 / (1 + np.exp(-(x @ w[:-1] + w[-1] + shift))) - y
+    return np.append(x.T @ away, away.sum()) / len(y)
