@@ -21,6 +21,7 @@ VARIANTS = {"APFL": {"unseen_epochs": 2}}
 
 STEPS_WITHOUT_A_RATE = {
     "PerFedAvg": "its inner steps have the rate `inner_lr`",
+    "APPLE": "its relations have the rate `relation_lr`",
     "MOCHA": "coordinate ascent takes exact steps",
 }
 
