@@ -54,7 +54,7 @@ RELATIVES = {
     "fedbabu": "FedPer", "fedrod": "FedPer", "feddyn": "SCAFFOLD",
     "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg",
     "proxskip": "Scaffnew", "flhc": "FLHC",
-    "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
+    "cfl": "ClusteredFL", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",
 }  # fmt: skip

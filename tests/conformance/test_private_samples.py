@@ -19,7 +19,7 @@ PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM",
     "FedAvgPlus", "FedBuff", "FedEM", "FedEMAPFL", "FedNova", "FedProx", "FedYogi", "L2GD", "MeanRegularizedMTL",
     "Oracle", "ProxAvg", "SCAFFOLD", "Scaffnew", "FedADMM", "FedDR", "FedPD", "FedSplit",
-    "Reptile",
+    "Reptile", "FedAsync",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
