@@ -18,7 +18,7 @@ Deviations:
     the old w_i, so that Δ_i is 2(w_i − θ); here Δ_i is the change of u_i. Their η falls from 1 to 0.5 after 60 rounds.
     With `model.weighting: samples` changes are weighted, and the solution is that of all samples.
     A client drawn twice counts once. Running statistics are averaged as they change, times η.
-    Not the FedADMM of Wang, Marella and Anderson (https://arxiv.org/abs/2203.15104), which is FedDR in other variables.
+    Wang, Marella and Anderson (https://arxiv.org/abs/2203.15104) call another algorithm FedADMM.
     Clients, seen or unseen, are served by θ.
 """
 

@@ -7,7 +7,7 @@ Symbols:
     w^t     -> shared.models        the global model after t steps of the server, leaves [1, ...]
     w^{t−τ} -> work.start           the model that a client was sent, τ steps ago, leaves [1, ...]
     Δ_i     -> what a client learnt, w_i − w^{t−τ}, an ascent direction; the paper's is its negative
-    τ_i     -> BufferedArrivals.staleness   steps of the server since client i was sent a model
+    τ_i     -> staleness            steps of the server since client i was sent a model
     s(τ)    -> staleness_weight     1/√(1 + τ)
     K, M_c  -> buffer_size, concurrency
     η_g     -> server_lr
@@ -26,73 +26,30 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from heapq import heappop, heappush
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.seeds import generator
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.core.late_arrivals import LateArrivals, LateRun, ModelsOnTheWay, late_metrics
+from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced
 
-__all__ = ["BufferedArrivals", "FedBuff", "LateChange", "LateRun", "ModelsOnTheWay", "staleness_weight"]
-
-Leaves = dict[str, Tensor]
+__all__ = ["FedBuff", "LateChange", "staleness_weight"]
 
 USUAL_BUFFER = 10  # the paper's K
-
-
-class ModelsOnTheWay(NamedTuple):
-    """What the server knows."""
-
-    models: ModelState  # w^t, leaves [1, ...]
-    sent_parameters: Leaves  # what the client at each place was sent, if there was a step since, leaves [M_c, 1, ...]
-    sent_buffers: Leaves  # the same of its running statistics, leaves [M_c, 1, ...]
-    last_step: Tensor  # [] int64, the last round with a step; the models of later rounds are `models`
-
-
-class LateRun(NamedTuple):
-    """Work of a client: its own model, trained from the one that it was sent."""
-
-    models: ModelState  # leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    start: Leaves  # w^{t−τ}, leaves [1, ...]
 
 
 class LateChange(NamedTuple):
     """What a client sends."""
 
-    change: Leaves  # s(τ)·Δ_i, leaves [1, ...]
-    buffers: Leaves  # running statistics, leaves [1, ...]
-
-
-class BufferedArrivals(NamedTuple):
-    """What fills the buffer in one round, by client."""
-
-    client_ids: Tensor  # [K] int64, ascending
-    staleness: Tensor  # [K] int64, τ
-    places: Tensor  # [K] int64, where each was among those on their way
-    still_out: Tensor  # [P] int64, places of those who were sent this round's model and are on their way at its end
-    time: float  # on the virtual clock, at which the buffer is full
-
-    def of(self, values: Tensor, client_id: Tensor) -> Tensor:
-        """The one of some values [K] that is a client's, []; 0 for a client that does not come in."""
-        return (values.to(client_id.device) * (self.client_ids.to(client_id.device) == client_id)).sum()
+    change: dict[str, Tensor]  # s(τ)·Δ_i, leaves [1, ...]
+    buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
 
 
 @dataclass(frozen=True)
-class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
+class FedBuff(LateArrivals):
     """FedAvg without waiting: clients train on models of some steps ago, and count for less the older these are.
 
     A client takes `compute_min` plus an exponential time with a mean of its own. Fast clients come in more often than
@@ -117,61 +74,14 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     compute_mean: float = 1.0
     compute_spread: float = 0.5
 
-    message = MessageSpec("changes")
-    participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
-        "privacy": "takes clients as they come in, and not each with a probability of its own",
-        "encoded_broadcast": "has clients on their way that were sent older ones",
-        "personal_parts": "lets clients start from models of some steps ago",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who comes in when follows the clients' numbers",
-        "local_batch_norm": "clients start from models of some steps ago, normalisation among them",
-    }
-
     def __post_init__(self) -> None:
-        check_settings(
-            self, buffer_size=">= 1", concurrency=">= 1", server_lr="> 0",
-            compute_min=">= 0", compute_mean=">= 0", compute_spread=">= 0",
-        )  # fmt: skip
-        if not self.compute_min and not self.compute_mean:
-            raise ConfigError(
-                "--model.algorithm.compute_min and .compute_mean are both 0, so that no client would take any time; "
-                "give one of them"
-            )
+        self.check_speeds(buffer_size=">= 1", server_lr="> 0")
 
-    def sizes(self, num_clients: int) -> tuple[int, int]:
-        """K and M_c for a number of clients."""
-        size = min(USUAL_BUFFER, (num_clients + 1) // 2) if self.buffer_size is None else self.buffer_size
-        number = min(2 * size, num_clients) if self.concurrency is None else self.concurrency
-        for name, value in (("buffer_size", size), ("concurrency", number)):
-            if value > num_clients:
-                raise ConfigError(
-                    f"--model.algorithm.{name} is {value}, and there are {num_clients} clients, each of whom counts "
-                    f"once; give at most {num_clients}"
-                )
-        return size, number
+    def buffer(self, num_clients: int) -> int:
+        """K."""
+        return min(USUAL_BUFFER, (num_clients + 1) // 2) if self.buffer_size is None else self.buffer_size
 
-    def arrivals(self, ctx: Context) -> BufferedArrivals:
-        """Who comes in in this round, and with which staleness: a pure function of the settings, seed and round."""
-        return _schedule(self, ctx.num_clients, ctx.seed).round(ctx.round_idx)
-
-    def shared_init(self, ctx: Context) -> ModelsOnTheWay:
-        """The initial model, also for all that are on their way."""
-        models, (_, number) = ctx.task.init(1, ctx.seed), self.sizes(ctx.num_clients)
-        sent = tree.map_leaves(lambda leaf: leaf.expand(number, *leaf.shape), models)
-        return ModelsOnTheWay(models, sent.parameters, sent.buffers, torch.tensor(-1))
-
-    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """The K clients that come in."""
-        return (Phase("train", self.arrivals(ctx).client_ids, ctx.solver.work),)
-
-    def client_init(
-        self, ctx: Context, shared: ModelsOnTheWay, state: tuple[()], data: ClientData, losses: None
-    ) -> LateRun:
-        """The client starts from w^{t−τ} (Alg. 2, line 1)."""
-        start = _old_models(shared, self.arrivals(ctx), ctx.round_idx, data.client_id)
-        return LateRun(*local_run(ctx, start), start.parameters)
+    # client_init: the client starts from w^{t−τ} (Alg. 2, line 1)
 
     def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
         """s(τ)·Δ_i goes to the server."""
@@ -179,51 +89,13 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         staleness, weight = found.of(found.staleness, data.client_id), ctx.client_weight(data)
         change = tree.scale(tree.sub(work.models.parameters, work.start), staleness_weight(staleness))
         message = Message(LateChange(change, work.models.buffers), weight)
-        metrics = {
-            "loss": work.loss / work.steps.clamp(min=1),
-            "staleness": staleness.to(work.loss.dtype),
-            "time/fedbuff": torch.full_like(weight, found.time),
-        }
-        return ClientResult(message, (), metrics)
+        return ClientResult(message, (), late_metrics(work, found, data.client_id, "fedbuff"))
 
     def server_step(self, ctx: Context, shared: ModelsOnTheWay, reduced: Reduced, client_ids: Tensor) -> ModelsOnTheWay:
-        """w^{t+1} <- w^t + η_g·(1/K)·Σ_i s(τ_i)·Δ_i; who still is on the way from w^t will need it."""
-        step, schedule = tree.scale(reduced.value.change, self.server_lr), _schedule(self, ctx.num_clients, ctx.seed)
-        rounds = range(int(shared.last_step) + 1, ctx.round_idx + 1)  # several, where rounds were without a step
-        places = torch.cat([schedule.round(one).still_out for one in rounds]).unique().to(shared.last_step.device)
-
-        def keep(sent: Tensor, own: Tensor) -> Tensor:
-            return sent.index_copy(0, places, own.expand(len(places), *own.shape))
-
-        sent = tree.map_leaves(keep, ModelState(shared.sent_parameters, shared.sent_buffers), shared.models)
+        """w^{t+1} <- w^t + η_g·(1/K)·Σ_i s(τ_i)·Δ_i."""
+        step = tree.scale(reduced.value.change, self.server_lr)
         parameters = tree.map_leaves(lambda old, way: old.double() + way, shared.models.parameters, step)
-        models = ModelState(parameters, reduced.value.buffers)
-        last_step = torch.full_like(shared.last_step, ctx.round_idx)
-        return ModelsOnTheWay(models, sent.parameters, sent.buffers, last_step)
-
-    def sent(self, ctx: Context, shared: ModelsOnTheWay, client_id: int) -> ModelsOnTheWay:
-        """w^{t−τ}; w^t to be served with."""
-        if ctx.phase == "train":
-            own = torch.tensor(client_id, device=shared.last_step.device)
-            shared = shared._replace(models=_old_models(shared, self.arrivals(ctx), ctx.round_idx, own))
-        return shared._replace(sent_parameters={}, sent_buffers={})
-
-    def num_payloads(self, ctx: Context, shared: ModelsOnTheWay, num_clients: int) -> int:
-        """One for each age of models."""
-        return len(self.arrivals(ctx).staleness.unique())
-
-
-def _old_models(shared: ModelsOnTheWay, found: BufferedArrivals, round_idx: int, client_id: Tensor) -> ModelState:
-    """The models that a client who comes in now was sent, leaves [1, ...]."""
-    if not shared.sent_parameters:  # the client itself holds no others
-        return shared.models
-    place = found.of(found.places, client_id).view(1)
-    version = round_idx - found.of(found.staleness, client_id)
-
-    def choose(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(version > shared.last_step, new, old.index_select(0, place)[0])
-
-    return tree.map_leaves(choose, shared.models, ModelState(shared.sent_parameters, shared.sent_buffers))  # type: ignore[no-any-return]
+        return self.stepped(ctx, shared, ModelState(parameters, reduced.value.buffers))
 
 
 def staleness_weight(staleness: Tensor) -> Tensor:
@@ -234,69 +106,3 @@ def staleness_weight(staleness: Tensor) -> Tensor:
         [1.0, 0.5, 0.3333333333333333]
     """
     return (1 + staleness.double()).sqrt().reciprocal()
-
-
-class _Trip(NamedTuple):
-    """A client on its way; the first to come in is the least."""
-
-    time: float  # at which it comes in
-    number: int  # of trips before it: who was sent out first comes in first
-    client_id: int
-    place: int
-    version: int  # steps of the server before it was sent out
-
-
-class _Schedule:
-    """Who comes in when: nothing of it depends on training, and each round is worked out once.
-
-    Args:
-        size: K.
-        number: M_c.
-        least: least time of a trip.
-        means: what chance adds to it on average, by client [T].
-        rng: draws who is sent out, and for how long.
-    """
-
-    def __init__(self, size: int, number: int, least: float, means: np.ndarray, rng: np.random.Generator) -> None:
-        self._size, self._least, self._means, self._rng = size, least, means, rng
-        self._idle, self._free = list(range(len(means))), list(range(number))  # clients; places
-        self._out: list[_Trip] = []  # a heap
-        self._time, self._trips = 0.0, 0
-        self._rounds: list[BufferedArrivals] = []
-
-    def round(self, round_idx: int) -> BufferedArrivals:
-        """Who comes in in a round."""
-        while len(self._rounds) <= round_idx:
-            self._rounds.append(self._fill_buffer(len(self._rounds)))
-        return self._rounds[round_idx]
-
-    def _fill_buffer(self, version: int) -> BufferedArrivals:
-        buffer: list[_Trip] = []
-        while len(buffer) < self._size:
-            if not self._out or self._out[0].time > self._time:  # all that come in at this moment are in
-                self._send_out(version)
-            trip = heappop(self._out)
-            self._time = trip.time
-            self._free.append(trip.place)
-            buffer.append(trip)
-        buffer.sort(key=lambda trip: trip.client_id)
-        self._idle += [trip.client_id for trip in buffer]
-        columns = torch.tensor([(trip.client_id, version - trip.version, trip.place) for trip in buffer])
-        client_ids, staleness, places = columns.unbind(1)
-        still_out = torch.tensor([trip.place for trip in self._out if trip.version == version], dtype=torch.int64)
-        return BufferedArrivals(client_ids, staleness, places, still_out, self._time)
-
-    def _send_out(self, version: int) -> None:
-        while self._free and self._idle:
-            client_id = self._idle.pop(int(self._rng.integers(len(self._idle))))
-            time = self._time + self._least + self._means[client_id] * self._rng.exponential()
-            heappush(self._out, _Trip(float(time), self._trips, client_id, self._free.pop(), version))
-            self._trips += 1
-
-
-@lru_cache(maxsize=8)
-def _schedule(settings: FedBuff, num_clients: int, seed: int) -> _Schedule:
-    size, number = settings.sizes(num_clients)
-    spread = settings.compute_spread * generator(seed, 0, 0, "fedbuff/speeds").standard_normal(num_clients)
-    means, rng = settings.compute_mean * np.exp(spread), generator(seed, 0, 0, "fedbuff/trips")
-    return _Schedule(size, number, settings.compute_min, means, rng)

@@ -79,8 +79,9 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
     }
 
     def __post_init__(self) -> None:
+        check_settings(self, warmup_rounds=">= 0", distance_threshold=">= 0", max_clusters=">= 1")
         suits = self.linkage != "ward" or self.metric == "euclidean", "single, complete or average, or metric euclidean"
-        check_settings(self, warmup_rounds=">= 0", distance_threshold=">= 0", max_clusters=">= 1", linkage=suits)
+        check_settings(self, linkage=suits)
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

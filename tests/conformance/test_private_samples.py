@@ -19,9 +19,9 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
-    "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM", "FedEMAPFL", "FedNTD",
-    "FedNova", "FedOpt", "FedPD", "FedProx", "FedSplit", "FedYogi", "KNNPer", "L2GD", "MOON", "MeanRegularizedMTL",
-    "Oracle", "ProxAvg", "Reptile", "SCAFFOLD", "Scaffnew",
+    "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM", "FedEMAPFL",
+    "FedNTD", "FedNova", "FedOpt", "FedPD", "FedProx", "FedSplit", "FedYogi", "KNNPer", "L2GD", "MOON",
+    "MeanRegularizedMTL", "Oracle", "ProxAvg", "Reptile", "SCAFFOLD", "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 

@@ -1,0 +1,113 @@
+"""FedAsync: the server mixes in the model of each client as it comes in, the less the older the model it started from.
+
+Xie, Koyejo, Gupta. "Asynchronous Federated Optimization". 2019. https://arxiv.org/abs/1903.03934, Algorithm 1.
+
+Symbols:
+    x_t   -> shared.models   the global model after t steps of the server, leaves [1, ...]
+    x_τ   -> work.start      the model that a worker was sent, t − τ steps ago, leaves [1, ...]
+    x_new -> work.models     the same after local training, leaves [1, ...]
+    α     -> mixing          α_t = α·s(t − τ)
+    s     -> staleness_factor  `constant`, `polynomial` or `hinge`
+    a, b  -> power, slope; patience
+    ρ     -> prox_weight     a worker minimises f(x) + ρ/2·‖x − x_τ‖²
+Deviations:
+    A round is one step of the server, for which one worker comes in. Who it is follows from the seed and the speeds of
+    the clients, on a virtual clock as for FedBuff; the paper draws the staleness itself.
+    The worker sends the change x_new − x_τ, as the server knows x_τ. Local steps are worked out in the round in which
+    the worker comes in, with its learning rate. Running statistics are mixed like parameters.
+    The paper lowers α during the run, which is not offered.
+    Clients, seen or unseen, are served by x_t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.late_arrivals import LateArrivals, LateRun, ModelsOnTheWay, late_metrics, old_models
+from lit_fed.core.local_solver import Penalty
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+
+__all__ = ["FedAsync"]
+
+
+@dataclass(frozen=True)
+class FedAsync(LateArrivals):
+    """FedAvg without waiting: each client's model is mixed into the global one as soon as it is there.
+
+    A client takes `compute_min` plus an exponential time with a mean of its own. Rounds tell the staleness, and as
+    `time/fedasync` when they ended. The server keeps a model for each client on its way.
+
+    Args:
+        mixing: α, weight of a fresh model.
+        staleness: s(τ) of a model that started τ steps ago: `constant`, 1; `polynomial`, (τ + 1)^−power; `hinge`, 1 up
+            to `patience` steps and 1/(slope·(τ − patience) + 1) beyond.
+        power: a of `polynomial`.
+        slope: a of `hinge`.
+        patience: b of `hinge`.
+        prox_weight: ρ, the pull of local training towards the model that it started from.
+        concurrency: clients that are on their way at once; null: 2.
+        compute_min: least time from sending a client a model to its coming in.
+        compute_mean: mean of what chance adds to it, of the median client; 0: all clients always take `compute_min`.
+        compute_spread: standard deviation of the logarithm of that mean over clients; 0: all are alike.
+    """
+
+    mixing: float = 0.6
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    power: float = 0.5
+    slope: float = 10.0
+    patience: int = 4
+    prox_weight: float = 0.0
+    concurrency: int | None = None
+    compute_min: float = 1.0
+    compute_mean: float = 1.0
+    compute_spread: float = 0.5
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("power", "slope", "patience", "prox_weight"), ">= 0")
+        self.check_speeds(mixing="[0, 1]", **least)
+
+    def buffer(self, num_clients: int) -> int:
+        """One."""
+        return 1
+
+    # client_init: the worker starts from x_τ
+
+    def client_step(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, batch: Batch) -> LateRun:
+        """A step on f(x) + ρ/2·‖x − x_τ‖²."""
+        pull = Penalty(self.prox_weight, work.start) if self.prox_weight else None
+        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
+        return LateRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, work.start)
+
+    def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
+        """x_new goes to the server, as its change."""
+        found = self.arrivals(ctx)
+        start = old_models(shared, found, ctx.round_idx, data.client_id)
+        message = Message(tree.sub(work.models, start), ctx.client_weight(data))
+        return ClientResult(message, (), late_metrics(work, found, data.client_id, "fedasync"))
+
+    def server_step(self, ctx: Context, shared: ModelsOnTheWay, reduced: Reduced, client_ids: Tensor) -> ModelsOnTheWay:
+        """x_t <- (1 − α_t)·x_{t−1} + α_t·x_new."""
+        found = self.arrivals(ctx)
+        start = old_models(shared, found, ctx.round_idx, client_ids[0])
+        old, start = tree.map_leaves(Tensor.double, (shared.models, start))
+        new: ModelState = tree.add(start, reduced.value)
+        share = self.mixing * self.staleness_factor(int(found.staleness[0]))
+        return self.stepped(ctx, shared, tree.lerp(old, new, share))
+
+    def staleness_factor(self, staleness: int) -> float:
+        """s(τ).
+
+        Example:
+            >>> [FedAsync(staleness=kind).staleness_factor(8) for kind in ("constant", "polynomial", "hinge")]
+            [1.0, 0.3333333333333333, 0.024390243902439025]
+        """
+        if self.staleness == "polynomial":
+            return float((staleness + 1) ** -self.power)
+        if self.staleness == "hinge" and staleness > self.patience:
+            return 1 / (self.slope * (staleness - self.patience) + 1)
+        return 1.0
