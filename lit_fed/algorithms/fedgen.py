@@ -1,0 +1,229 @@
+"""FedGen: clients also learn from features that a generator of the server makes for each label.
+
+Zhu, Hong, Zhou. "Data-Free Knowledge Distillation for Heterogeneous Federated Learning". ICML 2021.
+https://arxiv.org/abs/2105.10056, Algorithm 1, Equations 4 and 5.
+
+Symbols:
+    θ     -> shared.models      body and head, leaves [1, ...]
+    w     -> shared.generator   G_w(z | y), from a label and Gaussian noise ε to features z [D]
+    p̂(y)  -> shared.labels      how often each label occurred at the clients of the last round, [C]; at first uniform
+    c_k   -> message.counts     label counts of client k, [C]
+    K     -> clients of a round, whose heads the generator is trained against
+Deviations:
+    A client draws `generated` features when its round begins, and goes through them batch by batch; the paper draws for
+    each step, of the same generator.
+    The generator is the authors', without its BatchNorm: a hidden layer of `width` with ReLU, and a linear one.
+    The paper mentions a term against alike features. Ours is the authors' (`diversity`; 0: Equation 4 alone):
+    exp(-mean over pairs of mean (ε_i - ε_j)² · mean |z_i - z_j|).
+    Their program, not the paper, weighs each client's part of the ensemble by its share of the label (`by_label`), adds
+    a third term to the clients' loss, and lets both terms decay by 0.98 a round; the latter two are left out.
+    Labels with positions have features at each position, and are refused.
+    An unseen client is served by the global model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.networks.stacked_network import fresh_network
+from lit_fed.core.prototypes import check_classes, class_counts, class_logits, feature_width
+from lit_fed.core.seeds import seed_of, torch_generator, uniforms
+from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
+from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.errors import ConfigError, check_settings
+
+__all__ = ["FedGen", "GenerativeModels", "GenerativeRun", "ModelsWithCounts"]
+
+Leaves = dict[str, Tensor]
+
+
+class GenerativeModels(NamedTuple):
+    """What the server knows."""
+
+    models: ModelState  # θ, leaves [1, ...]
+    generator: Leaves  # w
+    labels: Tensor  # p̂(y), [C]
+    moments: ServerMoments  # of the generator
+
+
+class GenerativeRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # θ_k, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean of both losses, before the step
+    steps: Tensor  # [] steps taken
+    features: Tensor  # ẑ, [P, D]
+    labels: Tensor  # ŷ, [P]
+
+
+class ModelsWithCounts(NamedTuple):
+    """What a client sends."""
+
+    models: ModelState  # θ_k, leaves [1, ...]
+    counts: Tensor  # c_k, [C]
+
+
+@dataclass(frozen=True)
+class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
+    """FedAvg whose clients' heads also learn generated features, of a generator that fools none of their heads.
+
+    Args:
+        weight: of the loss of generated features at the clients; 0 is FedAvg.
+        generated: features that a client draws in a round.
+        noise_size: entries of ε.
+        width: hidden units of the generator.
+        server_steps: steps of the generator in a round.
+        server_batch_size: features of a step.
+        diversity: weight of the term against alike features.
+        by_label: whether clients count in the ensemble by their shares of the label, as in the authors' program.
+        server_optimizer: the generator's.
+    """
+
+    weight: float = 1.0
+    generated: int = 256
+    noise_size: int = 32
+    width: int = 256
+    server_steps: int = 50
+    server_batch_size: int = 128
+    diversity: float = 1.0
+    by_label: bool = False
+    server_optimizer: ServerOptimizer = field(
+        default_factory=lambda: ServerOptimizer("Adam", 3e-4, options={"weight_decay": 0.01})
+    )
+
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation("uniform", fills_in_absent=False)
+    server_only = ("moments",)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "takes the plain mean of the clients' logits, in which each counts once",
+        "local_norm": "its server needs the whole model of each client",
+    }
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("generated", "noise_size", "width", "server_batch_size"), ">= 1")
+        check_settings(self, counts, weight=">= 0", server_steps=">= 0", diversity=">= 0")
+        self.server_optimizer.check("--model.algorithm.server_optimizer")
+
+    def shared_init(self, ctx: Context) -> GenerativeModels:
+        """A fresh model and a fresh generator; p̂(y) is uniform."""
+        check_classes(ctx.task.target, "FedGen")
+        if ctx.task.target.positions:
+            raise ConfigError("FedGen generates the features of a sample, and these labels have positions; give others")
+        classes, width = ctx.task.target.num_classes, feature_width(ctx.task, "FedGen")
+        build = partial(_Generator, self.noise_size + classes, self.width, width)
+        seed = int(seed_of(ctx.seed, 0, 0, "generator").generate_state(1)[0])
+        fresh = fresh_network(build, seed, ctx.task.dtype).named_parameters()
+        generator = {name: leaf.detach() for name, leaf in fresh}
+        labels = torch.full((classes,), 1 / classes, dtype=ctx.task.dtype)
+        models = ctx.task.init(1, ctx.seed)
+        return GenerativeModels(models, generator, labels, self.server_optimizer.init(generator))
+
+    def client_init(
+        self, ctx: Context, shared: GenerativeModels, state: tuple[()], data: ClientData, losses: None
+    ) -> GenerativeRun:
+        """θ_k <- θ, with labels ŷ ~ p̂(y) and features ẑ ~ G_w(· | ŷ) (lines 5-7)."""
+        drawn = uniforms(ctx.seed, ctx.round_idx, data.client_id, "generated", self.generated * (1 + self.noise_size))
+        of_labels, of_noise = drawn[: self.generated], drawn[self.generated :].view(self.generated, self.noise_size)
+        labels = (of_labels.unsqueeze(1) >= shared.labels.double().cumsum(0)[:-1]).sum(1)
+        noise = math.sqrt(2) * torch.erfinv(2 * of_noise - 1).to(ctx.task.dtype)
+        features = _features(shared.generator, noise, labels, len(shared.labels))
+        return GenerativeRun(*local_run(ctx, shared.models), features, labels)
+
+    def client_step(self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, batch: Batch) -> GenerativeRun:
+        """θ_k <- θ_k - β ∇J(θ_k), on as many generated features as samples (line 8, Eq. 5)."""
+        begin = work.steps.long() * (ctx.batch_size or ctx.most_samples)  # whatever the padding of the batch
+        place = (begin + torch.arange(len(batch.mask), device=batch.mask.device)) % self.generated
+        rows = tuple(leaf.index_select(0, place).unsqueeze(1) for leaf in (work.features, work.labels))
+        models, optimizer, loss = ctx.solver.step(
+            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=Objective(self.loss, rows=rows)
+        )
+        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+
+    def loss(self, view: ModelView) -> Tensor:
+        """ℓ(x, y) + ℓ(h(ẑ), ŷ) of each sample and the feature beside it, [B]."""
+        features, labels = view.rows
+        return view.losses + self.weight * _cross_entropy(view.head(features), labels)
+
+    def client_final(
+        self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, data: ClientData
+    ) -> ClientResult:
+        """θ_k and c_k go to the server (line 10)."""
+        counts, weight = class_counts(data, len(shared.labels), ctx.task.dtype), ctx.client_weight(data)
+        down = torch.full_like(weight, tree.bits((shared.models, shared.generator, shared.labels), ctx.private))
+        message = Message(ModelsWithCounts(work.models, counts), weight, bits_down=down)
+        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def server_step(
+        self, ctx: Context, shared: GenerativeModels, reduced: Reduced, client_ids: Tensor
+    ) -> GenerativeModels:
+        """θ <- mean of θ_k, p̂(y) from all c_k, then w <- w - α ∇J(w) (lines 11-12, Eq. 4)."""
+        sent: ModelsWithCounts = reduced.value
+        share = reduced.weight / reduced.weight.sum()
+        models = tree.map_leaves(lambda leaf: torch.tensordot(share, leaf.double(), dims=1), sent.models)
+        counts = sent.counts.double()
+        labels = counts.sum(0) / counts.sum()
+        heads = tree.map_leaves(lambda leaf: leaf.squeeze(1), sent.models)  # one axis for all models, [K, ...]
+        each = counts / counts.sum(0).clamp(min=1) if self.by_label else torch.full_like(counts, 1 / len(counts))
+        generator, moments = shared.generator, shared.moments
+        rng = torch_generator(ctx.seed, ctx.round_idx, 0, "generator")
+        for _ in range(self.server_steps):
+            slope = self._slope(ctx, generator, heads, labels, each.to(ctx.task.dtype), rng)
+            generator, moments = self.server_optimizer.update(ctx, generator, slope, moments)
+        return GenerativeModels(models, generator, labels, moments)
+
+    def _slope(
+        self, ctx: Context, generator: Leaves, heads: ModelState, labels: Tensor, each: Tensor, rng: torch.Generator
+    ) -> Leaves:
+        """∇J(w) on a batch: the ensemble's logits are means over clients, weighted by `each` [K, C] of the label."""
+        size, device = (self.server_batch_size, self.noise_size), labels.device
+        y = torch.multinomial(labels.cpu(), size[0], replacement=True, generator=rng).to(device)
+        noise = torch.randn(size, generator=rng, dtype=ctx.task.dtype).to(device)
+        given = {name: leaf.detach().requires_grad_() for name, leaf in generator.items()}
+        with torch.enable_grad():
+            features = _features(given, noise, y, len(labels))
+            logits = ctx.task.head(heads, features.unsqueeze(1).expand(-1, each.shape[0], -1))
+            loss = _cross_entropy((logits * each.T[y].unsqueeze(-1)).sum(1), y).mean()
+            if self.diversity:
+                loss = loss + self.diversity * _alike(noise, features)
+            return dict(zip(given, torch.autograd.grad(loss, list(given.values())), strict=True))
+
+
+class _Generator(nn.Module):
+    """Fresh parameters of a generator."""
+
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.hidden, self.features = nn.Linear(inputs, width), nn.Linear(width, outputs)
+
+
+def _features(generator: Leaves, noise: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """G_w(z | y), [B, D], from noise [B, E] and labels [B]; in the precision of models."""
+    one_hot = (labels.unsqueeze(1) == torch.arange(num_classes, device=labels.device)).to(noise.dtype)
+    with torch.autocast(noise.device.type, enabled=False):
+        hidden = F.linear(torch.cat([noise, one_hot], 1), generator["hidden.weight"], generator["hidden.bias"]).relu()
+        return F.linear(hidden, generator["features.weight"], generator["features.bias"])
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Of outputs [B, K], [B]."""
+    return F.cross_entropy(class_logits(outputs), labels, reduction="none")
+
+
+def _alike(noise: Tensor, features: Tensor) -> Tensor:
+    """exp(-mean of how far noise and features are apart), over all pairs of rows; [] in (0, 1]."""
+    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
+    differ = (features.unsqueeze(0) - features.unsqueeze(1)).abs().mean(2)
+    return torch.exp(-(apart * differ).mean())
