@@ -64,11 +64,11 @@ class FedPer(PartialModel):
         """A step of both parts together (Alg. 1); of the head alone where the base is frozen."""
         if ctx.phase != "adapt":
             return local_step(ctx, work, batch)
-        parameters, buffers = shared.own
-        loss, gradient, new = ctx.task.value_and_grad(work.models, batch, moving=parameters)
+        parameters, _ = shared.own
+        loss, gradient, buffers = ctx.task.value_and_grad(work.models, batch, moving=parameters)
         old = tree.named(work.models.parameters, parameters)
         head, optimizer = ctx.solver.update(old, gradient, work.optimizer, ctx.lr)
-        models = ModelState(work.models.parameters | head, work.models.buffers | tree.named(new, buffers))
+        models = ModelState(work.models.parameters | head, buffers)  # of the base's, nothing is kept
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:

@@ -39,6 +39,7 @@ def test_rounds_are_those_of_the_reference(client_trainer):
 
 def test_a_network_without_adapters_is_refused():
     with pytest.raises(
-        ConfigError, match=r"algorithm\.personal has '\*lora_B\*', which matches no trained leaf of MLP"
+        ConfigError,
+        match=r"algorithm\.personal has '\*lora_B\*', which matches no .* of MLP; adapters need --model.lora_rank",
     ):
         run_rounds(FedSALoRA(), **settings(small_mlp))

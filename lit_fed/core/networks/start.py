@@ -117,7 +117,9 @@ def _no_such(
     half = MOST_NAMES // 2
     shown = names if len(names) <= MOST_NAMES else [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
     modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
-    meant = did_you_mean(pattern, [*words, *names, *modules], "give patterns of its names, or head for the last layer.")
+    fix = "give patterns of its names, or head for the last layer"
+    fix = "adapters need --model.lora_rank" if "lora_" in pattern else fix
+    meant = did_you_mean(pattern, [*words, *names, *modules], f"{fix}.")
     return (
         f"{setting} has {pattern!r}, which matches no {kind} of {type(network).__name__}; {meant} There are "
         f"{', '.join(shown)}"
