@@ -53,7 +53,7 @@ RELATIVES = {
     "fedsim": "FedAvg with --model.personal [head]", "lgfedavg": "FedAvg with --model.personal [body]",
     "fedbabu": "FedPer", "fedamp": "FedFOMO", "fedala": "APFL",
     "mime": "SCAFFOLD", "mimelite": "SCAFFOLD", "fedopt": "FedAdam", "maml": "PerFedAvg",
-    "reptile": "PerFedAvg",
+    "reptile": "PerFedAvg", "fd": "FedDistill",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",
