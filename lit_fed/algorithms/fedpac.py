@@ -278,7 +278,8 @@ def smallest_mixture(matrix: Tensor) -> Tensor:
         matrix: Q, positive semidefinite [n, n] float64.
 
     Example:
-        >>> smallest_mixture(torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64)).tolist()
+        >>> found = smallest_mixture(torch.tensor([[1.0, 0.0], [0.0, 3.0]], dtype=torch.float64))
+        >>> found.round(decimals=6).tolist()
         [0.75, 0.25]
     """
     values, vectors = torch.linalg.eigh(matrix)

@@ -135,10 +135,18 @@ def body(results: Results) -> dict[str, Part]:
     return {
         **(_gap(kept) if len(kept) == len(ENTRIES) else {"fedem": None, "best": None}),
         "table": grid([*head, "models down / up", "ms CPU per round", "the paper"], rows),
-        "not_run": "; ".join(f"{name} ({reason})" for name, reason in NOT_RUN.items()),
+        "not_run": "; ".join(f"{', '.join(names)} ({reason})" for reason, names in _by_reason().items()),
         "remarks": remarks[1:],
         "rates": [*grid(["algorithm", *(f"{lr:.3g}" for lr in LEARNING_RATES)], tuned), *others],
     }
+
+
+def _by_reason() -> dict[str, list[str]]:
+    """The algorithms without a row by the reason, in the order of the file."""
+    names: dict[str, list[str]] = {}
+    for name, reason in NOT_RUN.items():
+        names.setdefault(reason, []).append(name)
+    return names
 
 
 def _models_sent(record: Record, direction: str) -> str:

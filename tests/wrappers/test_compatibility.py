@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from lit_fed.algorithms import AFL, IFCA, MOCHA, FedAvg, FedEM, FedNova, FedSGD
+from lit_fed.algorithms import AFL, IFCA, MOCHA, FedAvg, FedEM, FedNova, FedProto, FedSGD
 from lit_fed.core.algorithm import MessageSpec
 from lit_fed.core.mixtures.starts import Clustering, Restarts
 from lit_fed.errors import ConfigError
@@ -26,7 +26,7 @@ def known_facts():
         FedAvg(), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3), secure=SecureSum(), faults=Faults(),
         compression=Compression(QSGD()), robustness=Robustness(attack=SignFlip()),
     )  # fmt: skip
-    kinds = [one.message.kind for one in (MOCHA(), AFL(), FedSGD())] + ["nothing"]
+    kinds = [one.message.kind for one in (MOCHA(), AFL(), FedProto(), FedSGD())] + ["nothing"]
     divisions = [f"{what}_{of}" for what in ("has", "needs") for of in ("samples", "features")]
     return {*chosen.facts, *kinds, *divisions, *(f"refuses_{feature}" for feature in FEATURES)}
 

@@ -17,7 +17,7 @@ def training_loss(theta, x, y, prototypes, weight, distance):
     for j, prototype in enumerate(prototypes):
         if prototype is not None and (y == j).any():
             away = class_mean(z, y, j) - prototype
-            loss = loss + weight * (away * away).sum()
+            loss = loss + weight * (away * away).mean()
     return loss
 
 
