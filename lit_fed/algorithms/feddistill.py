@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.prototypes import check_classes, class_logits, class_sums, class_vectors, per_sample
@@ -131,10 +131,7 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
     def client_step(self, ctx: Context, shared: SharedOutputs, work: DistillRun, batch: Batch) -> DistillRun:
         """A step on φ(F(w, x), y) + γ·φ(F(w, x), F̂_y) (line 5)."""
         constants = (work.teacher.unsqueeze(0), (work.others > 0).unsqueeze(0))
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=Objective(self.loss, constants=constants)
-        )
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, objective=Objective(self.loss, constants=constants))
 
     def loss(self, view: ModelView) -> Tensor:
         """The task's loss and γ times the distance to the teacher, [B]."""

@@ -30,7 +30,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import exact_average
@@ -107,8 +107,7 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, DynamicRun]):
     def client_step(self, ctx: Context, shared: DynamicModels, work: DynamicRun, batch: Batch) -> DynamicRun:
         """A step on L_k(θ) − ⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
         penalty = Penalty(self.alpha, shared.models.parameters, tree.scale(work.gradient, -1.0))
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=penalty)
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, penalty=penalty)
 
     def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:
         """θ_k goes to the server; ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1}) stays."""

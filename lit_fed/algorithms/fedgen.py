@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.stacked_network import fresh_network
@@ -147,10 +147,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
         begin = work.steps.long() * (ctx.batch_size or ctx.most_samples)  # whatever the padding of the batch
         place = (begin + torch.arange(len(batch.mask), device=batch.mask.device)) % self.generated
         rows = tuple(leaf.index_select(0, place).unsqueeze(1) for leaf in (work.features, work.labels))
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=Objective(self.loss, rows=rows)
-        )
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, objective=Objective(self.loss, rows=rows))
 
     def loss(self, view: ModelView) -> Tensor:
         """ℓ(x, y) + ℓ(h(ẑ), ŷ) of each sample and the feature beside it, [B]."""

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.prototypes import check_classes, class_counts, class_logits, per_sample, shifted
@@ -82,10 +82,7 @@ class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
         """A step on the calibrated loss."""
         present = work.counts.clamp(min=torch.finfo(work.counts.dtype).tiny)
         objective = Objective(self.loss, constants=-self.tau * present.pow(-1 / 4).unsqueeze(0))
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
-        )
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, objective=objective)
 
     def loss(self, view: ModelView) -> Tensor:
         """−log of exp(f_y − τ·n_y^{−1/4}) over the sum of exp(f_c − τ·n_c^{−1/4}), [B]."""

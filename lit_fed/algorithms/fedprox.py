@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
@@ -109,10 +109,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: ProxRun, batch: Batch) -> ProxRun:
         """A step on h_k (Alg. 2), unless w_k is γ-inexact already."""
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=self.penalty(shared)
-        )
-        after = work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        after = local_step(ctx, work, batch, penalty=self.penalty(shared))
         return after if self.inexactness is None else self.unless_solved(ctx, shared, work, after)
 
     def unless_solved(self, ctx: Context, shared: GlobalModels, before: ProxRun, after: ProxRun) -> ProxRun:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, MessageSpec, OwnModel, Participation, Personal
+from lit_fed.core.algorithm import GlobalModels, MessageSpec, OwnModel, Participation, Personal, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import server_average
@@ -88,9 +88,7 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
         """A step on f_i plus the regulariser, whose gradient is λ·(w_i − w̄⁰ − s_i·(w_i − w_i⁰))."""
         rest = tree.sub(shared.models.parameters, tree.scale(work.start.parameters, work.share))
         pull = Penalty(self.mean_weight * (1 - work.share), linear=tree.scale(rest, -self.mean_weight))
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
-        work = work._replace(models=models, optimizer=optimizer)
-        return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ColumnRun, data: ClientData) -> ClientResult:
         """The server is sent the own change on top of the mean; the column stays."""

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.prototypes import per_sample
@@ -84,10 +84,7 @@ class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
         """A step on ℓ = ℓ_sup + μ·ℓ_con (lines 14-20)."""
         z_global, z_previous = (ctx.task.features(models, batch.x) for models in (shared.models, work.previous))
         objective = Objective(self.loss, uses_features=True, rows=(z_global, z_previous))
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
-        )
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, objective=objective)
 
     def loss(self, view: ModelView) -> Tensor:
         """ℓ_sup + μ·ℓ_con of each sample, [B]."""

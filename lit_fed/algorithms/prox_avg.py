@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, OwnModel, Personal
+from lit_fed.core.algorithm import GlobalModels, OwnModel, Personal, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
@@ -91,9 +91,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, batch: Batch) -> ProxAvgRun:
         """A step on f_i(x_i) + λ/2·‖x_i − z‖², z as received."""
         pull = Penalty(self.prox_weight, shared.models.parameters)
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
-        work = work._replace(models=models, optimizer=optimizer)
-        return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ClientResult:
         """x_i goes to the server, and stays."""

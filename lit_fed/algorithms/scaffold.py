@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
@@ -122,8 +122,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     def client_step(self, ctx: Context, shared: Controlled, work: ControlledRun, batch: Batch) -> ControlledRun:
         """y_i <- y_i - η_l (g_i(y_i) - c_i + c) (line 10)."""
         penalty = Penalty(linear=work.correction)
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=penalty)
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx, work, batch, penalty=penalty)
 
     def client_final(self, ctx: Context, shared: Controlled, work: ControlledRun, data: ClientData) -> ClientResult:
         """The model and the change of c_i go to the server, c_i⁺ stays (lines 12-14)."""
