@@ -112,6 +112,12 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
         "local_norm": "its server needs the whole model of each client",
     }
 
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "regression": "it needs classes",
+        "sequences": "it generates the features of a sample, not of positions",
+        "client_order": "features are drawn by the client's number",
+    }
+
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("generated", "noise_size", "width", "server_batch_size"), ">= 1")
         check_settings(self, counts, weight=">= 0", server_steps=">= 0", diversity=">= 0")

@@ -38,7 +38,6 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.networks.products import full_precision
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
@@ -148,8 +147,8 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         if self.predict == "head":
             return by_head
         features = ctx.task.features(state.models, x)[:, 0]
-        with full_precision(features):
-            near = 2 * features @ shared.prototypes.T - shared.prototypes.square().sum(-1)
+        product = (features.unsqueeze(-2) * shared.prototypes).sum(-1)  # a matrix product would be autocast
+        near = 2 * product - shared.prototypes.square().sum(-1)
         found = torch.where(shared.known, near, -torch.inf).log_softmax(-1)
         least = math.log(torch.finfo(found.dtype).tiny)
         return torch.where(shared.known.any(), found.clamp(min=least), by_head)

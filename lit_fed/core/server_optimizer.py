@@ -94,7 +94,7 @@ class ServerOptimizer:
         if int(moments.steps):
             for name, leaf in given.items():  # PyTorch counts steps on the CPU
                 optimizer.state[leaf] = {
-                    key: one[name].to(leaf.dtype, copy=True) if one[name].ndim else one[name].cpu()
+                    key: one[name].to(leaf.dtype, copy=True) if one[name].ndim else one[name].to("cpu", copy=True)
                     for key, one in moments.kept.items()
                     if name in one
                 }

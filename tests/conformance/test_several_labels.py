@@ -11,7 +11,19 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import MultiLabel, VectorRegression
 from lit_fed.errors import ConfigError
 
-REFUSED = {"MOCHA", "SharingADMM", "FedNTD", "FedLC", "FedProto", "FedDistill", "FedRoD", "FedAS", "FedPAC", "KNNPer"}
+REFUSED = {
+    "MOCHA",
+    "SharingADMM",
+    "FedNTD",
+    "FedLC",
+    "FedProto",
+    "FedDistill",
+    "FedGen",
+    "FedRoD",
+    "FedAS",
+    "FedPAC",
+    "KNNPer",
+}
 """Algorithms whose mathematics is that of one label."""
 
 
