@@ -119,7 +119,8 @@ def _no_such(
     modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
     fix = "give patterns of its names, or head for the last layer"
     fix = "adapters need --model.lora_rank" if "lora_" in pattern else fix
-    meant = did_you_mean(pattern, [*words, *names, *modules], f"{fix}.")
+    others = [one for one in (*words, *names, *modules) if one != pattern]  # a word beside other patterns is none
+    meant = did_you_mean(pattern, others, f"{fix}.")
     return (
         f"{setting} has {pattern!r}, which matches no {kind} of {type(network).__name__}; {meant} There are "
         f"{', '.join(shown)}"
