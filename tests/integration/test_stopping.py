@@ -23,6 +23,7 @@ TINY = [
     "--data.dataset", "Digits", "--data.num_clients", "4", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3",
     "--trainer.enable_progress_bar", "false",
 ]  # fmt: skip
+SAMPLES = ["--model.algorithm", "FedEM", "--model.algorithm.average", "samples"]  # a run says what `auto` is
 NO_PICTURES = ["--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures=false"]
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
 COMPLETE = "the training is complete: the same fit with --ckpt_path last makes the test and its files again"
@@ -31,7 +32,7 @@ LAST = "the last finished round is in last.ckpt, --ckpt_path last goes on from i
 
 def fit(out, *arguments, pictures=False):
     report = [] if pictures else NO_PICTURES
-    main(["fit", *TINY, "--trainer.default_root_dir", str(out), *arguments, *report])
+    main(["fit", *TINY, *SAMPLES, "--trainer.default_root_dir", str(out), *arguments, *report])
 
 
 def ended(capsys, out, *arguments, pictures=False):
@@ -111,7 +112,7 @@ def test_a_sigterm_before_a_fit_ends_it_in_order(capsys, tmp_path, monkeypatch):
 
 def test_sigterm_to_one_rank_ends_both_behind_the_round(tmp_path):
     out = ["--trainer.default_root_dir", str(tmp_path)]
-    ending = start(["fit", *SMALL, *TWO, *sent("client", "SIGTERM", rank=1), *out])
+    ending = start(["fit", *SMALL, *SAMPLES, *TWO, *sent("client", "SIGTERM", rank=1), *out])
     said = ending.communicate(120)[1]
     assert ending.returncode == 143, said
     assert said == f"lit_fed: terminated; {LAST}\n"

@@ -4,7 +4,17 @@ import pytest
 
 from lit_fed.cli import main
 
-FIT = ["fit", "--data.dataset", "Digits", "--data.num_clients", "4", "--trainer.accelerator", "cpu"]
+FIT = [
+    "fit",
+    "--data.dataset",
+    "Digits",
+    "--data.num_clients",
+    "4",
+    "--trainer.accelerator",
+    "cpu",
+    "--model.algorithm",
+    "FedAvg",
+]
 SEEDS = "give a number from 0 to 4294967295"
 
 
