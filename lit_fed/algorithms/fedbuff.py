@@ -102,7 +102,7 @@ def staleness_weight(staleness: Tensor) -> Tensor:
     """s(τ) = 1/√(1 + τ), float64.
 
     Example:
-        >>> staleness_weight(torch.tensor([0, 3, 8])).tolist()
+        >>> staleness_weight(Tensor([0, 3, 8])).tolist()
         [1.0, 0.5, 0.3333333333333333]
     """
     return (1 + staleness.double()).sqrt().reciprocal()
