@@ -94,7 +94,13 @@ class FederatedRounds:
         round_idx, horizon = self.server.rounds_done, self.schedule_rounds or self.terms.num_rounds
         lr = self.terms.solver.lr_in(phase, round_idx, horizon).to(self.server.device)
         return self.terms._replace(
-            task=self.server.task, lr=lr, round_idx=round_idx, phase=phase, present=present, public=None
+            task=self.server.task,
+            lr=lr,
+            round_idx=round_idx,
+            phase=phase,
+            present=present,
+            public=None,
+            horizon=self.terms.solver.schedule_rounds or horizon,
         )
 
     def initial_state(self, train: Split, client_id: int) -> dict[str, Tree]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, MessageSpec, Participation
 from lit_fed.core.context import Context
+from lit_fed.core.reduce import cast_like, mean_of_rows
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.server_optimizer import ServerOptimizer
 from lit_fed.core.types import Batch, ModelState, PublicSamples, Reduced
@@ -62,8 +63,7 @@ class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """x_{t,0} = Σ_k n_k/n x̂_k, then N steps on KL(mean of logits ‖ prediction) (lines 6-10)."""
-        average = tree.map_leaves(lambda leaf: _weighted_mean(leaf, reduced.weight), reduced.value)
-        student = tree.map_leaves(lambda mean, old: mean.to(old.dtype), average, shared.models)
+        student: ModelState = cast_like(mean_of_rows(reduced.value, reduced.weight), shared.models)
         teachers = tree.map_leaves(lambda leaf: leaf.squeeze(1), reduced.value)  # one axis for all models, [C, ...]
         moments = self.server_optimizer.init(student.parameters)
         assert ctx.public is not None
@@ -71,7 +71,7 @@ class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
         for step in range(self.server_steps):
             batch = self._batch(ctx, ctx.public, teachers, order)
             _, gradient, _ = ctx.task.value_and_grad(student, batch, training=False)
-            at = ctx._replace(round_idx=step, num_rounds=self.server_steps)
+            at = ctx._replace(round_idx=step, horizon=self.server_steps)
             parameters, moments = self.server_optimizer.update(at, student.parameters, gradient, moments)
             student = ModelState(parameters, student.buffers)
         return GlobalModels(student)
@@ -84,8 +84,3 @@ class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
         labels = torch.zeros_like(logits if ctx.task.target.vectors else logits[..., 0], dtype=torch.int64)
         y = ctx.task.soft_labels(logits, labels, share=0.0)
         return Batch(public.x[rows], y, rows, torch.ones(size, device=rows.device))
-
-
-def _weighted_mean(leaf: Tensor, weight: Tensor) -> Tensor:
-    """Mean of rows [C, ...] by weights [C], in float64."""
-    return torch.einsum("c,c...->...", weight / weight.sum(), leaf.double())

@@ -36,9 +36,10 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.networks.stacked_network import fresh_network
+from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.prototypes import check_classes, class_counts, class_logits, feature_width
-from lit_fed.core.seeds import seed_of, torch_generator, uniforms
+from lit_fed.core.reduce import mean_of_rows
+from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
@@ -130,9 +131,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
             raise ConfigError("FedGen generates the features of a sample, and these labels have positions; give others")
         classes, width = ctx.task.target.num_classes, feature_width(ctx.task, "FedGen")
         build = partial(_Generator, self.noise_size + classes, self.width, width)
-        seed = int(seed_of(ctx.seed, 0, 0, "generator").generate_state(1)[0])
-        fresh = fresh_network(build, seed, ctx.task.dtype).named_parameters()
-        generator = {name: leaf.detach() for name, leaf in fresh}
+        generator = fresh_leaves(build, ctx.seed, "generator", ctx.task.dtype)
         labels = torch.full((classes,), 1 / classes, dtype=ctx.task.dtype)
         models = ctx.task.init(1, ctx.seed)
         return GenerativeModels(models, generator, labels, self.server_optimizer.init(generator))
@@ -174,8 +173,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
     ) -> GenerativeModels:
         """θ <- mean of θ_k, p̂(y) from all c_k, then w <- w - α ∇J(w) (lines 11-12, Eq. 4)."""
         sent: ModelsWithCounts = reduced.value
-        share = reduced.weight / reduced.weight.sum()
-        models = tree.map_leaves(lambda leaf: torch.tensordot(share, leaf.double(), dims=1), sent.models)
+        models = mean_of_rows(sent.models, reduced.weight)
         counts = sent.counts.double()
         labels = counts.sum(0) / counts.sum()
         heads = tree.map_leaves(lambda leaf: leaf.squeeze(1), sent.models)  # one axis for all models, [K, ...]

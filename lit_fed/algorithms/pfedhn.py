@@ -37,9 +37,8 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Participation, Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.networks.stacked_network import fresh_network
+from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.partial_models import Patterns, joined, measured, named_leaves, named_part, names_of
-from lit_fed.core.seeds import seed_of
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
@@ -126,8 +125,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         parameters, buffers = named_part(whole, self.own_names(ctx) | whole.buffers.keys())
         sizes = [leaf.numel() for leaf in _shapes(ctx, parameters).values()]
         build = partial(_Parts, (ctx.num_clients, self._size(ctx)), self.width, self.depth, sizes)
-        seed = int(seed_of(ctx.seed, 0, 0, "hypernetwork").generate_state(1)[0])
-        network = {name: leaf.detach() for name, leaf in fresh_network(build, seed, ctx.task.dtype).named_parameters()}
+        network = fresh_leaves(build, ctx.seed, "hypernetwork", ctx.task.dtype)
         embeddings = network.pop(EMBEDDINGS)
         moments = self.server_optimizer.init(network | {EMBEDDINGS: embeddings})
         return HyperModels(network, embeddings, moments, (parameters, buffers), NOT_SENT)
@@ -283,5 +281,4 @@ def _clipped(gradient: Leaves, clip_norm: float | None) -> Leaves:
     """A gradient whose norm over all leaves is at most this."""
     if clip_norm is None:
         return gradient
-    norm = torch.stack([leaf.square().sum() for leaf in gradient.values()]).sum().sqrt()
-    return tree.scale(gradient, (clip_norm / (norm + 1e-6)).clamp(max=1.0))  # type: ignore[no-any-return]
+    return tree.scale(gradient, (clip_norm / (tree.norm(gradient) + 1e-6)).clamp(max=1.0))  # type: ignore[no-any-return]

@@ -40,6 +40,7 @@ class Context(NamedTuple):
     aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
     weighting: Literal["samples", "uniform"] = "samples"
     num_rounds: int = 1
+    horizon: int | None = None  # rounds after which schedules end, also if a run goes on; None: `num_rounds`
     most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     draws: Tensor | None = None  # [T] draws of each client in this phase, if messages count them themselves

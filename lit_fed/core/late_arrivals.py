@@ -1,4 +1,4 @@
-"""Servers that wait for nobody: clients come in on a virtual clock, with models that they were sent some steps ago.
+"""Asynchronous servers: clients arrive on a virtual clock, with models that they received some steps ago.
 
 A round is one step of the server. Who comes in when follows from the seed and the clients' speeds alone, before
 anything is trained.
@@ -56,7 +56,7 @@ class BufferedArrivals(NamedTuple):
     time: float  # on the virtual clock, at which the buffer is full
 
     def of(self, values: Tensor, client_id: Tensor) -> Tensor:
-        """The one of some values [K] that is a client's, []; 0 for a client that does not come in."""
+        """The entry of values [K] that belongs to a client, []; 0 for a client that does not arrive."""
         return (values.to(client_id.device) * (self.client_ids.to(client_id.device) == client_id)).sum()
 
 

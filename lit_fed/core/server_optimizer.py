@@ -39,7 +39,7 @@ class ServerOptimizer:
     Args:
         name: the class: SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, NAdam, RAdam, RMSprop or Rprop.
         lr: learning rate of the first round.
-        schedule: factor on `lr` by round, as `--model.solver.schedule`.
+        schedule: factor on `lr` by round, as `--model.solver.schedule`, and with the same end.
         options: other arguments of the class, such as `{momentum: 0.9}`.
     """
 
@@ -69,7 +69,7 @@ class ServerOptimizer:
                 )
         try:
             self._made([nn.Parameter(torch.zeros(1))])
-        except ValueError as error:  # PyTorch names value and argument
+        except (IndexError, TypeError, ValueError) as error:  # a ValueError names value and argument
             raise ConfigError(f"{place}.options: {error}; give values that torch.optim.{self.name} takes") from None
 
     def init(self, parameters: Leaves) -> ServerMoments:
@@ -114,7 +114,8 @@ class ServerOptimizer:
     def _made(self, parameters: list[nn.Parameter], ctx: Context | None = None) -> torch.optim.Optimizer:
         rate = self.lr
         if ctx is not None:
-            rate = float(LocalSolver(lr=self.lr, schedule=self.schedule).lr_at(ctx.round_idx, ctx.num_rounds))
+            horizon = ctx.horizon or ctx.num_rounds
+            rate = float(LocalSolver(lr=self.lr, schedule=self.schedule).lr_at(ctx.round_idx, horizon))
         made: torch.optim.Optimizer = getattr(torch.optim, self.name)(parameters, lr=rate, **self.options)
         return made
 

@@ -225,9 +225,9 @@ class FederatedDataModule(LightningDataModule):
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
         seen = self._with_attackers(seen)
-        self.fingerprint = fingerprint(seen, unseen)
         if self.public is not None:
             self.public_samples = public_samples(self.public, seen, self.dataset.normalisation, self.target)
+        self.fingerprint = fingerprint(seen, unseen, public=self.public_samples)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled

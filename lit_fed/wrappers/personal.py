@@ -42,6 +42,7 @@ from lit_fed.core.partial_models import (
     named_leaves,
     named_part,
     rate_of,
+    whole_models,
 )
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Stage, Tree
 from lit_fed.errors import ConfigError
@@ -285,7 +286,7 @@ class PersonalParts(AlgorithmWrapper):
 
 @dataclass(frozen=True)
 class _PartSolver(LocalSolver):
-    """A local solver whose steps move some leaves, whoever takes them."""
+    """A local solver that updates some leaves only, in every algorithm."""
 
     solver: LocalSolver = None  # type: ignore[assignment] # fields of a solver have defaults, so this has to have one
     moving: frozenset[str] = frozenset()
@@ -345,10 +346,7 @@ def _whole(ctx: Context, shared: Tree, personal: ModelState) -> Tree:
     def filled(leaves: dict[str, Any]) -> dict[str, Any]:
         return joined(network, leaves, tree.zeros_like(personal.parameters)) if leaves.keys() <= known else leaves
 
-    def whole(one: ModelState) -> ModelState:
-        return ModelState(*(joined(network, *pair) for pair in zip(one, personal, strict=True)))
-
-    return _mapped(shared, whole, filled)
+    return _mapped(shared, lambda one: whole_models(network, one, personal), filled)
 
 
 def _without(value: Tree, names: frozenset[str], known: Sequence[str]) -> Tree:

@@ -24,7 +24,7 @@ def test_rounds_are_those_of_the_reference(weighting, schedule, client_trainer):
     cores, shifts, personal, sizes = [theta] * 3, [np.zeros(3)] * 3, [theta] * 3, np.ones(3)
     for round_idx, cohort in enumerate(([0, 2], [0, 1, 2], [1, 2], [0, 1])):
         if round_idx == 1 and weighting == "samples":
-            sizes = np.array([5, 6.5, 8])  # client 1 was not heard of, and counts as the average
+            sizes = np.array([5, 6.5, 8])  # client 1 has sent nothing yet, and counts as the average
         elif weighting == "samples" and round_idx > 1:
             sizes = np.array(SIZES)
         prior = sizes / sizes.sum()

@@ -13,7 +13,7 @@ SIZES = [5, 2, 8, 4]
 
 
 def test_rounds_are_those_of_the_reference(client_trainer):
-    """All clients, some and one; β = 4 rounds, after which nobody shares critical parameters."""
+    """All clients, some and one; β = 4 rounds, after which no critical parameters are shared."""
     solver = {"lr": 0.4, "momentum": 0.5}
     fields = {"solver": LocalSolver(local_epochs=2, **solver), "trainer": client_trainer, "batch_size": 2}
     federation = Federation(FedCAC(0.5, 4), make_clients(SIZES), **fields)

@@ -58,12 +58,16 @@ def test_public_samples_are_scaled_as_those_of_the_clients():
         given = TorchDataset(TensorDataset(x, y))
         data = FederatedDataModule.from_clients(clients, test_fraction=0.5, public=given)
         data.setup()
+        digests.add(data.fingerprint)
         return data.public_samples
 
+    digests: set[str] = set()
     found = public(x, y)
     assert same_bits(found.x, x / 255)
     assert found.y.tolist() == list(range(6))
     assert public(x, y + 5).y is None
+    public(x.flip(0), y)
+    assert len(digests) == 3  # a run does not go on with other samples
     with pytest.raises(
         ConfigError, match=r"^--data.public TorchDataset: inputs are float32 of shape \[1, 2, 2\], and "
     ):

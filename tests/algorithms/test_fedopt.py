@@ -178,6 +178,17 @@ def test_the_server_steps_as_an_optimizer_of_pytorch_would(name):
         assert distance(federation.shared.models.parameters, tree.map_leaves(torch.detach, leaf)) < 1e-12
 
 
+def test_rounds_beyond_a_schedule_keep_its_last_rate():
+    """A run that goes on with more rounds does not raise the server's rate again."""
+    given = FedOpt(ServerOptimizer(lr=1.0, schedule="multi_step"))
+    federation = Federation(given, make_clients(SIZES), solver=LocalSolver(lr=0.5), num_rounds=80, round_idx=5)
+    plain = Federation(FedAvg(), make_clients(SIZES), solver=LocalSolver(lr=0.5), num_rounds=80, round_idx=5)
+    federation.schedule_rounds, start = 4, federation.weights
+    federation.round()
+    plain.round()
+    torch.testing.assert_close(federation.weights - start, 0.01 * (plain.weights - start), rtol=0, atol=1e-12)
+
+
 def test_with_sgd_it_is_fedavgm_and_fedavg():
     setting = {"train": make_clients(SIZES), "solver": LocalSolver(lr=0.5)}
     momentum = FedOpt(ServerOptimizer(lr=0.5, options={"momentum": 0.7}))
@@ -193,6 +204,8 @@ def test_with_sgd_it_is_fedavgm_and_fedavg():
         ({"name": "LBFGS"}, r"name is LBFGS; give SGD, Adam, "),
         ({"options": {"maximize": True}}, r"options has 'maximize'; SGD takes momentum, dampening, "),
         ({"options": {"momentum": "0.9"}}, r"options: momentum is '0.9'; give a number"),
+        ({"name": "Adam", "options": {"betas": 0.9}}, r"options: .*; give values that torch.optim.Adam takes"),
+        ({"name": "Adam", "options": {"betas": [0.9]}}, r"options: .*; give values that torch.optim.Adam takes"),
         ({"options": {"momentum": -1}}, r"options: Invalid momentum value: -1; give values that torch.optim.SGD takes"),
     ],
 )

@@ -426,6 +426,12 @@ def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype)
         return build().to(dtype)
 
 
+def fresh_leaves(build: Callable[[], nn.Module], seed: int, purpose: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Fresh parameters of a network beside the models, such as a generator of the server."""
+    network = fresh_network(build, int(seed_of(seed, 0, 0, purpose).generate_state(1)[0]), dtype)
+    return {name: leaf.detach() for name, leaf in network.named_parameters()}
+
+
 def check_trained(network: nn.Module) -> None:
     """Refuse a network without trained parameters.
 

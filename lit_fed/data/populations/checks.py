@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core import tree
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Population, Split
+from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
@@ -301,8 +303,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def fingerprint(*populations: Population | None) -> str:
-    """Digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; resuming compares it.
+def fingerprint(*populations: Population | None, public: PublicSamples | None = None) -> str:
+    """Digest of offsets, inputs and labels of all splits and of the server, 32 hexadecimal digits, for resuming.
 
     If samples are generated on demand it covers all sizes, the origin of the samples, and the samples of a few clients.
     """
@@ -316,7 +318,13 @@ def fingerprint(*populations: Population | None) -> str:
                 tensors.append(split.numbers)
             few = looked_at(split)
             for tensor in (*tensors, few.x, few.y):
-                array = np.ascontiguousarray(tensor.numpy())
-                digest.update(f"{array.dtype.str}{array.shape}".encode())
-                digest.update(array.reshape(-1).view(np.uint8).data)
+                _add(digest, tensor)
+    for leaf in () if public is None else tree.leaves(public):
+        _add(digest, leaf)
     return digest.hexdigest()
+
+
+def _add(digest: Any, tensor: Tensor) -> None:
+    array = np.ascontiguousarray(tensor.numpy())
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(array.reshape(-1).view(np.uint8).data)
