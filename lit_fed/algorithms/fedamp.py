@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
 from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
@@ -99,9 +99,7 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
 
     def client_step(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, batch: Batch) -> AttentiveRun:
         """A step on F_i(w) + λ/(2α_k)·‖w − u_i‖²."""
-        pull = Penalty(self.pull(ctx), work.cloud)
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
-        return AttentiveRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, work.cloud)
+        return local_step(ctx, work, batch, penalty=Penalty(self.pull(ctx), work.cloud))
 
     def client_final(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, data: ClientData) -> ClientResult:
         """w_i goes to the server, and stays; u_i has come down."""

@@ -27,6 +27,7 @@ from typing import Literal
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import local_step
 from lit_fed.core.context import Context
 from lit_fed.core.late_arrivals import LateArrivals, LateRun, ModelsOnTheWay, late_metrics, old_models
 from lit_fed.core.local_solver import Penalty
@@ -80,8 +81,7 @@ class FedAsync(LateArrivals):
     def client_step(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, batch: Batch) -> LateRun:
         """A step on f(x) + ρ/2·‖x − x_τ‖²."""
         pull = Penalty(self.prox_weight, work.start) if self.prox_weight else None
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
-        return LateRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, work.start)
+        return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
         """x_new goes to the server, as its change."""

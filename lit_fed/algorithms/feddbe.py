@@ -141,14 +141,14 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
                 task, work.models, of_models, batch, ctx.lr, objective=objective
             )
             work = work._replace(models=models)
-        found = mean_of_rows(z[:, 0], batch.mask)
+        found = feature_mean(z[:, 0], batch.mask)
         mean, total = torch.lerp(work.mean, found, self.momentum), work.total + found
         return UnbiasedRun(work.models, bias, (of_models, of_bias), work.loss + loss, work.steps + 1, mean, total)
 
     def loss(self, view: ModelView) -> Tensor:
         """The loss of g(f(x) + z̄_i^p), and κ·MR of the batch, [B]."""
         bias, before, wanted, weight = view.constants
-        mean = torch.lerp(before, mean_of_rows(view.features, view.mask), self.momentum)
+        mean = torch.lerp(before, feature_mean(view.features, view.mask), self.momentum)
         regulariser = 0.5 * (mean - wanted).square().mean()
         losses = view.trained_on.losses(view.head(view.features + bias), view.y)
         return losses + weight * regulariser  # type: ignore[no-any-return]
@@ -173,8 +173,6 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
         return ctx.task.mix(scores.new_ones(1), scores)
 
 
-def mean_of_rows(values: Tensor, mask: Tensor) -> Tensor:
+def feature_mean(values: Tensor, mask: Tensor) -> Tensor:
     """The mean of vectors [B, D], or of those of all positions [B, L, D], of the samples whose mask [B] is 1: [D]."""
-    values = values.flatten(1, -2).mean(1) if values.ndim > 2 else values
-    mask = mask.to(values.dtype)
-    return (mask.unsqueeze(-1) * values).sum(0) / mask.sum().clamp(min=1)
+    return masked_mean(values.flatten(1, -2).mean(1) if values.ndim > 2 else values, mask)

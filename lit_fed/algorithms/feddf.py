@@ -28,7 +28,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, MessageSpec, Participation
 from lit_fed.core.context import Context
-from lit_fed.core.reduce import cast_like, mean_of_rows
+from lit_fed.core.reduce import cast_like, stacked_average
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.server_optimizer import ServerOptimizer
 from lit_fed.core.types import Batch, ModelState, PublicSamples, Reduced
@@ -63,7 +63,7 @@ class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """x_{t,0} = Σ_k n_k/n x̂_k, then N steps on KL(mean of logits ‖ prediction) (lines 6-10)."""
-        student: ModelState = cast_like(mean_of_rows(reduced.value, reduced.weight), shared.models)
+        student: ModelState = cast_like(stacked_average(reduced.value, reduced.weight), shared.models)
         teachers = tree.map_leaves(lambda leaf: leaf.squeeze(1), reduced.value)  # one axis for all models, [C, ...]
         moments = self.server_optimizer.init(student.parameters)
         assert ctx.public is not None

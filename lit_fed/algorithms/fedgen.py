@@ -38,7 +38,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.prototypes import check_classes, class_counts, class_logits, feature_width
-from lit_fed.core.reduce import mean_of_rows
+from lit_fed.core.reduce import stacked_average
 from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.targets import ModelView, Objective
@@ -173,7 +173,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
     ) -> GenerativeModels:
         """θ <- mean of θ_k, p̂(y) from all c_k, then w <- w - α ∇J(w) (lines 11-12, Eq. 4)."""
         sent: ModelsWithCounts = reduced.value
-        models = mean_of_rows(sent.models, reduced.weight)
+        models = stacked_average(sent.models, reduced.weight)
         counts = sent.counts.double()
         labels = counts.sum(0) / counts.sum()
         heads = tree.map_leaves(lambda leaf: leaf.squeeze(1), sent.models)  # one axis for all models, [K, ...]

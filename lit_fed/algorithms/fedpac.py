@@ -46,7 +46,7 @@ from lit_fed.core.prototypes import (
     head_leaves,
     per_sample,
 )
-from lit_fed.core.reduce import mean_of_rows
+from lit_fed.core.reduce import stacked_average
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced, Stage
@@ -209,7 +209,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
     def server_step(self, ctx: Context, shared: BodyAndHeads, reduced: Reduced, client_ids: Tensor) -> BodyAndHeads:
         """Means of bodies by samples and of features by class; Σ_j α_ij φ_j for each client of the round."""
         sent: AlignedClassifier = reduced.value
-        models = mean_of_rows(sent.models, reduced.weight)
+        models = stacked_average(sent.models, reduced.weight)
         classes = ClassSums(*(leaf.double().sum(0) for leaf in sent.classes))
         seen = classes.counts > 0
         prototypes = torch.where(seen.unsqueeze(-1), classes.means, shared.prototypes.double())

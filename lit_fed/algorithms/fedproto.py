@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run
+from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
 from lit_fed.core.targets import ModelView, Objective
@@ -104,10 +104,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
             self.means_loss if of_means else self.samples_loss, uses_features=True, over_batch=of_means,
             constants=constants,
         )  # fmt: skip
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
-        )
-        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
+        return local_step(ctx, work, batch, objective=objective)
 
     def means_loss(self, view: ModelView) -> Tensor:
         """CE + λ·Σ_j d(C_i^(j), C̄^(j)) over the classes of the batch, [B]."""

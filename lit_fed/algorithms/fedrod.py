@@ -85,6 +85,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
         check_settings(self, gamma=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
+        """The initial model; labels that are no classes are refused."""
         check_classes(ctx.task.target, "FedRoD")
         return super().shared_init(ctx)
 

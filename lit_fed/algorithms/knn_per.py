@@ -79,6 +79,7 @@ class KNNPer(Algorithm[GlobalModels, Any, LocalRun]):
         check_settings(self, neighbours="> 0", knn_weight="[0, 1]", capacity="> 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
+        """The initial model; labels that are not one class of a sample are refused."""
         check_classes(ctx.task.target, "KNNPer")
         if ctx.task.target.positions:
             raise ConfigError(

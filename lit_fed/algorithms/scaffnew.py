@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.seeds import generator
@@ -106,8 +106,7 @@ class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: SkippedRun, batch: Batch) -> SkippedRun:
         """x̂_i <- x̂_i − γ(g_i(x̂_i) − h_i) (line 6)."""
         shift = Penalty(linear=tree.scale(work.state.control, -1.0))
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=shift)
-        return SkippedRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, work.state)
+        return local_step(ctx, work, batch, penalty=shift)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: SkippedRun, data: ClientData) -> ClientResult:
         """x̂_i goes to the server (line 8); then h_i <- h_i + p/γ·(x_{t+1} − x̂_i) (line 12)."""

@@ -143,6 +143,6 @@ def per_sample(values: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of numbers [B] of the samples whose mask [B] is 1; 0 without any."""
-    mask = mask.to(values.dtype)
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+    """The mean of values [B, ...] of the samples whose mask [B] is 1, [...]; 0 without any."""
+    mask = mask.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
+    return (values * mask).sum(0) / mask.sum().clamp(min=1)

@@ -20,8 +20,17 @@ from lit_fed.core.types import Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Accumulator", "RunningMeans", "all_reduce", "as_shared", "cast_like", "exact_average", "gather_rows",
-    "guard_collectives", "mean_of_rows", "num_ranks", "server_average",
+    "Accumulator",
+    "RunningMeans",
+    "all_reduce",
+    "as_shared",
+    "cast_like",
+    "exact_average",
+    "gather_rows",
+    "guard_collectives",
+    "num_ranks",
+    "server_average",
+    "stacked_average",
 ]  # fmt: skip
 
 
@@ -227,7 +236,7 @@ def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
             total_piece.add_(piece[0], alpha=alone)
 
 
-def mean_of_rows(rows: Tree, weight: Tensor) -> Tree:
+def stacked_average(rows: Tree, weight: Tensor) -> Tree:
     """The mean of stacked messages, leaves [C, ...], by their weights [C], in float64."""
     share = weight / weight.sum()
     return tree.map_leaves(lambda leaf: torch.tensordot(share, leaf.double(), dims=1), rows)
