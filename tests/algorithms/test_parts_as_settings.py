@@ -71,7 +71,7 @@ def test_a_misspelled_part_is_named_before_training(algorithm, option):
 
 # ---------------------------------------------------------------------- steps of a part
 @pytest.mark.parametrize("axis", ["loop", "vmap"])
-@pytest.mark.parametrize("moving", [{"layers.4.weight"}, {"layers.1.bias", "layers.2.running_mean"}, set()], ids=str)
+@pytest.mark.parametrize("moving", [{"layers.4.weight"}, {"layers.1.bias", "layers.2.running_mean"}, set()], ids=sorted)
 def test_a_step_moves_named_leaves_alone(moving, axis):
     """As a step of all leaves does, and the others keep their very memory."""
     task = make_task(network=NormalisedMLP, model_axis=axis)
