@@ -16,10 +16,10 @@ Deviations:
     The paper mentions a term against alike features. Ours is the authors' (`diversity`; 0: Equation 4 alone):
     exp(-mean over pairs of mean (ε_i - ε_j)² · mean |z_i - z_j|).
     Their program, not the paper, trains the generator on the clients' losses, weighted by their shares of the label
-    (`by_label`), and not on the loss of the mean logits. Left out of it: each loss is multiplied by the weights of all
-    samples of the batch; labels are counted from 1 and drawn alike; noise is uniform; clients generate from the second
-    round on, with a third term in their loss, both decaying by 0.98 a round. PFLlib weighs logits by samples, and its
-    generator has the BatchNorm of the authors', at clients too in training mode.
+    (`by_label`), and not on the loss of the mean logits. Not reproduced: broadcasting multiplies each loss by the
+    weights of all samples of the batch; labels are counted from 1 and drawn uniformly; noise is uniform; clients use
+    generated features from the second round on, with a third term in their loss; both terms decay by 0.98 a round.
+    PFLlib weights logits by samples, and keeps the authors' BatchNorm, in training mode also at clients.
     Labels with positions have features at each position, and are refused.
     An unseen client is served by the global model.
 """

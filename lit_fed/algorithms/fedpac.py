@@ -19,8 +19,8 @@ Deviations:
     keeps its centroid.
     The quadratic program is solved exactly, as non-negative least squares. The authors' code drops eigenvalues below
     0.01 of a matrix that rounding made indefinite, and weights below 0.001. PFLlib averages centroids without weights,
-    aligns no class that lacks one, replaces heads one by one while it mixes them, and mixes them in another order than
-    that of their statistics.
+    aligns no class that lacks one, overwrites heads while it mixes them, and applies the weights to the heads in
+    another, random order.
     Heads are mixed among the clients of a round; those of the others stay. A client is served the received body under
     the head that the server mixed for it.
     An unseen client has no head in the paper. Ours: the mean of all heads trains `unseen_epochs` passes on the body.
