@@ -17,6 +17,7 @@ Deviations:
     that is first sampled later learns by single passes.
     The samples of W_i are drawn anew in each round, in shuffled batches of which those of other samples are left out;
     the authors' code takes a contiguous window. It counts tensors, so that its `layer_idx 2` is one layer with a bias.
+    PFLlib forms Θ̂_i for all clients in each round, and it replaces Θ_i of those that were not sampled.
     Clients are served by Θ_i after training; the authors' code evaluates Θ̂_i ahead of it, in the next round.
     Running statistics are the global ones, as W_i does not weigh them.
     An unseen client trains `unseen_epochs` passes from the global model.

@@ -15,8 +15,10 @@ Deviations:
     does not learn that its message was lost (`model.faults`), and leaves it out all the same.
     Mean outputs are those of the model after its local steps, over all local samples; the paper adds them up while the
     model moves.
-    The distance is the cross-entropy between the softmax of teacher and outputs, the paper's φ. PFLlib takes the mean
-    squared error of the logits: `distance: mse`; there a client is part of its own teacher.
+    The distance is the cross-entropy between the softmax of teacher and outputs, the paper's φ. PFLlib had the mean
+    squared error of the logits (`distance: mse`) until April 2024, and since November 2025 has the cross-entropy with
+    mean logits in the place of probabilities. There a client is part of its own teacher, and outputs are added up while
+    the model moves, as in the paper.
     Federated augmentation, the paper's second half, is not offered. All clients have one architecture and one start.
     An unseen client has no model in the paper. Ours: the initial one trains `unseen_epochs` passes, distilling the mean
     of all clients.

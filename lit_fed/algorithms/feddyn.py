@@ -13,9 +13,9 @@ Symbols:
 Deviations:
     The local problem is solved by the solver's steps, as in the authors' code; a client without steps keeps its linear
     term. Running statistics are averaged as in FedAvg.
-    The authors' code divides α by the client's relative size, adds it to the weight decay, whose quadratic term then
-    pulls to 0 and not to θ^{t-1}, and clips gradients at norm 10 (`solver.clip_norm`). PFLlib penalises the norm, not
-    its square.
+    The authors' code divides α by the client's relative size, and has α·θ as weight decay, so that its clipping at norm
+    10 leaves this part of the penalty's gradient out; `solver.clip_norm` counts it. PFLlib penalises the norm, not its
+    square.
     The average is unweighted as in the paper; with `model.weighting: samples` p_k = n_k/n takes the place of 1/m.
     θ^t = mean_k θ_k − h/α may be far from every client in the first rounds. `serve_mean` predicts with the mean of the
     clients of the last round, θ^t + h/α, which the authors' code evaluates too.

@@ -15,8 +15,11 @@ Deviations:
     The generator is the authors', without its BatchNorm: a hidden layer of `width` with ReLU, and a linear one.
     The paper mentions a term against alike features. Ours is the authors' (`diversity`; 0: Equation 4 alone):
     exp(-mean over pairs of mean (ε_i - ε_j)² · mean |z_i - z_j|).
-    Their program, not the paper, weighs each client's part of the ensemble by its share of the label (`by_label`), adds
-    a third term to the clients' loss, and lets both terms decay by 0.98 a round; the latter two are left out.
+    Their program, not the paper, trains the generator on the clients' losses, weighted by their shares of the label
+    (`by_label`), and not on the loss of the mean logits. Not reproduced: broadcasting multiplies each loss by the
+    weights of all samples of the batch; labels are counted from 1 and drawn uniformly; noise is uniform; clients use
+    generated features from the second round on, with a third term in their loss; both terms decay by 0.98 a round.
+    PFLlib weights logits by samples, and keeps the authors' BatchNorm, in training mode also at clients.
     Labels with positions have features at each position, and are refused.
     An unseen client is served by the global model.
 """
@@ -89,7 +92,8 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
         server_steps: steps of the generator in a round.
         server_batch_size: features of a step.
         diversity: weight of the term against alike features.
-        by_label: whether clients count in the ensemble by their shares of the label, as in the authors' program.
+        by_label: whether the generator's loss is the mean of the clients' losses, weighted by their shares of the
+            label, as in the authors' program, and not the loss of their mean logits.
         server_optimizer: the generator's.
     """
 
@@ -177,26 +181,30 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
         counts = sent.counts.double()
         labels = counts.sum(0) / counts.sum()
         heads = tree.map_leaves(lambda leaf: leaf.squeeze(1), sent.models)  # one axis for all models, [K, ...]
-        each = counts / counts.sum(0).clamp(min=1) if self.by_label else torch.full_like(counts, 1 / len(counts))
+        shares = (counts / counts.sum(0).clamp(min=1)).to(ctx.task.dtype)
         generator, moments = shared.generator, shared.moments
         rng = torch_generator(ctx.seed, ctx.round_idx, 0, "generator")
         for _ in range(self.server_steps):
-            slope = self._slope(ctx, generator, heads, labels, each.to(ctx.task.dtype), rng)
+            slope = self._slope(ctx, generator, heads, labels, shares, rng)
             generator, moments = self.server_optimizer.update(ctx, generator, slope, moments)
         return GenerativeModels(models, generator, labels, moments)
 
     def _slope(
-        self, ctx: Context, generator: Leaves, heads: ModelState, labels: Tensor, each: Tensor, rng: torch.Generator
+        self, ctx: Context, generator: Leaves, heads: ModelState, labels: Tensor, shares: Tensor, rng: torch.Generator
     ) -> Leaves:
-        """∇J(w) on a batch: the ensemble's logits are means over clients, weighted by `each` [K, C] of the label."""
+        """∇J(w) on a batch, from the clients' shares of each label, [K, C]."""
         size, device = (self.server_batch_size, self.noise_size), labels.device
         y = torch.multinomial(labels.cpu(), size[0], replacement=True, generator=rng).to(device)
         noise = torch.randn(size, generator=rng, dtype=ctx.task.dtype).to(device)
         given = {name: leaf.detach().requires_grad_() for name, leaf in generator.items()}
         with torch.enable_grad():
             features = _features(given, noise, y, len(labels))
-            logits = ctx.task.head(heads, features.unsqueeze(1).expand(-1, each.shape[0], -1))
-            loss = _cross_entropy((logits * each.T[y].unsqueeze(-1)).sum(1), y).mean()
+            logits = ctx.task.head(heads, features.unsqueeze(1).expand(-1, len(shares), -1))
+            if self.by_label:
+                each = _cross_entropy(logits.flatten(0, 1), y.repeat_interleave(len(shares))).view(-1, len(shares))
+                loss = (shares.T[y] * each).sum(1).mean()
+            else:
+                loss = _cross_entropy(logits.mean(1), y).mean()
             if self.diversity:
                 loss = loss + self.diversity * _alike(noise, features)
             return dict(zip(given, torch.autograd.grad(loss, list(given.values())), strict=True))

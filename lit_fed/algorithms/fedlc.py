@@ -12,8 +12,8 @@ Deviations:
     A class that the client does not have has an infinite margin: it takes no part in the client's softmax.
     The paper's last formula leaves the true class out of the denominator: `denominator: others`. That loss has no lower
     bound; `all` is the softmax with the pairwise margins, as public programs such as fluke have it.
-    Counts are those of all local samples, of positions for sequences. The exponent −1/4 is that of label-distribution
-    aware margins (Cao et al. 2019).
+    Counts are those of all local samples, of positions for sequences; PFLlib's are those of all clients together. The
+    exponent −1/4 is that of label-distribution aware margins (Cao et al. 2019).
     An unseen client is served the global model, whose logits are not calibrated.
 """
 

@@ -13,7 +13,8 @@ Symbols:
 Deviations:
     The teacher predicts in evaluation mode, with running statistics and without dropout.
     The gradient of the KL falls with 1/τ². Later versions of the authors' code multiply it by τ², as is usual in
-    distillation: `scaled: true`; the paper has no such factor, and with τ = 1 there is no difference.
+    distillation: `scaled: true`; the paper has no such factor, and with τ = 1 there is no difference. PFLlib has it,
+    and averages models without weights.
     With two classes one class is left, and FedNTD is FedAvg. Positions of sequences are distilled one by one.
     An unseen client is served the global model.
 """

@@ -14,10 +14,13 @@ Symbols:
     α_i    -> argmin over the simplex of αᵀ(diag(v) + D_i)α, D_i[j, l] = Σ_k ⟨h_ik − h_jk, h_ik − h_lk⟩;
                                  φ_i ← Σ_j α_ij φ_j
 Deviations:
-    A class without a global centroid is aligned with the client's own mean under the received body, as in the authors'
-    code. A class of which no client of a round has a sample keeps its centroid.
+    A class without a global centroid is aligned with the client's own mean under the received body, and nothing is
+    aligned before the first centroids, both as in the authors' code. A class of which no client of a round has a sample
+    keeps its centroid.
     The quadratic program is solved exactly, as non-negative least squares. The authors' code drops eigenvalues below
-    0.01 of a matrix that rounding made indefinite, and weights below 0.001.
+    0.01 of a matrix that rounding made indefinite, and weights below 0.001. PFLlib averages centroids without weights,
+    aligns no class that lacks one, overwrites heads while it mixes them, and applies the weights to the heads in
+    another, random order.
     Heads are mixed among the clients of a round; those of the others stay. A client is served the received body under
     the head that the server mixed for it.
     An unseen client has no head in the paper. Ours: the mean of all heads trains `unseen_epochs` passes on the body.
@@ -176,7 +179,9 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         task, solver, (of_head, of_body) = ctx.task, ctx.solver, work.optimizer
         head = head_leaves(task, work.models)
         if ctx.stage == "body":
-            objective = Objective(self.loss, uses_features=True, constants=work.aims.unsqueeze(0))
+            weight = self.weight * shared.known.any().to(work.aims.dtype)
+            constants = (work.aims.unsqueeze(0), weight.unsqueeze(0))
+            objective = Objective(self.loss, uses_features=True, constants=constants)
             moved, of_body, loss = solver.step(task, work.models, of_body, batch, ctx.lr, objective=objective)
             models = moved._replace(parameters=moved.parameters | head)
         else:
@@ -191,8 +196,9 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
 
     def loss(self, view: ModelView) -> Tensor:
         """The task's loss + λ·(mean squared distance to the centroid of the class), [B]."""
-        away = (view.features - view.constants[view.y]).square().mean(-1)
-        return view.losses + self.weight * per_sample(away)
+        aims, weight = view.constants
+        away = (view.features - aims[view.y]).square().mean(-1)
+        return view.losses + weight * per_sample(away)  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, data: ClientData) -> ClientResult:
         """Body, head, class sums under the new body, and h_i and v_i go to the server."""

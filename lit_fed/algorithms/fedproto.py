@@ -15,9 +15,9 @@ Deviations:
     into steps of full length there. The squared norm, D times as large, diverged on digits at a rate of 0.1.
     In a step C_i^(j) is the mean over the class's samples in the batch. The authors' code has the mean squared error of
     each sample to the prototype of its class instead: `distance: samples`.
-    Their code averages prototypes without weights, and adds up features in the last epoch while the model still moves;
-    here C_i^(j) is that of the model after its local steps, over all local samples. It predicts one of the client's own
-    classes; here all classes that have a prototype can be predicted.
+    Their code averages prototypes without weights, and adds up features in the last epoch while the model still moves
+    (PFLlib: without weights, in all epochs); here C_i^(j) is that of the model after its local steps, over all local
+    samples. It predicts one of the client's own classes; here all classes that have a prototype can be predicted.
     A class of which no client of a round has a sample keeps its prototype; one that has none yet is not compared.
     Ours: probabilities are the softmax of −‖f(x) − C̄^(j)‖², whose largest is the nearest prototype; a class without a
     prototype gets the smallest positive number. Before the first round, and with `predict: head`, the last layer does.

@@ -44,7 +44,7 @@ def test_rounds_are_those_of_the_reference(client_trainer, by_label, diversity):
         models = np.array([client_steps(model, *clients[k], *drawn(federation, k), 0.5, 3, 0.7, 8) for k in present])
         counts = np.array([np.bincount(clients[k][1], minlength=2) for k in present], dtype=float)
         labels = counts.sum(0) / counts.sum()
-        shares = counts / counts.sum(0) if by_label else np.full_like(counts, 1 / len(present))
+        shares = counts / counts.sum(0) if by_label else None
         rng = torch_generator(0, round_idx, 0, "generator")
         y = torch.multinomial(torch.from_numpy(labels), 7, replacement=True, generator=rng).numpy()
         noise = torch.randn(7, 3, generator=rng, dtype=torch.float64).numpy()

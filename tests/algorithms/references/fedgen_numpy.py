@@ -18,13 +18,16 @@ def generator_loss(generator, noise, labels, models, shares, diversity):
         noise: [B, E].
         labels: [B].
         models: [w, b] of each client, [K, D + 1].
-        shares: of each client in the ensemble by label, [K, 2].
+        shares: of each client in the losses by label, [K, 2]; None: the loss of the mean logits.
         diversity: weight of that term.
     """
     z = features(generator, noise, labels)
     logits = np.hstack([z, np.ones((len(z), 1))]) @ models.T
-    ensemble = (logits * shares.T[labels]).sum(1)
-    loss = np.logaddexp(0, np.where(labels == 1, -ensemble, ensemble)).mean()
+    sign = np.where(labels == 1, -1, 1)
+    if shares is None:
+        loss = np.logaddexp(0, sign * logits.mean(1)).mean()
+    else:
+        loss = (np.logaddexp(0, sign[:, None] * logits) * shares.T[labels]).sum(1).mean()
     apart = ((noise[:, None] - noise[None]) ** 2).mean(2)
     differ = np.abs(z[:, None] - z[None]).mean(2)
     return loss + diversity * np.exp(-(apart * differ).mean())

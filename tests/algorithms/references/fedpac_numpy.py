@@ -57,7 +57,8 @@ def fedpac_round(body, heads, centroids, clients, of_head, of_body, *, weight, h
         h[i], v[i] = statistics(z, y)
         aims = {k: centroids.get(k, z[y == k].mean(0)) for k in np.unique(y)}
         trained[i] = train_head(body, heads[i], x, y, of_head[i], lr=head_lr, **options)
-        bodies[i] = train_body(body, trained[i], x, y, of_body[i], aims, weight, lr=lr, **options)
+        pull = weight if centroids else 0.0  # nothing is aligned before the first centroids
+        bodies[i] = train_body(body, trained[i], x, y, of_body[i], aims, pull, lr=lr, **options)
     new, after = dict(centroids), list(heads)
     for k in range(CLASSES):
         rows = [features(np.concatenate([bodies[i], trained[i]]), clients[i][0][clients[i][1] == k]) for i in present]
