@@ -17,12 +17,15 @@ from lit_fed.data.data_sets.columns import (
     TableRows,
     as_text,
     is_numeric,
+    marked,
     numbers,
     read_rows,
+    require_all_values,
     require_values,
     split_names,
     texts,
 )
+from lit_fed.data.data_sets.fills import Imputation
 
 __all__ = ["Table"]
 
@@ -36,9 +39,9 @@ class Table(PooledDataSet):
 
     Numeric columns are inputs, text columns are one-hot encoded over the texts of the training rows. Labels of text, or
     at most 20 integers, are classes and keep their names; labels with fractions are regression targets; for more
-    integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming the row (from 1,
-    after the header). Several names are a list, or one text with commas: `age, sex`. Parquet needs
-    `pip install "pyarrow>=15"`.
+    integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming columns, counts
+    and the first row (from 1, after the header), unless `impute` fills them in. Several names are a list, or one text
+    with commas: `age, sex`. Parquet needs `pip install "pyarrow>=15"`.
 
     Args:
         path: the file, with a header.
@@ -56,6 +59,13 @@ class Table(PooledDataSet):
             clients; checkpoints keep them for later clients.
         unknown_categories: for a text in no training row: `error`, or `zeros` in all inputs of the column.
         separator: separator of CSV values.
+        missing_values: texts that mark a missing value beside empty cells, as `?`, or `chol=0` in one column.
+        impute: what takes the place of missing inputs: `mean`, `median` or `most_frequent` value of the training rows,
+            from sums over clients, or `constant`; null: missing values are refused. Of a text it is the most frequent
+            one, or with the others no category at all.
+        impute_by: values of `all` clients, or of each `client` where it has some.
+        impute_value: the `constant`.
+        indicators: one more input, 0 or 1, for each column with missing training values.
         constants: table of public rows with the same columns, from which classes, categories, means and standard
             deviations are learned; null: from the clients' rows, which ε of `--model.privacy` does not cover.
     """
@@ -73,12 +83,23 @@ class Table(PooledDataSet):
     standardize: bool = True
     unknown_categories: Literal["error", "zeros"] = "error"
     separator: str = ","
+    missing_values: Names = ()
+    impute: Imputation | None = None
+    impute_by: Literal["all", "client"] = "all"
+    impute_value: float = 0.0
+    indicators: bool = False
     constants: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("feature_columns", "ignored_columns", "category_columns", "unseen_clients"):
+        for name in ("feature_columns", "ignored_columns", "category_columns", "unseen_clients", "missing_values"):
             given = getattr(self, name)
             object.__setattr__(self, name, None if given is None else names_of(given))
+        for name, needs in (("indicators", self.impute), ("impute_by", self.impute not in (None, "constant"))):
+            require(
+                bool(needs) or getattr(self, name) in (False, "all"),
+                f"{PREFIX}.{name} is {getattr(self, name)}, but impute is {self.impute or 'null'}; give "
+                f"{PREFIX}.impute median",
+            )
         require(len(self.separator) == 1, f"{PREFIX}.separator is {self.separator!r}; give one character")
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
@@ -102,15 +123,19 @@ class Table(PooledDataSet):
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows, num_own = self._read()
         self._check_columns(rows)
+        names_of_inputs, marks = self._inputs(rows), names_of(self.missing_values)
+        rows = marked(rows, marks, names_of_inputs)
         columns = TableColumns(
-            self._features(rows), self.label_column, self.client_column, self.split_column, self.separator,
-            self.unknown_categories,
+            self._features(rows, names_of_inputs), self.label_column, self.client_column, self.split_column,
+            self.separator, self.unknown_categories, marks, self.impute if self.impute_by == "client" else None,
         )  # fmt: skip
         public = self._public(rows, columns)
         labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
         categories = names_of(self.category_columns)
-        encoder = TableEncoder(rows, columns, categories, self.standardize, public)
+        encoder = TableEncoder(
+            rows, columns, categories, self.standardize, public, self.impute, self.impute_value, self.indicators
+        )
         return Samples(
             np.arange(len(rows.frame)), labels, owner, names, class_names, self._split(rows),
             self._unseen(rows, owner, names, num_own), encoder,
@@ -132,8 +157,10 @@ class Table(PooledDataSet):
         public = read_rows([(self.constants, option)], self.separator)
         names = [*(one.name for one in columns.features), self.label_column]
         public.require_columns(names, f"{option} must have the column")
-        for name in names:
-            require_values(public, name)
+        public = marked(public, columns.missing_values, names[:-1])
+        if self.impute is None:
+            require_all_values(public, names[:-1], f"{PREFIX}.")
+        require_values(public, self.label_column)
         return public
 
     def _check_columns(self, rows: TableRows) -> None:
@@ -147,9 +174,12 @@ class Table(PooledDataSet):
         for name in ("feature_columns", "ignored_columns", "category_columns"):
             rows.require_columns(getattr(self, name) or (), name)
 
-    def _features(self, rows: TableRows) -> tuple[Feature, ...]:
+    def _inputs(self, rows: TableRows) -> tuple[str, ...]:
+        """Names of the input columns."""
         taken = {self.client_column, self.label_column, self.split_column, *self.ignored_columns}
-        names = self.feature_columns or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
+        names = names_of(self.feature_columns or ()) or tuple(
+            one for one in map(str, rows.frame.columns) if one not in taken
+        )
         require(bool(names), f"{rows.source}: no input column is left; add some, or set feature_columns")
         for name in names:
             require(
@@ -157,16 +187,26 @@ class Table(PooledDataSet):
                 f"{rows.source}: a column has no name, such as the row numbers that pandas writes without index=False; "
                 f"name it, or leave it out by ignored_columns {name!r}",
             )
-            require_values(rows, name)
-        return tuple(Feature(name, () if self._is_category(rows, name) else None) for name in names)
+        return names
+
+    def _features(self, rows: TableRows, names: tuple[str, ...]) -> tuple[Feature, ...]:
+        """The input columns, whose categories and fills are learned later."""
+        if self.impute is None:
+            require_all_values(rows, names, f"{PREFIX}.")
+        kinds = [self._is_category(rows, name) for name in names]
+        fills: dict[bool, float | str | None] = {False: None, True: None}
+        if self.impute is not None:
+            fills = {False: float("nan"), True: ""}
+        pairs = zip(names, kinds, strict=True)
+        return tuple(Feature(name, () if category else None, fills[category]) for name, category in pairs)
 
     def _is_category(self, rows: TableRows, name: str) -> bool:
         if name in self.category_columns:
             return True
         if is_numeric(rows.frame[name]):
-            numbers(rows, name)  # refuses infinite values
+            numbers(rows, name, may_miss=True)  # refuses infinite values
             return False
-        texts(rows, name)
+        texts(rows, name, may_miss=True)
         return True
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
