@@ -309,7 +309,10 @@ def standardisation(clients: Sequence[np.ndarray], columns: TableColumns) -> Nor
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-ENDINGS = (".csv", ".csv.gz", ".parquet")
+ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx")
+PACKAGES = {".parquet": ("pyarrow", "pyarrow>=15"), ".feather": ("pyarrow", "pyarrow>=15"), ".xlsx": ("openpyxl",) * 2}
+"""What pandas reads other files with: module, and what pip installs."""
+
 SHOWN = 20
 """Number of columns listed in errors."""
 
@@ -320,6 +323,7 @@ class TableRows(NamedTuple):
     frame: pd.DataFrame  # rows numbered from 0
     source: str  # name of the tables in errors
     place: Callable[[int], str]  # row number -> name of the row in errors
+    files: tuple[tuple[str, int], ...] = ()  # path of each file, and its number of rows
 
     def error(self, row: int, column: str, what: str) -> ConfigError:
         """An error about one value; `what` says what is wrong and the fix."""
@@ -373,7 +377,9 @@ def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRo
         file = int(np.searchsorted(starts, row, side="right")) - 1
         return f"{names[file]}: row {row - int(starts[file]) + 1}"
 
-    return TableRows(pd.concat(frames, ignore_index=True), " and ".join(names), place)
+    source = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+    each = tuple(zip(names, sizes, strict=True))
+    return TableRows(pd.concat(frames, ignore_index=True), source, place, each)
 
 
 def rows_of_frame(frame: pd.DataFrame, source: str = "the frame") -> TableRows:
@@ -399,10 +405,14 @@ def _read_file(path: Path, option: str, separator: str) -> pd.DataFrame:
     require(is_table_file(path), f"{option} {path}: not a table; give a file that ends in {', '.join(ENDINGS)}")
     require_file(path, f"correct {option}")
     try:
-        if path.suffix.lower() == ".parquet":
-            _require_pyarrow(path)
-            frame = pd.read_parquet(path, engine="pyarrow").reset_index(drop=True)
+        ending = path.suffix.lower()
+        if ending in PACKAGES:
+            _require_package(path, *PACKAGES[ending])
+            readers: dict[str, Callable[[Path], pd.DataFrame]]
+            readers = {".parquet": pd.read_parquet, ".feather": pd.read_feather, ".xlsx": pd.read_excel}
+            frame = readers[ending](path).reset_index(drop=True)
         else:
+            separator = "\t" if table_name(path) + ".tsv" in (path.name, path.stem) else separator
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
                 frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False, index_col=False)
@@ -431,11 +441,11 @@ def _check_frame(frame: pd.DataFrame, source: str) -> None:
     require(not len(twice), f"{source}: two columns are called {twice[0] if len(twice) else ''!r}; rename one")
 
 
-def _require_pyarrow(path: Path) -> None:
+def _require_package(path: Path, module: str, package: str) -> None:
     try:
-        importlib.import_module("pyarrow")
+        importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f'{path}: parquet files need the package pyarrow; pip install "pyarrow>=15"') from error
+        raise ConfigError(f'{path}: {path.suffix} files need the package {module}; pip install "{package}"') from error
 
 
 # ------------------------------------------------------------------ columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,15 +18,18 @@ from lit_fed.data.data_sets.columns import (
     TableRows,
     as_text,
     is_numeric,
+    is_table_file,
     marked,
     numbers,
     read_rows,
     require_all_values,
     require_values,
     split_names,
+    table_name,
     texts,
 )
 from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.system.files import given_path
 
 __all__ = ["Table"]
 
@@ -35,7 +39,7 @@ SAY = f"set task ({PREFIX}.task) to classification (classes) or regression (quan
 
 @dataclass(frozen=True)
 class Table(PooledDataSet):
-    """Rows of a .csv, .csv.gz or .parquet file, one per sample, with a column naming the client.
+    """Rows of a table, one per sample, with a column naming the client, or of several tables, one per client.
 
     Numeric columns are inputs, text columns are one-hot encoded over the texts of the training rows. Labels of text, or
     at most 20 integers, are classes and keep their names; labels with fractions are regression targets; for more
@@ -44,8 +48,10 @@ class Table(PooledDataSet):
     with commas: `age, sex`. Parquet needs `pip install "pyarrow>=15"`.
 
     Args:
-        path: the file, with a header.
-        client_column: column with the client of each row; null: `--data.partition` divides the rows.
+        path: file with a header, .csv, .tsv (both also with .gz), .parquet, .feather or .xlsx; several with commas, or
+            a folder of them.
+        client_column: column with the client of each row; null: the files' names, and with one file `--data.partition`
+            divides the rows.
         label_column: column with the labels.
         feature_columns: input columns, in this order; null: all others.
         ignored_columns: columns to leave out.
@@ -70,7 +76,7 @@ class Table(PooledDataSet):
             deviations are learned; null: from the clients' rows, which ε of `--model.privacy` does not cover.
     """
 
-    path: str = ""
+    path: Names = ""
     client_column: str | None = None
     label_column: str = ""
     feature_columns: Names | None = None
@@ -103,7 +109,7 @@ class Table(PooledDataSet):
         require(len(self.separator) == 1, f"{PREFIX}.separator is {self.separator!r}; give one character")
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
-                not given or self.client_column is not None,
+                not given or self.client_column is not None or (name == "unseen_clients" and self.natural),
                 f"{PREFIX}.{name} is {given}, which needs a client_column; set client_column, or use "
                 "--data.unseen_fraction",
             )
@@ -116,8 +122,8 @@ class Table(PooledDataSet):
 
     @property
     def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class
-        """Whether a column names the clients, so that a partition is refused."""
-        return self.client_column is not None
+        """Whether a column or files name the clients, so that a partition is refused."""
+        return self.client_column is not None or len(self._files()) > 1
 
     def load(self) -> Samples:
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
@@ -142,13 +148,25 @@ class Table(PooledDataSet):
         )  # fmt: skip
 
     def _read(self) -> tuple[TableRows, int]:
-        """The rows of both files, and the number of rows of the first."""
+        """The rows of all files, and the number of those that are not of `unseen_path`."""
         require(bool(self.path), f"Table: path is not set; pass {PREFIX}.path FILE")
-        files = [(self.path, f"{PREFIX}.path")]
+        files = [(path, f"{PREFIX}.path") for path in self._files()]
         own = read_rows(files, self.separator)
         if self.unseen_path is None:
             return own, len(own.frame)
         return read_rows([*files, (self.unseen_path, f"{PREFIX}.unseen_path")], self.separator), len(own.frame)
+
+    def _files(self) -> list[str]:
+        """The paths in `path`: one, several with commas, or those of the tables in a folder."""
+        given = [self.path] if isinstance(self.path, str) and self.path else []
+        for place in (given_path(one, f"{PREFIX}.path") for one in given):
+            if place.is_dir():
+                found = sorted(str(one) for one in place.iterdir() if is_table_file(one))
+                require(bool(found), f"{PREFIX}.path {place}: the folder has no table; give a file or another folder")
+                return found
+            if place.is_file():
+                return given
+        return list(names_of(self.path))
 
     def _public(self, rows: TableRows, columns: TableColumns) -> TableRows | None:
         if self.constants is None:
@@ -250,7 +268,9 @@ class Table(PooledDataSet):
     def _owners(self, rows: TableRows) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each row [n], and the clients' names in order."""
         if self.client_column is None:
-            return None, None
+            sizes = [size for _, size in rows.files]
+            own = [table_name(Path(path)) for path, _ in rows.files]
+            return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
         found = texts(rows, self.client_column, mixed=True)
         names = _sorted_names(found, numeric=is_numeric(rows.frame[self.client_column]))
         number = {name: position for position, name in enumerate(names)}

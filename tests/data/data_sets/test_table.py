@@ -222,7 +222,7 @@ def test_wrong_files(tmp_path, old, new, message):
     [
         ({"path": ""}, "path is not set; pass --data.dataset.path FILE"),
         ({"path": "no.csv"}, "no.csv"),
-        ({"path": "table.xlsx"}, "not a table; give a file that ends in .csv, .csv.gz, .parquet"),
+        ({"path": "table.docx"}, "not a table; give a file that ends in .csv, .csv.gz, .tsv, .tsv.gz, .parquet"),
         ({"client_column": "whom"}, "client_column 'whom'"),
         ({"label_column": ""}, "label_column is not set; give one of the columns who, age, town, fold, kind"),
         ({"label_column": "kinds"}, "has no such column; it has who, age, town, fold, kind"),
@@ -374,6 +374,22 @@ def test_frames_are_frames(tmp_path):
     pytest.importorskip("pyarrow")
     with pytest.raises(ConfigError, match=r"--data.dataset.path .*broken.parquet: cannot be read"):
         read_rows([(str(tmp_path / "broken.parquet"), "--data.dataset.path")])
+
+
+def test_files_of_several_sites_name_the_clients(tmp_path):
+    frame = pd.DataFrame({"age": [1.5, 2, 3, 4], "kind": list("abab")})
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    frame.to_csv(folder / "oslo.tsv", sep="\t", index=False)
+    frame.to_feather(folder / "rome.feather")
+    (folder / "notes.txt").write_text("no table")
+    both = f"{folder / 'oslo.tsv'}, {folder / 'rome.feather'}"
+    for path in (str(folder), both):
+        data = data_of(Table(path, label_column="kind", standardize=False), test_fraction=0)
+        assert (data.seen.names, data.seen.train.sizes.tolist()) == (["oslo", "rome"], [4, 4])
+        assert sorted(data.seen.train.x[:, 0].tolist()) == [1.5, 1.5, 2, 2, 3, 3, 4, 4]
+    assert data_of(Table(both, label_column="kind", unseen_clients="rome")).unseen.names == ["rome"]
+    refused("the folder has no table", lambda: Table(str(tmp_path), label_column="kind"))
 
 
 # ---------------------------------------------------------------------- missing values
