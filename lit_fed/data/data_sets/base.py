@@ -25,8 +25,9 @@ from lit_fed.core.seeds import generator
 
 __all__ = [
     "ANY_SEED", "MOST_CLASSES", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode", "Labels",
-    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "input_array", "label_array",
-    "make_split", "names_of", "picture_array", "require", "stacked_samples", "with_words",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "input_array",
+    "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
+    "with_words",
 ]  # fmt: skip
 
 
@@ -235,11 +236,11 @@ def with_words(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         yield item
         if time.monotonic() - last > SECONDS_BETWEEN_WORDS:
             last = time.monotonic()
-            if _is_first_process():
+            if is_first_process():
                 notice(f"{what}: {number + 1:,} of {total:,} samples are read")
 
 
-def _is_first_process() -> bool:
+def is_first_process() -> bool:
     """Whether this is rank 0, by Lightning if it is loaded."""
     loaded = sys.modules.get("lightning.pytorch.utilities.rank_zero")
     return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,18 +14,20 @@ import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import Normalisation, require
-from lit_fed.errors import ConfigError
+from lit_fed.data.data_sets.base import Normalisation, is_first_process, require
+from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
+from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import given_path, require_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Feature", "TableColumns", "TableEncoder", "TableRows", "as_text", "encode", "is_numeric", "is_table_file",
-    "missing_values", "numbers", "read_rows", "require_values", "rows_of_frame", "split_names", "standardisation",
-    "table_name", "texts",
+    "Feature", "TableColumns", "TableEncoder", "TableRows", "as_text", "encode", "fill_in", "is_numeric",
+    "is_table_file", "marked", "missing_values", "numbers", "read_rows", "require_all_values", "require_values",
+    "rows_of_frame", "split_names", "standardisation", "table_name", "texts",
 ]  # fmt: skip
+
 
 MOST_CATEGORIES = 100
 """Maximum number of categories inferred for a text column."""
@@ -38,11 +41,14 @@ class Feature(NamedTuple):
 
     name: str
     categories: tuple[str, ...] | None = None  # one-hot encoded; None: one numeric input
+    fill: float | str | None = None  # in place of a missing value; "": no category; None: missing values are refused
+    indicator: bool = False  # one more input, 1 where the value is missing
 
     @property
     def input_names(self) -> list[str]:
         """Names of its inputs."""
-        return [self.name] if self.categories is None else [f"{self.name}={one}" for one in self.categories]
+        own = [self.name] if self.categories is None else [f"{self.name}={one}" for one in self.categories]
+        return [*own, f"{self.name} is missing"] if self.indicator else own
 
 
 class TableColumns(NamedTuple):
@@ -54,6 +60,15 @@ class TableColumns(NamedTuple):
     split_column: str | None
     separator: str
     unknown_categories: Literal["error", "zeros"]
+    missing_values: tuple[str, ...] = ()  # texts that mark a missing value, or column=text
+    own_fills: Imputation | None = None  # each client's own fills where it has values; None: those of all clients
+
+    @property
+    def numeric(self) -> list[int]:
+        """Input of each numeric column."""
+        ends = np.cumsum([len(one.input_names) for one in self.features])
+        pairs = zip(self.features, ends, strict=True)
+        return [int(end) - len(one.input_names) for one, end in pairs if one.categories is None]
 
     @property
     def input_names(self) -> list[str]:
@@ -82,6 +97,9 @@ class TableEncoder:
         category_columns: columns that the user declared as categories.
         standardize: standardise numeric columns.
         public: rows to learn from in place of the training samples; None: none.
+        impute: what takes the place of missing values; None: they are refused.
+        impute_value: of `constant`.
+        indicators: one more input for each column with missing training values.
     """
 
     rows: TableRows
@@ -89,6 +107,9 @@ class TableEncoder:
     category_columns: tuple[str, ...]
     standardize: bool
     public: TableRows | None = None
+    impute: Imputation | None = None
+    impute_value: float = 0.0
+    indicators: bool = False
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """Replace row numbers [n] by inputs [n, W]."""
@@ -96,12 +117,20 @@ class TableEncoder:
         features = tuple(self._learned(one, train_rows) for one in self.columns.features)
         columns = self.columns._replace(features=features)
         inputs = encode(self.rows, columns, self.category_columns, "--data.dataset.")
+        clients = np.split(inputs[train_rows], ends)
+        _say_constant_columns(clients, columns, seen.names, self.rows.source)
+        known = clients if self.public is None else [encode(self.public, columns, self.category_columns)]
+        if self.impute is not None:
+            columns = self._filled(columns, known)
+            for population in (seen, unseen):
+                for own, every in () if population is None else _rows_by_client(population):
+                    inputs[every] = fill_in(inputs[every], columns, inputs[own])
+            known = [fill_in(x, columns, x) for x in known]
         normalisation = None
-        if self.standardize and any(one.categories is None for one in features):
-            known = None if self.public is None else [encode(self.public, columns, self.category_columns)]
-            normalisation = standardisation(known or np.split(inputs[train_rows], ends), features)
+        if self.standardize and columns.numeric:
+            normalisation = standardisation(known, columns)
             inputs = normalisation.apply(inputs)
-        learned = () if self.public is not None else _learned(features, normalisation)
+        learned = () if self.public is not None else _learned(columns.features, normalisation)
 
         def encoded(population: Population) -> Population:
             splits = [
@@ -116,30 +145,96 @@ class TableEncoder:
         return encoded(seen), None if unseen is None else encoded(unseen)
 
     def _learned(self, feature: Feature, train_rows: np.ndarray) -> Feature:
-        """The feature with the categories of the training rows, in alphabetical order."""
+        """The feature with its indicator, and the categories of the training rows in alphabetical order."""
+        rows = self.public or self.rows
+        learning = train_rows if self.public is None else slice(None)
+        feature = feature._replace(
+            indicator=self.indicators and bool(missing_values(rows.frame[feature.name])[learning].any())
+        )
         if feature.categories is None:
             return feature
-        found = texts(self.public or self.rows, feature.name, mixed=feature.name in self.category_columns)
-        categories = tuple(sorted(set(found if self.public is not None else found[train_rows])))
+        found = texts(
+            rows, feature.name, mixed=feature.name in self.category_columns, may_miss=feature.fill is not None
+        )
+        counts = Counter(one for one in found[learning] if one)
+        categories = tuple(sorted(counts))
         require(
             len(categories) <= MOST_CATEGORIES or feature.name in self.category_columns,
             f"{self.rows.source}: column {feature.name!r} holds {len(categories)} different texts, each of which would "
             "become an input; leave the column out by ignored_columns, or name it in category_columns",
         )
-        return feature._replace(categories=categories)
+        most = max(categories, key=lambda one: counts[one], default="")
+        return feature._replace(categories=categories, fill=most if self.impute == "most_frequent" else feature.fill)
+
+    def _filled(self, columns: TableColumns, clients: Sequence[np.ndarray]) -> TableColumns:
+        """The columns with what takes the place of missing numbers, from sums over clients."""
+        numeric = columns.numeric
+        values = [x[:, numeric] for x in clients]
+        if self.impute == "constant":
+            fills = np.full(len(numeric), self.impute_value)
+        else:
+            assert self.impute is not None
+            fills = learned_fills(self.impute, values)
+            names = [one.name for one in columns.features if one.categories is None]
+            empty = [name for name, fill in zip(names, fills, strict=True) if np.isnan(fill)]
+            require(
+                not empty,
+                f"{self.rows.source}: no training row has a value of {', '.join(empty[:SHOWN])}; leave the column out "
+                "by ignored_columns, or give impute constant",
+            )
+        given = iter(fills.tolist())
+        features = (one._replace(fill=next(given)) if one.categories is None else one for one in columns.features)
+        return columns._replace(features=tuple(features))
 
 
 def _learned(features: Sequence[Feature], normalisation: Normalisation | None) -> tuple[str, ...]:
     """Names of the constants learned from training rows."""
     names = [one.name for one in features if one.categories is not None]
     said = (f"the categories of {', '.join(names)}",) if names else ()
+    if any(one.fill is not None for one in features):
+        said = (*said, "what fills in missing values")
     return said if normalisation is None else (*said, "means and standard deviations of inputs")
+
+
+def _rows_by_client(population: Population) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Row numbers of each client's training samples, and of all its samples."""
+    splits = [
+        np.split(split.x.numpy(), split.offsets[1:-1].numpy())
+        for split in (population.train, population.val, population.test)
+    ]
+    for own in zip(*splits, strict=True):
+        yield own[0], np.concatenate(own)
+
+
+FEW_ROWS = 10
+"""A column that is constant in fewer rows of a client says nothing."""
+
+
+def _say_constant_columns(
+    clients: Sequence[np.ndarray], columns: TableColumns, names: Sequence[str] | None, source: str
+) -> None:
+    """Name in one line the columns that are constant or empty at some clients alone."""
+    numeric = columns.numeric
+    every = np.concatenate(clients)[:, numeric]
+    varied = [place for place, x in enumerate(every.T) if len(np.unique(x[~np.isnan(x)])) > 1]
+    found: dict[str, list[str]] = {}
+    for number, rows in enumerate(clients):
+        for place in varied if len(rows) >= FEW_ROWS else ():
+            values = np.unique(rows[:, numeric[place]])
+            if len(values) == 1:
+                client = names[number] if names else str(number)
+                what = "empty" if np.isnan(values[0]) else f"{values[0]:g}"
+                found.setdefault(columns.input_names[numeric[place]], []).append(f"{client} ({what})")
+    if found and is_first_process():
+        said = [f"{name} at {', '.join(some[:3])}{' …' if len(some) > 3 else ''}" for name, some in found.items()]
+        more = f" and {len(said) - 3} columns more" if len(said) > 3 else ""
+        notice(f"{source}: columns with one value at a client: {'; '.join(said[:3])}{more}")
 
 
 def encode(
     rows: TableRows, columns: TableColumns, mixed: Sequence[str] | None = None, option: str = "--"
 ) -> np.ndarray:
-    """Inputs of all rows, before they are standardised.
+    """Inputs of all rows, before missing numbers are filled in (NaN) and numbers standardised.
 
     Args:
         rows: the table.
@@ -153,54 +248,71 @@ def encode(
     Raises:
         ConfigError: naming row, column and value that is missing, not a number or an unknown category.
     """
+    require_all_values(rows, [one.name for one in columns.features if one.fill is None], option)
     inputs = np.zeros((len(rows.frame), len(columns.input_names)), dtype=np.float32)
     start = 0
     for feature in columns.features:
+        end, may_miss = start + len(feature.input_names), feature.fill is not None
+        if feature.indicator:
+            inputs[:, end - 1] = missing_values(rows.frame[feature.name])
         if feature.categories is None:
-            inputs[:, start] = numbers(rows, feature.name)
-            start += 1
+            inputs[:, start] = numbers(rows, feature.name, may_miss=may_miss)
+            start = end
             continue
         position = {name: start + index for index, name in enumerate(feature.categories)}
-        found = texts(rows, feature.name, mixed=mixed is None or feature.name in mixed)
+        found = texts(rows, feature.name, mixed=mixed is None or feature.name in mixed, may_miss=may_miss)
         for row, value in enumerate(found):
-            if value in position:
-                inputs[row, position[value]] = 1
-            elif columns.unknown_categories == "error":
+            one = value or feature.fill
+            if one in position:
+                inputs[row, position[one]] = 1
+            elif value and columns.unknown_categories == "error":
                 raise rows.error(
                     row, feature.name, f"{value!r} is in no training sample of a seen client; correct it, or give "
                     f"{option}unknown_categories zeros",
                 )  # fmt: skip
-        start += len(position)
+        start = end
     return inputs
 
 
-def standardisation(clients: Sequence[np.ndarray], features: Sequence[Feature]) -> Normalisation:
+def fill_in(inputs: np.ndarray, columns: TableColumns, own: np.ndarray) -> np.ndarray:
+    """Inputs [n, W] without NaN; `own` [n_t, W] are training inputs of their client, for `own_fills`."""
+    numeric = columns.numeric
+    fills = np.array([one.fill for one in columns.features if one.categories is None], dtype=np.float64)
+    if columns.own_fills is not None and len(own):
+        known = learned_fills(columns.own_fills, [own[:, numeric]])
+        fills = np.where(np.isnan(known), fills, known)
+    inputs = inputs.copy()
+    values = inputs[:, numeric]
+    inputs[:, numeric] = np.where(np.isnan(values), fills, values)
+    return inputs
+
+
+def standardisation(clients: Sequence[np.ndarray], columns: TableColumns) -> Normalisation:
     """Means and standard deviations from sums over clients: no row leaves its client.
 
     Clients send n and Σ x, then, knowing the mean, Σ (x − mean)²; Σ x² would lose precision if the mean is large.
 
     Args:
         clients: inputs of each client, [n_t, W].
-        features: the columns; one-hot inputs stay unchanged.
+        columns: what they were made from; inputs that are 0 or 1 stay unchanged.
 
     Returns:
         Constants of each input; the standard deviation of constant columns is 1.
     """
     count = sum(len(x) for x in clients)
-    mean = _summed([x.sum(0, dtype=np.float64) for x in clients]) / count
-    std = np.sqrt(_summed([np.square(x - mean).sum(0) for x in clients]) / count)
+    mean = summed([x.sum(0, dtype=np.float64) for x in clients]) / count
+    std = np.sqrt(summed([np.square(x - mean).sum(0) for x in clients]) / count)
     std[std <= CONSTANT * np.abs(mean)] = 1
-    kept = np.array([one.categories is not None for one in features for _ in one.input_names])
+    kept = np.ones(len(mean), dtype=bool)
+    kept[columns.numeric] = False
     mean[kept], std[kept] = 0, 1
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def _summed(messages: list[np.ndarray]) -> np.ndarray:
-    """The server's sum of one array from each client."""
-    return np.sum(messages, axis=0)  # type: ignore[no-any-return]
+ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx")
+PACKAGES = {".parquet": ("pyarrow", "pyarrow>=15"), ".feather": ("pyarrow", "pyarrow>=15"), ".xlsx": ("openpyxl",) * 2}
+"""What pandas reads other files with: module, and what pip installs."""
 
-
-ENDINGS = (".csv", ".csv.gz", ".parquet")
 SHOWN = 20
 """Number of columns listed in errors."""
 
@@ -211,6 +323,7 @@ class TableRows(NamedTuple):
     frame: pd.DataFrame  # rows numbered from 0
     source: str  # name of the tables in errors
     place: Callable[[int], str]  # row number -> name of the row in errors
+    files: tuple[tuple[str, int], ...] = ()  # path of each file, and its number of rows
 
     def error(self, row: int, column: str, what: str) -> ConfigError:
         """An error about one value; `what` says what is wrong and the fix."""
@@ -264,7 +377,9 @@ def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRo
         file = int(np.searchsorted(starts, row, side="right")) - 1
         return f"{names[file]}: row {row - int(starts[file]) + 1}"
 
-    return TableRows(pd.concat(frames, ignore_index=True), " and ".join(names), place)
+    source = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+    each = tuple(zip(names, sizes, strict=True))
+    return TableRows(pd.concat(frames, ignore_index=True), source, place, each)
 
 
 def rows_of_frame(frame: pd.DataFrame, source: str = "the frame") -> TableRows:
@@ -290,10 +405,14 @@ def _read_file(path: Path, option: str, separator: str) -> pd.DataFrame:
     require(is_table_file(path), f"{option} {path}: not a table; give a file that ends in {', '.join(ENDINGS)}")
     require_file(path, f"correct {option}")
     try:
-        if path.suffix.lower() == ".parquet":
-            _require_pyarrow(path)
-            frame = pd.read_parquet(path, engine="pyarrow").reset_index(drop=True)
+        ending = path.suffix.lower()
+        if ending in PACKAGES:
+            _require_package(path, *PACKAGES[ending])
+            readers: dict[str, Callable[[Path], pd.DataFrame]]
+            readers = {".parquet": pd.read_parquet, ".feather": pd.read_feather, ".xlsx": pd.read_excel}
+            frame = readers[ending](path).reset_index(drop=True)
         else:
+            separator = "\t" if table_name(path) + ".tsv" in (path.name, path.stem) else separator
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
                 frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False, index_col=False)
@@ -322,11 +441,11 @@ def _check_frame(frame: pd.DataFrame, source: str) -> None:
     require(not len(twice), f"{source}: two columns are called {twice[0] if len(twice) else ''!r}; rename one")
 
 
-def _require_pyarrow(path: Path) -> None:
+def _require_package(path: Path, module: str, package: str) -> None:
     try:
-        importlib.import_module("pyarrow")
+        importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f'{path}: parquet files need the package pyarrow; pip install "pyarrow>=15"') from error
+        raise ConfigError(f'{path}: {path.suffix} files need the package {module}; pip install "{package}"') from error
 
 
 # ------------------------------------------------------------------ columns
@@ -344,6 +463,55 @@ def require_values(rows: TableRows, column: str) -> None:
         raise rows.error(int(missing.argmax()), column, f"no value; {fix}")
 
 
+def require_all_values(rows: TableRows, columns: Sequence[str], option: str) -> None:
+    """Raise a `ConfigError` naming all columns with missing values, and how many each lacks."""
+    missing = {name: missing_values(rows.frame[name]) for name in columns}
+    missing = {name: mask for name, mask in missing.items() if mask.any()}
+    if missing:
+        name = min(missing, key=lambda one: int(missing[one].argmax()))
+        counts = [f"{one} in {mask.sum()}" for one, mask in missing.items()][:SHOWN]
+        more = f" and {len(missing) - SHOWN} columns more" if len(missing) > SHOWN else ""
+        fix = (
+            f"give {option}impute median, leave columns out by ignored_columns, or fill them in"
+            if option.startswith("--data")
+            else "fill them in, since the checkpoint was trained without --data.dataset.impute"
+        )
+        raise rows.error(
+            int(missing[name].argmax()), name, f"no value; of {len(rows.frame)} rows {', '.join(counts)}{more} have "
+            f"none: {fix} (an empty cell, NA, nan, null and None count as missing)",
+        )  # fmt: skip
+
+
+def marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> TableRows:
+    """The rows without the values that mark a missing one.
+
+    Args:
+        rows: the table.
+        marks: texts, of all these columns or as column=text of one of them.
+        columns: columns that may have missing values.
+
+    Raises:
+        ConfigError: if a mark names another column.
+    """
+    import pandas as pd
+
+    frame = rows.frame.copy(deep=False)
+    for mark in marks:
+        column, of_one, text = mark.rpartition("=")
+        require(
+            not of_one or column in columns,
+            f"--data.dataset.missing_values {mark!r}: {column!r} is no input column; choose from "
+            f"{', '.join(columns[:SHOWN])}",
+        )
+        for name in [column] if of_one else columns:
+            found = frame[name].map(as_text, na_action="ignore") == text
+            if found.any():
+                left = frame[name].mask(found)
+                known = left[~missing_values(left)]
+                frame[name] = pd.to_numeric(left) if all(map(_is_number, known)) else left
+    return rows._replace(frame=frame)
+
+
 def missing_values(values: pd.Series[Any]) -> np.ndarray:
     """Mask of missing values, [n] bool: None, NaN, or an empty text."""
     missing = values.isna().to_numpy(dtype=bool)
@@ -359,25 +527,28 @@ def is_numeric(values: pd.Series[Any]) -> bool:
     return pd.api.types.is_numeric_dtype(values.dtype)
 
 
-def texts(rows: TableRows, column: str, *, mixed: bool = False) -> np.ndarray:
+def texts(rows: TableRows, column: str, *, mixed: bool = False, may_miss: bool = False) -> np.ndarray:
     """The values of a column as texts, [n] of objects.
 
     Args:
         rows: the table.
         column: one of its columns.
         mixed: the user declared names, so that numbers and texts may be mixed.
+        may_miss: missing values are empty texts.
 
     Raises:
         ConfigError: naming the first row with a missing value, or with a text among numbers.
     """
-    require_values(rows, column)
+    if not may_miss:
+        require_values(rows, column)
     values = rows.frame[column]
     _check_kind(rows, column)
-    found = np.array([as_text(one) for one in values], dtype=object)
+    missing = missing_values(values)
+    found = np.array(["" if no else as_text(one) for one, no in zip(values, missing, strict=True)], dtype=object)
     if not mixed and not is_numeric(values):
-        wrong = np.array([not _is_number(one) for one in found])
-        if not wrong.all():
-            row = int(wrong.argmax()) if wrong.any() else 0
+        wrong = np.array([not _is_number(one) for one in found]) & ~missing
+        if not wrong[~missing].all():
+            row = int(wrong.argmax()) if wrong.any() else int((~missing).argmax())
             raise rows.error(
                 row, column, f"{found[row]!r} is not a number, but other values are; correct it, or name the column in "
                 "category_columns (labels: set task classification)" if wrong.any() else
@@ -396,22 +567,24 @@ def split_names(rows: TableRows, column: str) -> np.ndarray:
     return found
 
 
-def numbers(rows: TableRows, column: str) -> np.ndarray:
-    """The values of a column as numbers, [n] float64.
+def numbers(rows: TableRows, column: str, *, may_miss: bool = False) -> np.ndarray:
+    """The values of a column as numbers, [n] float64; NaN where one is missing and `may_miss`.
 
     Raises:
         ConfigError: naming the first row whose value is missing, not a number or infinite.
     """
-    require_values(rows, column)
+    if not may_miss:
+        require_values(rows, column)
     _check_kind(rows, column)
-    values = rows.frame[column]
-    if not is_numeric(values):
-        wrong = [not _is_number(one) for one in values]
-        row = wrong.index(True) if any(wrong) else 0
+    values, missing = rows.frame[column], missing_values(rows.frame[column])
+    if not is_numeric(values) and not missing.all():
+        wrong = np.array([not _is_number(one) for one in values]) & ~missing
+        row = int((wrong if wrong.any() else ~missing).argmax())
         raise rows.error(row, column, f"{values.iloc[row]!r} is not a number; correct it")
-    found: np.ndarray = values.to_numpy(dtype=np.float64)
+    found = np.full(len(values), np.nan)
+    found[~missing] = values[~missing].to_numpy(dtype=np.float64)
     with np.errstate(over="ignore"):
-        infinite = ~np.isfinite(found.astype(np.float32))
+        infinite = ~np.isfinite(found.astype(np.float32)) & ~missing
     if infinite.any():
         row = int(infinite.argmax())
         raise rows.error(row, column, f"{found[row]:g} is too large for float32; correct or scale it")
@@ -431,7 +604,7 @@ def _check_kind(rows: TableRows, column: str) -> None:
         raise ConfigError(f"{rows.source}: column {column!r} holds {kind}; {fix}")
     if pd.api.types.is_object_dtype(kind):
         for row, one in enumerate(values):
-            if not isinstance(one, str | bool | int | float | np.generic):
+            if one is not None and not isinstance(one, str | bool | int | float | np.generic):
                 raise rows.error(row, column, f"a {type(one).__name__} is neither number nor text; {fix}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,12 +18,18 @@ from lit_fed.data.data_sets.columns import (
     TableRows,
     as_text,
     is_numeric,
+    is_table_file,
+    marked,
     numbers,
     read_rows,
+    require_all_values,
     require_values,
     split_names,
+    table_name,
     texts,
 )
+from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.system.files import given_path
 
 __all__ = ["Table"]
 
@@ -32,17 +39,19 @@ SAY = f"set task ({PREFIX}.task) to classification (classes) or regression (quan
 
 @dataclass(frozen=True)
 class Table(PooledDataSet):
-    """Rows of a .csv, .csv.gz or .parquet file, one per sample, with a column naming the client.
+    """Rows of a table, one per sample, with a column naming the client, or of several tables, one per client.
 
     Numeric columns are inputs, text columns are one-hot encoded over the texts of the training rows. Labels of text, or
     at most 20 integers, are classes and keep their names; labels with fractions are regression targets; for more
-    integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming the row (from 1,
-    after the header). Several names are a list, or one text with commas: `age, sex`. Parquet needs
-    `pip install "pyarrow>=15"`.
+    integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming columns, counts
+    and the first row (from 1, after the header), unless `impute` fills them in. Several names are a list, or one text
+    with commas: `age, sex`. Parquet needs `pip install "pyarrow>=15"`.
 
     Args:
-        path: the file, with a header.
-        client_column: column with the client of each row; null: `--data.partition` divides the rows.
+        path: file with a header, .csv, .tsv (both also with .gz), .parquet, .feather or .xlsx; several with commas, or
+            a folder of them.
+        client_column: column with the client of each row; null: the files' names, and with one file `--data.partition`
+            divides the rows.
         label_column: column with the labels.
         feature_columns: input columns, in this order; null: all others.
         ignored_columns: columns to leave out.
@@ -56,11 +65,18 @@ class Table(PooledDataSet):
             clients; checkpoints keep them for later clients.
         unknown_categories: for a text in no training row: `error`, or `zeros` in all inputs of the column.
         separator: separator of CSV values.
+        missing_values: texts that mark a missing value beside empty cells, as `?`, or `chol=0` in one column.
+        impute: what takes the place of missing inputs: `mean`, `median` or `most_frequent` value of the training rows,
+            from sums over clients, or `constant`; null: missing values are refused. Of a text it is the most frequent
+            one, or with the others no category at all.
+        impute_by: values of `all` clients, or of each `client` where it has some.
+        impute_value: the `constant`.
+        indicators: one more input, 0 or 1, for each column with missing training values.
         constants: table of public rows with the same columns, from which classes, categories, means and standard
             deviations are learned; null: from the clients' rows, which ε of `--model.privacy` does not cover.
     """
 
-    path: str = ""
+    path: Names = ""
     client_column: str | None = None
     label_column: str = ""
     feature_columns: Names | None = None
@@ -73,16 +89,27 @@ class Table(PooledDataSet):
     standardize: bool = True
     unknown_categories: Literal["error", "zeros"] = "error"
     separator: str = ","
+    missing_values: Names = ()
+    impute: Imputation | None = None
+    impute_by: Literal["all", "client"] = "all"
+    impute_value: float = 0.0
+    indicators: bool = False
     constants: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("feature_columns", "ignored_columns", "category_columns", "unseen_clients"):
+        for name in ("feature_columns", "ignored_columns", "category_columns", "unseen_clients", "missing_values"):
             given = getattr(self, name)
             object.__setattr__(self, name, None if given is None else names_of(given))
+        for name, needs in (("indicators", self.impute), ("impute_by", self.impute not in (None, "constant"))):
+            require(
+                bool(needs) or getattr(self, name) in (False, "all"),
+                f"{PREFIX}.{name} is {getattr(self, name)}, but impute is {self.impute or 'null'}; give "
+                f"{PREFIX}.impute median",
+            )
         require(len(self.separator) == 1, f"{PREFIX}.separator is {self.separator!r}; give one character")
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
-                not given or self.client_column is not None,
+                not given or self.client_column is not None or (name == "unseen_clients" and self.natural),
                 f"{PREFIX}.{name} is {given}, which needs a client_column; set client_column, or use "
                 "--data.unseen_fraction",
             )
@@ -95,35 +122,51 @@ class Table(PooledDataSet):
 
     @property
     def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class
-        """Whether a column names the clients, so that a partition is refused."""
-        return self.client_column is not None
+        """Whether a column or files name the clients, so that a partition is refused."""
+        return self.client_column is not None or len(self._files()) > 1
 
     def load(self) -> Samples:
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows, num_own = self._read()
         self._check_columns(rows)
+        names_of_inputs, marks = self._inputs(rows), names_of(self.missing_values)
+        rows = marked(rows, marks, names_of_inputs)
         columns = TableColumns(
-            self._features(rows), self.label_column, self.client_column, self.split_column, self.separator,
-            self.unknown_categories,
+            self._features(rows, names_of_inputs), self.label_column, self.client_column, self.split_column,
+            self.separator, self.unknown_categories, marks, self.impute if self.impute_by == "client" else None,
         )  # fmt: skip
         public = self._public(rows, columns)
         labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
         categories = names_of(self.category_columns)
-        encoder = TableEncoder(rows, columns, categories, self.standardize, public)
+        encoder = TableEncoder(
+            rows, columns, categories, self.standardize, public, self.impute, self.impute_value, self.indicators
+        )
         return Samples(
             np.arange(len(rows.frame)), labels, owner, names, class_names, self._split(rows),
             self._unseen(rows, owner, names, num_own), encoder,
         )  # fmt: skip
 
     def _read(self) -> tuple[TableRows, int]:
-        """The rows of both files, and the number of rows of the first."""
+        """The rows of all files, and the number of those that are not of `unseen_path`."""
         require(bool(self.path), f"Table: path is not set; pass {PREFIX}.path FILE")
-        files = [(self.path, f"{PREFIX}.path")]
+        files = [(path, f"{PREFIX}.path") for path in self._files()]
         own = read_rows(files, self.separator)
         if self.unseen_path is None:
             return own, len(own.frame)
         return read_rows([*files, (self.unseen_path, f"{PREFIX}.unseen_path")], self.separator), len(own.frame)
+
+    def _files(self) -> list[str]:
+        """The paths in `path`: one, several with commas, or those of the tables in a folder."""
+        given = [self.path] if isinstance(self.path, str) and self.path else []
+        for place in (given_path(one, f"{PREFIX}.path") for one in given):
+            if place.is_dir():
+                found = sorted(str(one) for one in place.iterdir() if is_table_file(one))
+                require(bool(found), f"{PREFIX}.path {place}: the folder has no table; give a file or another folder")
+                return found
+            if place.is_file():
+                return given
+        return list(names_of(self.path))
 
     def _public(self, rows: TableRows, columns: TableColumns) -> TableRows | None:
         if self.constants is None:
@@ -132,8 +175,10 @@ class Table(PooledDataSet):
         public = read_rows([(self.constants, option)], self.separator)
         names = [*(one.name for one in columns.features), self.label_column]
         public.require_columns(names, f"{option} must have the column")
-        for name in names:
-            require_values(public, name)
+        public = marked(public, columns.missing_values, names[:-1])
+        if self.impute is None:
+            require_all_values(public, names[:-1], f"{PREFIX}.")
+        require_values(public, self.label_column)
         return public
 
     def _check_columns(self, rows: TableRows) -> None:
@@ -147,9 +192,12 @@ class Table(PooledDataSet):
         for name in ("feature_columns", "ignored_columns", "category_columns"):
             rows.require_columns(getattr(self, name) or (), name)
 
-    def _features(self, rows: TableRows) -> tuple[Feature, ...]:
+    def _inputs(self, rows: TableRows) -> tuple[str, ...]:
+        """Names of the input columns."""
         taken = {self.client_column, self.label_column, self.split_column, *self.ignored_columns}
-        names = self.feature_columns or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
+        names = names_of(self.feature_columns or ()) or tuple(
+            one for one in map(str, rows.frame.columns) if one not in taken
+        )
         require(bool(names), f"{rows.source}: no input column is left; add some, or set feature_columns")
         for name in names:
             require(
@@ -157,16 +205,26 @@ class Table(PooledDataSet):
                 f"{rows.source}: a column has no name, such as the row numbers that pandas writes without index=False; "
                 f"name it, or leave it out by ignored_columns {name!r}",
             )
-            require_values(rows, name)
-        return tuple(Feature(name, () if self._is_category(rows, name) else None) for name in names)
+        return names
+
+    def _features(self, rows: TableRows, names: tuple[str, ...]) -> tuple[Feature, ...]:
+        """The input columns, whose categories and fills are learned later."""
+        if self.impute is None:
+            require_all_values(rows, names, f"{PREFIX}.")
+        kinds = [self._is_category(rows, name) for name in names]
+        fills: dict[bool, float | str | None] = {False: None, True: None}
+        if self.impute is not None:
+            fills = {False: float("nan"), True: ""}
+        pairs = zip(names, kinds, strict=True)
+        return tuple(Feature(name, () if category else None, fills[category]) for name, category in pairs)
 
     def _is_category(self, rows: TableRows, name: str) -> bool:
         if name in self.category_columns:
             return True
         if is_numeric(rows.frame[name]):
-            numbers(rows, name)  # refuses infinite values
+            numbers(rows, name, may_miss=True)  # refuses infinite values
             return False
-        texts(rows, name)
+        texts(rows, name, may_miss=True)
         return True
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
@@ -210,7 +268,9 @@ class Table(PooledDataSet):
     def _owners(self, rows: TableRows) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each row [n], and the clients' names in order."""
         if self.client_column is None:
-            return None, None
+            sizes = [size for _, size in rows.files]
+            own = [table_name(Path(path)) for path, _ in rows.files]
+            return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
         found = texts(rows, self.client_column, mixed=True)
         names = _sorted_names(found, numeric=is_numeric(rows.frame[self.client_column]))
         number = {name: position for position, name in enumerate(names)}

@@ -30,7 +30,9 @@ from lit_fed.data.data_sets.columns import (
     TableRows,
     as_text,
     encode,
+    fill_in,
     is_table_file,
+    marked,
     missing_values,
     numbers,
     read_rows,
@@ -290,6 +292,7 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     wanted = [one.name for one in columns.features]
     wanted += [one for one in (columns.label_column, columns.client_column, columns.split_column) if one]
     rows.require_columns(wanted, f"{OPTION} {path}, column")
+    rows = marked(rows, columns.missing_values, [one.name for one in columns.features])
     x, labelled = encode(rows, columns), ~missing_values(rows.frame[columns.label_column])
     y = _table_labels(rows, columns.label_column, labelled, class_names)
     if columns.client_column is None:
@@ -303,6 +306,7 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     for name in sorted(set(clients)):
         require("/" not in name, f"{path}: client {name!r} names a file of results; rename it without /")
         own = clients == name
+        x[own] = fill_in(x[own], columns, x[own & (split == "train")])
         client = _table_client(rows, name, own & (split == "train"), own & (split == "test"), x, y, labelled)
         if columns.split_column is not None and "x_test" not in client.arrays:  # no test rows
             client.arrays.update(x_test=x[:0], y_test=y[:0])

@@ -7,11 +7,13 @@ import pytest
 from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
 from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
+from lit_fed.data.data_sets.fills import learned_fills
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import read_table_clients
 from lit_fed.errors import ConfigError
 
+ONE = TableColumns((Feature("x"),), "y", None, None, ",", "error")
 NAMES = {"client_column": "who", "label_column": "kind"}
 LINES = """who,age,town,fold,kind
 ann,30,Rome,train,yes
@@ -93,11 +95,11 @@ def test_numbers_are_standardised_by_the_training_rows_of_the_seen(tmp_path):
 def test_sums_of_clients_keep_digits_far_from_zero():
     rng = np.random.default_rng(0)
     clients = [rng.normal(1e9, 1, size=(n, 1)) for n in (3, 50, 7)]
-    found = standardisation(clients, [Feature("x")])
+    found = standardisation(clients, ONE)
     rows = np.concatenate(clients) - 1e9
     assert found.mean[0] - 1e9 == pytest.approx(rows.mean(), abs=1e-6)
-    assert standardisation([one - 1e9 for one in clients], [Feature("x")]).std[0] == pytest.approx(rows.std())
-    assert standardisation([np.full((4, 1), 0.1)], [Feature("x")]).std == (1.0,)
+    assert standardisation([one - 1e9 for one in clients], ONE).std[0] == pytest.approx(rows.std())
+    assert standardisation([np.full((4, 1), 0.1)], ONE).std == (1.0,)
 
 
 def test_fractions_divide_what_no_column_does(tmp_path):
@@ -187,8 +189,16 @@ def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("bob,20", "bob,", "row 4, column 'age': no value; fill it in"),
-        ("bob,20", "bob,NA", "row 4, column 'age': no value; fill it in"),
+        (
+            "bob,20",
+            "bob,",
+            "row 4, column 'age': no value; of 8 rows age in 1 have none: give --data.dataset.impute median",
+        ),
+        (
+            "bob,20",
+            "bob,NA",
+            "row 4, column 'age': no value; of 8 rows age in 1 have none: give --data.dataset.impute median",
+        ),
         ("bob,20", "bob,2o", "row 4, column 'age': '2o' is not a number, but other values are"),
         ("bob,20", "bob,inf", "row 4, column 'age': inf is too large"),
         ("bob,20", ",20", "row 4, column 'who': no value"),
@@ -212,7 +222,7 @@ def test_wrong_files(tmp_path, old, new, message):
     [
         ({"path": ""}, "path is not set; pass --data.dataset.path FILE"),
         ({"path": "no.csv"}, "no.csv"),
-        ({"path": "table.xlsx"}, "not a table; give a file that ends in .csv, .csv.gz, .parquet"),
+        ({"path": "table.docx"}, "not a table; give a file that ends in .csv, .csv.gz, .tsv, .tsv.gz, .parquet"),
         ({"client_column": "whom"}, "client_column 'whom'"),
         ({"label_column": ""}, "label_column is not set; give one of the columns who, age, town, fold, kind"),
         ({"label_column": "kinds"}, "has no such column; it has who, age, town, fold, kind"),
@@ -364,3 +374,126 @@ def test_frames_are_frames(tmp_path):
     pytest.importorskip("pyarrow")
     with pytest.raises(ConfigError, match=r"--data.dataset.path .*broken.parquet: cannot be read"):
         read_rows([(str(tmp_path / "broken.parquet"), "--data.dataset.path")])
+
+
+def test_files_of_several_sites_name_the_clients(tmp_path):
+    frame = pd.DataFrame({"age": [1.5, 2, 3, 4], "kind": list("abab")})
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    frame.to_csv(folder / "oslo.tsv", sep="\t", index=False)
+    frame.to_feather(folder / "rome.feather")
+    (folder / "notes.txt").write_text("no table")
+    both = f"{folder / 'oslo.tsv'}, {folder / 'rome.feather'}"
+    for path in (str(folder), both):
+        data = data_of(Table(path, label_column="kind", standardize=False), test_fraction=0)
+        assert (data.seen.names, data.seen.train.sizes.tolist()) == (["oslo", "rome"], [4, 4])
+        assert sorted(data.seen.train.x[:, 0].tolist()) == [1.5, 1.5, 2, 2, 3, 3, 4, 4]
+    assert data_of(Table(both, label_column="kind", unseen_clients="rome")).unseen.names == ["rome"]
+    refused("the folder has no table", lambda: Table(str(tmp_path), label_column="kind"))
+
+
+# ---------------------------------------------------------------------- missing values
+GAPS = """who,age,town,fold,kind
+ann,30,Rome,train,yes
+ann,,Oslo,train,no
+ann,90,,test,no
+bob,?,Oslo,train,yes
+bob,20,Oslo,train,no
+bob,25,Oslo,train,no
+bob,20,Bern,test,yes
+cy,80,Oslo,train,no
+cy,,Rome,test,yes
+"""
+
+
+def inputs(tmp_path, **options):
+    options = {"split_column": "fold", "missing_values": "?", "unseen_clients": ("cy",), "standardize": False} | options
+    return data_of(table(tmp_path, GAPS, **{"unknown_categories": "zeros"} | options))
+
+
+@pytest.mark.parametrize(
+    ("impute", "by", "ann", "bob", "cy"),
+    [
+        ("mean", "all", 25, 25, 25),
+        ("median", "all", 25, 25, 25),
+        ("most_frequent", "all", 20, 20, 20),
+        ("constant", "all", -1, -1, -1),
+        ("mean", "client", 30, 22.5, 80),
+        ("median", "client", 30, 22.5, 80),
+    ],
+)
+def test_missing_numbers_are_filled_in_from_training_rows(tmp_path, impute, by, ann, bob, cy):
+    value = {"impute_value": -1.0} if impute == "constant" else {}
+    data = inputs(tmp_path, impute=impute, impute_by=by, **value)
+    ages = data.seen.train.x[:, 0].tolist()
+    assert (ages[1], ages[2], data.unseen.test.x[0, 0].item()) == (ann, bob, cy)
+    assert ages[0] == 30
+
+
+def test_indicators_and_texts_that_are_missing(tmp_path):
+    data = inputs(tmp_path, impute="mean", indicators=True)
+    assert data.seen.columns.input_names == ["age", "age is missing", "town=Oslo", "town=Rome"]
+    assert data.seen.train.x[:, 1].tolist() == [0, 1, 1, 0, 0]
+    assert data.seen.test.x[0].tolist() == [90, 0, 0, 0]  # no town
+    assert inputs(tmp_path, impute="most_frequent").seen.test.x[0].tolist() == [90, 1, 0]
+    assert "what fills in missing values" in data.seen.learned
+
+
+def test_a_site_without_any_value_of_a_column(tmp_path, capsys):
+    rows = [f"ann,{age},{age % 3},yes" for age in range(12)] + [f"bob,{age},,no" for age in range(12)]
+    text = "\n".join(["who,age,ca,kind", *rows])
+    data = data_of(table(tmp_path, text, impute="median", impute_by="client"), test_fraction=0)
+    assert data.seen.train.x.isfinite().all()
+    assert "columns with one value at a client: ca at bob (empty)" in capsys.readouterr().err
+
+
+def test_a_checkpoint_fills_in_what_later_clients_lack(tmp_path):
+    for by, wanted in (("all", 25.0), ("client", 7.0)):
+        data = inputs(tmp_path, impute="mean", impute_by=by)
+        facts = TrainingFacts.from_plain(data.facts(weighting="samples", seed=0, num_rounds=1).plain())
+        lines = "who,age,town,fold,kind", "dan,7,,train,yes", "dan,?,Oslo,train,no", "dan,,Oslo,test,"
+        (tmp_path / "new.csv").write_text("\n".join(lines))
+        (client,) = read_table_clients(tmp_path / "new.csv", facts.columns, facts.class_names)
+        assert client.arrays["x_test"][0, 0] == wanted
+        assert client.arrays["x_train"][:, 0].tolist() == [7, wanted]
+
+
+def test_medians_of_clients_are_those_of_all_rows():
+    rng = np.random.default_rng(0)
+    for total in (1, 2, 7, 40):
+        rows = (rng.normal(size=(total, 3)) * [1e-30, 1, 1e30]).astype(np.float32)
+        rows[rng.random(rows.shape) < 0.3] = np.nan
+        rows[0] = [0.0, -0.0, -1e30]
+        found = learned_fills("median", np.array_split(rows, 3))
+        assert found == pytest.approx(np.nanmedian(rows.astype(np.float64), axis=0), rel=1e-12, abs=0)
+
+
+def test_the_most_frequent_number_of_all_clients():
+    clients = [np.array([[1.0], [1.0], [7.0]]), np.array([[7.0], [7.0], [np.nan]]), np.array([[2.0]])]
+    assert learned_fills("most_frequent", clients).tolist() == [7]
+    assert learned_fills("most_frequent", [*clients, np.array([[1.0]])]).tolist() == [1]  # of equally frequent ones
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"indicators": True}, "indicators is True, but impute is null; give --data.dataset.impute median"),
+        ({"impute": "constant", "impute_by": "client"}, "impute_by is client, but impute is constant"),
+        (
+            {"missing_values": "height=0"},
+            "missing_values 'height=0': 'height' is no input column; choose from age, town",
+        ),
+        ({"missing_values": "age=30,age=80,age=20,age=25,?", "impute": "mean"}, "no training row has a value of age"),
+        ({}, "row 2, column 'age': no value; of 9 rows age in 3, town in 1 have none"),
+    ],
+)
+def test_wrong_settings_of_missing_values(tmp_path, options, message):
+    given = {"missing_values": "?", "split_column": "fold", "unknown_categories": "zeros"} | options
+    refused(message, lambda: table(tmp_path, GAPS, **given))
+
+
+def test_marks_of_one_column_leave_the_others_alone(tmp_path):
+    text = "who,chol,old,kind\nann,0,0,yes\nann,5,1,no\nbob,7,0,yes\nbob,0,1,no\n"
+    data = data_of(table(tmp_path, text, missing_values="chol=0", impute="mean", standardize=False), test_fraction=0)
+    assert data.seen.train.x[:, 0].unique().tolist() == [5, 6, 7]
+    assert data.seen.train.x[:, 1].unique().tolist() == [0, 1]
