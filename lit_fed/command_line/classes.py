@@ -50,7 +50,7 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 
 RELATIVES = {
     "maml": "PerFedAvg", "proxskip": "Scaffnew", "flhc": "FLHC", "fd": "FedDistill",
-    "cfl": "ClusteredFL", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
+    "cfl": "ClusteredFL", "dca": "MixtureDCA", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",
 }  # fmt: skip
