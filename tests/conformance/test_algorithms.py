@@ -60,6 +60,7 @@ SMALL: dict[str, dict] = {
     "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
     "FedALA": {"sample_fraction": 1.0},  # fewer are drawn by the client's number
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
+    "L2SGDPlus": {"communication_probability": 0.5, "flips_per_round": 4},
     "ClusteredFL": {"max_clusters": 3, "relative": True, "mean_norm_below": 0.9, "max_norm_above": 0.0}
     | {"warmup_rounds": 0, "min_cluster_size": 1},
     "FedSALoRA": {"personal": ("*.bias",)},
