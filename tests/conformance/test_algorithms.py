@@ -39,7 +39,7 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation
+from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation, tuning_space
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.plan import make_plan
@@ -546,6 +546,16 @@ def test_docstrings_name_paper_symbols_and_deviations(cls):
     if dataclasses.fields(cls):
         documented = cls.__doc__.split("Args:")[1]
         assert all(f"{field.name}:" in documented for field in dataclasses.fields(cls))
+
+
+def test_settings_worth_tuning_have_values_that_are_taken(cls):
+    space, defaults = tuning_space(cls), {field.name: field.default for field in dataclasses.fields(cls)}
+    assert len(space) <= 2
+    for name, values in space.items():
+        assert defaults[name] in values
+        assert len(values) == len(set(values)) > 1
+        for value in values:
+            assert getattr(cls(**SMALL.get(cls.__name__, {}) | {name: value}), name) == value
 
 
 def test_imports_no_other_algorithm(cls):

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import exact_average
@@ -48,7 +48,7 @@ class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
 
     serving_settings: ClassVar[tuple[str, ...]] = ("serve_mean",)
 
-    alpha: float = 0.01
+    alpha: float = tuned(0.01, 0.001, 0.01, 0.1)
     serve_mean: bool = False
 
     message = MessageSpec(accumulates=True)
