@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, Participation, Personal
+from lit_fed.core.algorithm import GlobalModels, Participation, Personal, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
@@ -70,7 +70,7 @@ class APFL(Personal[GlobalModels, APFLState, APFLRun]):
 
     serving_settings = ("unseen_epochs",)
 
-    alpha: float = 0.5
+    alpha: float = tuned(0.5, 0.25, 0.5, 0.75)
     alpha_update: Literal["fixed", "first_step", "every_step"] = "first_step"
     alpha_lr: float | None = None
     alpha_decay: float = 0.0

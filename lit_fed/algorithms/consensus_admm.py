@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation
+from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, ProximalSplitting, penalised_run
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -60,7 +60,7 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
         serve: seen clients are served by z (`consensus`) or by x_i (`personal`); unseen ones always by z.
     """
 
-    over_relaxation: float = 1.0
+    over_relaxation: float = tuned(1.0, 1.0, 1.5, 1.8)
     serve: Literal["consensus", "personal"] = "consensus"
 
     message = MessageSpec("changes", accumulates=True)

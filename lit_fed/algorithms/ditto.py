@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import GlobalModels, Personal, local_run
+from lit_fed.core.algorithm import GlobalModels, Personal, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
@@ -58,7 +58,7 @@ class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
 
     serving_settings = ("unseen_epochs",)
 
-    prox_weight: float = 1.0
+    prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0)
     personal_lr: float | None = None
     personal_steps: int = 1
     unseen_epochs: int = 1

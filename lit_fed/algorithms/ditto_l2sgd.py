@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, OwnModel, Participation, Personal, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, OwnModel, Participation, Personal, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, Reduced
@@ -47,7 +47,7 @@ class DittoL2SGD(Personal[GlobalModels, OwnModel, LocalRun]):
 
     participation = Participation(weighting="uniform", fills_in_absent=False)  # they always count with the global model
 
-    prox_weight: float = 1.0
+    prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0)
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation
+from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, ProximalSplitting
 from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Phase, Reduced
@@ -59,7 +59,7 @@ class FedADMM(ProximalSplitting[GlobalModels, DualState]):
         start: where the local steps start, the client's own w_i (`local`) or θ (`server`).
     """
 
-    server_lr: float | None = 1.0
+    server_lr: float | None = tuned(1.0, 0.5, 1.0)
     start: Literal["local", "server"] = "local"
 
     message = MessageSpec("changes", accumulates=True)

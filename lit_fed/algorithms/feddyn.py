@@ -19,52 +19,25 @@ Deviations:
     The average is unweighted as in the paper; with `model.weighting: samples` p_k = n_k/n takes the place of 1/m.
     θ^t = mean_k θ_k − h/α may be far from every client in the first rounds. `serve_mean` predicts with the mean of the
     clients of the last round, θ^t + h/α, which the authors' code evaluates too.
-    An unseen client is served the server's model. PFLDyn, the same with a meta-learned loss, is not offered.
+    An unseen client is served the server's model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run, local_step
+from lit_fed.core.algorithm import local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
-from lit_fed.core.reduce import exact_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.solvers.dynamic_regularizer import DynamicModels, DynamicRegularizer, DynamicRun
+from lit_fed.core.types import Batch
 
-__all__ = ["DynamicModels", "DynamicRun", "FedDyn", "LinearTerm"]
-
-
-class DynamicModels(NamedTuple):
-    """What the server knows."""
-
-    models: ModelState  # θ, leaves [1, ...]
-    h: dict[str, Tensor]  # h, leaves [1, ...]
-
-
-class LinearTerm(NamedTuple):
-    """What a client keeps."""
-
-    gradient: dict[str, Tensor]  # ∇L_k(θ_k), leaves [1, ...]
-
-
-class DynamicRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_k, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    gradient: dict[str, Tensor]  # ∇L_k(θ_k^{t-1}), leaves [1, ...]
+__all__ = ["FedDyn"]
 
 
 @dataclass(frozen=True)
-class FedDyn(Algorithm[DynamicModels, LinearTerm, DynamicRun]):
+class FedDyn(DynamicRegularizer):
     """FedAvg with a proximal term and a linear term that makes up for its pull; the server corrects its average.
 
     Args:
@@ -72,67 +45,15 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, DynamicRun]):
         serve_mean: predict with the mean of the last round's clients instead of θ^t.
     """
 
-    serving_settings = ("serve_mean",)
-
-    alpha: float = 0.01
-    serve_mean: bool = False
-
-    message = MessageSpec(accumulates=True)
-    participation = Participation(weighting="uniform")
-    incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once"
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its linear terms would hold a client's own normalisation where it is"
-    }
-
-    def __post_init__(self) -> None:
-        check_settings(self, alpha="> 0")
-
-    def shared_init(self, ctx: Context) -> DynamicModels:
-        """A fresh model θ^0, and h = 0."""
-        models = ctx.task.init(1, ctx.seed)
-        return DynamicModels(models, tree.zeros_like(models.parameters))
-
-    def state_init(self, ctx: Context, shared: DynamicModels, data: ClientData) -> LinearTerm:
-        """∇L_k(θ_k^0) = 0."""
-        return LinearTerm(tree.zeros_like(shared.models.parameters))
-
-    def client_init(
-        self, ctx: Context, shared: DynamicModels, state: LinearTerm, data: ClientData, losses: None
-    ) -> DynamicRun:
-        """θ_k starts at θ^{t-1}."""
-        return DynamicRun(*local_run(ctx, shared.models), gradient=state.gradient)
+    # shared_init, state_init, client_init: θ^0 and θ_k^0, h = 0 and ∇L_k(θ_k^0) = 0
 
     def client_step(self, ctx: Context, shared: DynamicModels, work: DynamicRun, batch: Batch) -> DynamicRun:
         """A step on L_k(θ) − ⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
-        penalty = Penalty(self.alpha, shared.models.parameters, tree.scale(work.gradient, -1.0))
-        return local_step(ctx, work, batch, penalty=penalty)
+        return local_step(ctx, work, batch, penalty=self.penalty(shared, work))
 
-    def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:
-        """θ_k goes to the server; ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1}) stays."""
-        way = tree.sub(work.models.parameters, shared.models.parameters)
-        gradient = tree.sub(work.gradient, tree.scale(way, self.alpha))
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=LinearTerm(gradient))
-
-    def server_step(self, ctx: Context, shared: DynamicModels, reduced: Reduced, client_ids: Tensor) -> DynamicModels:
-        """H ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α."""
-        moved = tree.sub(reduced.value.parameters, shared.models.parameters)
-        h = tree.sub(shared.h, tree.scale(moved, self.alpha * reduced.weight / ctx.total_weight))
-        models = exact_average(ctx, shared.models, reduced)
-        parameters = tree.sub(models.parameters, tree.scale(h, 1 / self.alpha))
-        return DynamicModels(models._replace(parameters=parameters), h)
-
-    def sent(self, ctx: Context, shared: DynamicModels, client_id: int) -> DynamicModels:
-        """θ; h only to be served with the mean."""
-        is_served = ctx.phase == "adapt" and self.serve_mean
-        return shared if is_served else shared._replace(h=NOT_SENT)
+    # client_final: ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1})
+    # server_step: h ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α
 
     def shared_outputs(self, ctx: Context, shared: DynamicModels, x: Tensor) -> Tensor:
         """Outputs of the model that is served, [B, 1, K]."""
-        models = shared.models
-        if self.serve_mean:
-            mean = tree.add(models.parameters, tree.scale(shared.h, 1 / self.alpha))
-            models = models._replace(parameters=mean)
-        return ctx.task.outputs(models, x)
+        return ctx.task.outputs(self.serving_model(shared), x)

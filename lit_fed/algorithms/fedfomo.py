@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import greedy_neighbours
 from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
@@ -78,7 +78,7 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
         keep: what a client is left with if no model helps: the `previous` one, or its own `trained` one.
     """
 
-    num_neighbours: int = 5
+    num_neighbours: int = tuned(5, 5, 10)
     explore_probability: float = 0.3
     explore_decay: float = 0.05
     val_fraction: float = 0.2

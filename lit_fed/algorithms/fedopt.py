@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun
+from lit_fed.core.algorithm import Algorithm, LocalRun, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
@@ -93,8 +93,8 @@ class Moments(NamedTuple):
 class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
     """Algorithm 2 but for its second moment, in which the three methods differ."""
 
-    server_lr: float = 0.1
-    tau: float = 1e-3
+    server_lr: float = tuned(0.1, 0.01, 0.0316, 0.1, 0.316, 1.0)
+    tau: float = tuned(1e-3, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
     beta1: float = 0.9
     square: Literal["raw", "moment"] = "raw"
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
@@ -63,7 +63,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
             without BatchNorm and dropout.
     """
 
-    prox_weight: float = 0.1
+    prox_weight: float = tuned(0.1, 0.001, 0.01, 0.1, 0.5, 1.0)
     inexactness: float | None = None
     local_solve: Literal["sgd", "exact"] = "sgd"
 

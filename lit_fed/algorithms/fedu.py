@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
@@ -67,7 +67,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
 
     serving_settings = ("unseen_epochs",)
 
-    laplacian_weight: float = 0.01
+    laplacian_weight: float = tuned(0.01, 0.001, 0.01, 0.1)
     topology: Topology = Complete()  # noqa: RUF009 - frozen
     exchange: Literal["server", "decentralized"] = "server"
     unseen_epochs: int = 1

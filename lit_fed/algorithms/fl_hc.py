@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
 from lit_fed.core.mixtures.clusters import (
@@ -65,7 +65,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
         max_clusters: C, most clusters.
     """
 
-    warmup_rounds: int = 10
+    warmup_rounds: int = tuned(10, 1, 3, 5, 10)
     distance_threshold: float = 1.0
     linkage: Literal["single", "complete", "average", "ward"] = "ward"
     metric: Literal["euclidean", "manhattan", "cosine"] = "euclidean"

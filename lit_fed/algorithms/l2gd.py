@@ -1,16 +1,21 @@
-"""L2GD: personal models pulled towards their mean, at random moments; L2SGD with stochastic gradients.
+"""L2GD: personal models pulled towards their mean, at random moments; L2SGD with stochastic gradients, L2SGD+ without
+their variance.
 
 Hanzely, Richtárik. "Federated Learning of a Mixture of Global and Local Models". 2020.
-https://arxiv.org/abs/2002.05516, Algorithm 1. It minimises 1/N Σ f_i(x_i) + λ/2N Σ ‖x_i − x̄‖².
+https://arxiv.org/abs/2002.05516, Algorithms 1 and 2. It minimises 1/N Σ f_i(x_i) + λ/2N Σ ‖x_i − x̄‖².
 
 Symbols:
     x_i     -> state.models   the model of client i, leaves [1, ...]
     x̄       -> shared.models  the mean model as of the last averaging, leaves [1, ...]
     λ, p, α -> prox_weight, communication_probability, solver.lr
     ξ       -> _coins         1: an averaging step, 0: a local step
+    J_i     -> state.table    last gradient of each training sample of client i (L2SGD+), leaves [S, ...]; m of them
+    Ψ_i     -> state.shift    λ(x_i − x̄) of its last averaging step (L2SGD+), leaves [1, ...]
 Deviations:
     Ours: a round is `flips_per_round` flips of the coin, in place of the solver's epochs or steps; stochastic gradients
-    take shuffled samples; only sampled clients take a round's steps, and x̄ is their mean. L2SGD+ is not offered.
+    take shuffled samples; only sampled clients take a round's steps, and x̄ is their mean.
+    L2SGD+ draws one sample with replacement. Ours: a shuffled batch, over which ∇f_ij − J_ij is averaged. Clients keep
+    J_i and Ψ_i, which the server has no use for; an averaging step moves x̄, so each sends a fresh mean.
     Ours: an unseen client starts from x̄ and takes `unseen_epochs` passes over f_i(x) + λ/2·‖x − x̄‖².
 """
 
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +31,12 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["L2GD", "L2GDState"]
+__all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedRun", "VarianceReducedState"]
 
 
 class L2GDState(NamedTuple):
@@ -90,11 +95,14 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         found: list[Phase] = []
         for position, (averaging, flips) in enumerate(groupby(self._coins(ctx, ctx.round_idx))):
             count = len(list(flips))
-            names = ["average"] * (not known) + ["pull"] * count if averaging else ["local"]
+            names = self._averaging_names(count, known) if averaging else ["local"]
             work = LocalWork() if averaging else local._replace(steps=count)
             found += [Phase(f"{name}/{position}", client_ids, work) for name in names]
             known = averaging
         return found
+
+    def _averaging_names(self, count: int, known: bool) -> list[str]:
+        return ["average"] * (not known) + ["pull"] * count
 
     def _coins(self, ctx: Context, round_idx: int) -> list[bool]:
         draws = generator(ctx.seed, round_idx, 0, "l2gd").random(self.flips_per_round)
@@ -129,7 +137,8 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         lr = ctx.lr / self._divisor(ctx, 1.0 if adapts else 1 - self.communication_probability)
         penalty = Penalty(self.prox_weight, shared.models.parameters) if adapts else None
         models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, lr, penalty=penalty)
-        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
+        work = work._replace(models=models, optimizer=optimizer)
+        return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """x_i stays with the client; to be averaged it is sent, and x̄ comes back."""
@@ -144,3 +153,121 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
     def sent(self, ctx: Context, shared: GlobalModels, client_id: int) -> GlobalModels:
         """Nothing for local steps."""
         return GlobalModels(ModelState({}, {})) if ctx.phase.startswith("local") else shared
+
+
+class VarianceReducedState(NamedTuple):
+    """What a client of L2SGD+ keeps."""
+
+    models: ModelState  # x_i, leaves [1, ...]
+    loss: Tensor  # [] mean loss of its last local steps
+    table: dict[str, Tensor]  # J_i, leaves [S, ...], S the training samples of the largest client
+    shift: dict[str, Tensor]  # Ψ_i, leaves [1, ...]
+
+
+class VarianceReducedRun(NamedTuple):
+    """A client's phase of L2SGD+."""
+
+    models: ModelState  # x_i, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+    table: dict[str, Tensor]  # J_i, leaves [S, ...]
+    shift: dict[str, Tensor]  # Ψ_i, leaves [1, ...]
+    num_samples: Tensor  # m, []
+
+
+@dataclass(frozen=True)
+class L2SGDPlus(L2GD):
+    """L2SGD with control variates for both kinds of steps, which converges to the minimiser at a constant rate.
+
+    A client keeps a gradient for each of its training samples, which takes as much memory as that many models.
+
+    Args:
+        communication_probability: p, the probability of an averaging step; 0 never averages, 1 takes no local step.
+        prox_weight: λ, how strongly the models are held together.
+        flips_per_round: flips of the coin in one round.
+        gradient: `stochastic` takes a batch in a local step, `full` all local samples.
+        scaling: `paper` divides all steps by the number of clients N, as the objective is a mean; `slides` does not.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    gradient: Literal["full", "stochastic"] = "stochastic"
+
+    conformance_exempt: ClassVar[dict[str, str]] = {"local_batch_norm": "it needs a gradient of each sample by itself"}
+
+    @property
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """A table of gradients outlives the steps that privacy of samples protects."""
+        reasons = {"noise_in_steps": "the samples' gradients", "personal_parts": "keeps gradients of whole models"}
+        return super().incompatible | reasons
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """x̄; networks without a gradient of each sample by itself are refused."""
+        if not ctx.task.same_in_training:
+            raise ConfigError(
+                f"L2SGDPlus needs the gradient of each sample by itself, and {type(ctx.task.network).__name__} is "
+                "another function for every batch or pass, by its BatchNorm, running statistics or dropout; choose a "
+                "--model.network without these, or L2GD"
+            )
+        return super().shared_init(ctx)
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> Any:
+        """x_i = x̄, J_i = 0 and Ψ_i = 0."""
+        zeros, size = tree.zeros_like(shared.models.parameters), max(ctx.most_samples, 1)
+        table = tree.map_leaves(lambda leaf: leaf.new_zeros(size, *leaf.shape[1:]), zeros)
+        return VarianceReducedState(*super().state_init(ctx, shared, data), table, zeros)
+
+    def _averaging_names(self, count: int, known: bool) -> list[str]:
+        return ["average", "pull"] * count
+
+    def client_init(self, ctx: Context, shared: GlobalModels, state: Any, data: ClientData, losses: None) -> Any:
+        """An averaging step is x_i ← (1 − γ)x_i + γx̄ + α/N·((1/p − 1)Ψ_i − J̄_i); then Ψ_i ← λ(x_i − x̄) of before."""
+        run = super().client_init(ctx, shared, state, data, losses)
+        work = VarianceReducedRun(*run, state.table, state.shift, data.num_samples)
+        if not ctx.phase.startswith("pull"):
+            return work
+        known = tree.scale(state.shift, 1 / self.communication_probability - 1)
+        step = tree.scale(tree.sub(known, _mean_gradient(work)), ctx.lr / self._divisor(ctx, 1.0))
+        away = tree.sub(state.models.parameters, shared.models.parameters)
+        models = run.models._replace(parameters=tree.add(run.models.parameters, step))
+        return work._replace(models=models, shift=tree.scale(away, self.prox_weight))
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: Any, batch: Batch) -> Any:
+        """x_i ← x_i − α/N·((∇f_ij(x_i) − J_ij)/(1 − p) + J̄_i + Ψ_i), j in the batch; then J_ij ← ∇f_ij(x_i)."""
+        if ctx.phase == "adapt":
+            return super().client_step(ctx, shared, work, batch)
+        loss, fresh = _each_gradient(ctx, work.models, batch)
+        news = tree.map_leaves(lambda new, table: _masked(new - table[batch.index], batch), fresh, work.table)
+        size, local = batch.mask.sum().clamp(min=1), 1 - self.communication_probability
+        control = tree.scale(tree.add(_mean_gradient(work), work.shift), local)
+        gradient = tree.map_leaves(lambda new, rest: new.sum(0, keepdim=True) / size + rest, news, control)
+        lr = ctx.lr / self._divisor(ctx, local)
+        parameters, optimizer = ctx.solver.update(work.models.parameters, gradient, work.optimizer, lr)
+        table = tree.map_leaves(lambda old, new: old.index_add(0, batch.index, new), work.table, news)
+        return work._replace(
+            models=work.models._replace(parameters=parameters), optimizer=optimizer, table=table,
+            loss=work.loss + _masked(loss, batch).sum() / size, steps=work.steps + 1,
+        )  # fmt: skip
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: Any, data: ClientData) -> ClientResult:
+        """As of L2GD; J_i and Ψ_i stay."""
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(state=VarianceReducedState(work.models, result.state.loss, work.table, work.shift))
+
+
+def _mean_gradient(work: VarianceReducedRun) -> dict[str, Tensor]:
+    """J̄_i = 1/m·Σ_j J_ij, leaves [1, ...]."""
+    m = work.num_samples.clamp(min=1)
+    return {name: leaf.sum(0, keepdim=True) / m.to(leaf.dtype) for name, leaf in work.table.items()}
+
+
+def _each_gradient(ctx: Context, models: ModelState, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss [B] and gradient, leaves [B, ...], of each sample: of B copies of the model on batches of one."""
+    copies = tree.map_leaves(lambda leaf: leaf.expand(len(batch.mask), *leaf.shape[1:]), models)
+    alone = Batch(*(part.unsqueeze(1) for part in batch))
+    return ctx.task.value_and_grad(copies, alone)[:2]
+
+
+def _masked(rows: Tensor, batch: Batch) -> Tensor:
+    """The rows [B, ...] of samples, with 0 for padding."""
+    return rows * batch.mask.to(rows.dtype).view(-1, *[1] * (rows.ndim - 1))

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
@@ -106,7 +106,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
 
     serving_settings = ("unseen_epochs",)
 
-    regularisation: float = 0.01
+    regularisation: float = tuned(0.01, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
     rounds_per_relation: int = 10
     loss: MarginLoss = "hinge"
     epsilon: float = 0.01

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.prototypes import per_sample
@@ -64,8 +64,8 @@ class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
         temperature: τ.
     """
 
-    mu: float = 5.0
-    temperature: float = 0.5
+    mu: float = tuned(5.0, 0.1, 1.0, 5.0, 10.0)
+    temperature: float = tuned(0.5, 0.1, 0.5, 1.0)
 
     def __post_init__(self) -> None:
         check_settings(self, mu=">= 0", temperature="> 0")

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import server_average
@@ -68,9 +68,9 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
 
     serving_settings = ("unseen_epochs",)
 
-    prox_weight: float = 15.0
+    prox_weight: float = tuned(15.0, 15.0, 20.0, 30.0)
     inner_steps: int = 5
-    inner_lr: float = 0.05
+    inner_lr: float = tuned(0.05, 0.01, 0.05, 0.1)
     local_solve: Literal["gradient", "exact"] = "gradient"
     warm_start: bool = True
     server_mix: float = 1.0

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, OwnModel, Personal, local_step
+from lit_fed.core.algorithm import GlobalModels, OwnModel, Personal, local_step, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
@@ -60,7 +60,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
 
     serving_settings = ("unseen_epochs",)
 
-    prox_weight: float = 1.0
+    prox_weight: float = tuned(1.0, 0.01, 0.1, 1.0, 10.0)
     local_solve: Literal["sgd", "exact"] = "sgd"
     unseen_epochs: int = 1
 

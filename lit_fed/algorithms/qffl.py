@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -64,7 +64,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
         lipschitz: L, an estimate of the Lipschitz constant of the gradient; null takes 1/η.
     """
 
-    fairness_power: float = 1.0
+    fairness_power: float = tuned(1.0, 0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
     lipschitz: float | None = None
 
     message = MessageSpec("multiples")

@@ -49,7 +49,9 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 """Settings whose classes come from elsewhere, so that there is no list of them."""
 
 RELATIVES = {
-    "maml": "PerFedAvg", "proxskip": "Scaffnew", "flhc": "FLHC", "fd": "FedDistill",
+    "dca": "MixtureDCA", "adca": "MixtureDCA", "l2sgd": "L2GD with --model.algorithm.gradient stochastic",
+    "mapper": "APFL", "pfedmac": "PFedMe", "aruba": "Reptile", "maml": "PerFedAvg",
+    "proxskip": "Scaffnew", "flhc": "FLHC", "fd": "FedDistill",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field, fields
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Messa
 
 __all__ = [
     "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
-    "local_run", "local_step",
+    "local_run", "local_step", "tuned", "tuning_space",
 ]  # fmt: skip
 
 NOT_SENT: Any = None
@@ -341,3 +342,26 @@ def local_step(ctx: Context, work: Work, batch: Batch, **options: Any) -> Work:
     models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, **options)
     work = work._replace(models=models, optimizer=optimizer)
     return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)  # type: ignore[no-any-return]
+
+
+def tuned(default: Any, *values: Any) -> Any:
+    """A field of an algorithm that is worth tuning: its default, and the values that a benchmark tries.
+
+    They are those of the paper or of its authors' program, and the default is one of them. A class has at most two such
+    fields; the learning rate is tuned for all algorithms alike.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Pulled(Algorithm):
+        ...     prox_weight: float = tuned(1.0, 0.1, 1.0, 10.0)
+        >>> Pulled().prox_weight, tuning_space(Pulled)
+        (1.0, {'prox_weight': (0.1, 1.0, 10.0)})
+    """
+    return field(default=default, metadata={"tuned": values})
+
+
+def tuning_space(algorithm: type[Algorithm]) -> dict[str, tuple[Any, ...]]:
+    """The settings of an algorithm that are worth tuning, by name, and the values of each; {} if it names none."""
+    found = fields(algorithm)  # type: ignore[arg-type] # every algorithm is a dataclass
+    return {one.name: one.metadata["tuned"] for one in found if "tuned" in one.metadata}

@@ -20,10 +20,10 @@ from federated_round import (
     same_bits,
 )
 from normalised import NormalisedMLP
-from references.l2gd_numpy import l2gd_round, mixture_solution, tune
+from references.l2gd_numpy import l2gd_round, l2sgd_plus_round, mixture_solution, tune
 from references.logistic import predict
 
-from lit_fed.algorithms import L2GD, FedAvg, Local
+from lit_fed.algorithms import L2GD, FedAvg, L2SGDPlus, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
@@ -80,6 +80,45 @@ def test_rounds_are_those_of_the_reference(options, gradient, scaling, client_tr
     assert len(seen) > 1  # rounds of several kinds were compared
     for found, theta, (x, _) in zip(federation.predictions(test), models, as_arrays(test), strict=True):
         np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("scaling", ["paper", "slides"])
+def test_rounds_with_control_variates_are_those_of_the_reference(scaling, client_trainer):
+    algorithm, clients = L2SGDPlus(0.4, 0.8, 6, scaling=scaling), make_clients([5, 2, 7])
+    lr, n = (0.9, 3) if scaling == "paper" else (0.3, 1)
+    federation = Federation(algorithm, clients, solver=LocalSolver(lr=lr), trainer=client_trainer, batch_size=3)
+    models, shifts = [federation.weights[0].numpy()] * 3, [np.zeros(5)] * 3
+    tables = [np.zeros((m, 5)) for m in (5, 2, 7)]
+    for round_idx in range(4):
+        coins = coins_of(algorithm, round_idx)
+        batches = local_batches(federation, coins)
+        l2sgd_plus_round(models, tables, shifts, coins, as_arrays(clients), batches, lr=lr, p=0.4, prox_weight=0.8, n=n)
+        federation.round()
+        assert federation.bits.tolist() == [sum(coins) * 3 * 5 * 64] * 2
+    states = federation.states
+    for found, expected in ((states.models, models), (states.shift, shifts)):
+        np.testing.assert_allclose(flat(found).numpy(), np.stack(expected), rtol=0, atol=1e-10)
+    for one, expected in enumerate(tables):
+        found = flat(tree.index(states.table, one)).numpy()
+        np.testing.assert_allclose(found[: len(expected)], expected, rtol=0, atol=1e-10)
+        assert not found[len(expected) :].any()
+
+
+def test_control_variates_lead_to_the_solution_at_a_constant_rate():
+    """Where L2GD only comes near."""
+    train = quadratics([1.0, 3.0], [0.0, 4.0])
+    plain, reduced = (
+        run_rounds(
+            cls(0.5, 1.0, 20, gradient="stochastic"), None, train, rounds=12,
+            **scalar(solver=LocalSolver(lr=0.3)),
+        )
+        for cls in (L2GD, L2SGDPlus)
+    )  # fmt: skip
+    gaps = [
+        np.abs(positions(one).numpy() - mixture_solution([1.0, 3.0], [0.0, 4.0], 1.0)).max() for one in (plain, reduced)
+    ]
+    assert gaps[1] < 1e-5
+    assert gaps[0] > 1e-2
 
 
 @pytest.mark.parametrize(("scaling", "divisor"), [("paper", 3), ("slides", 1)])

@@ -127,6 +127,7 @@ WRONG = [
     ("MixtureADMM", {"copy_weight": 0.0}, r"copy_weight is 0\.0; give a number > 0, or null"),
     ("MixtureADMM", {"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
     ("MixtureADMM", {"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
+    ("MixtureDCA", {"memory": -1}, "memory is -1; give a whole number >= 0"),
     ("MOCHA", {"regularisation": 0.0}, r"regularisation is 0\.0; give a number > 0"),
     ("MOCHA", {"rounds_per_relation": -1}, "rounds_per_relation is -1; give a whole number >= 0"),
     ("MOCHA", {"loss": "squared"}, "loss is squared; give hinge or logistic"),

@@ -39,7 +39,7 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation
+from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation, tuning_space
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.plan import make_plan
@@ -60,6 +60,7 @@ SMALL: dict[str, dict] = {
     "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
     "FedALA": {"sample_fraction": 1.0},  # fewer are drawn by the client's number
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
+    "L2SGDPlus": {"communication_probability": 0.5, "flips_per_round": 4},
     "ClusteredFL": {"max_clusters": 3, "relative": True, "mean_norm_below": 0.9, "max_norm_above": 0.0}
     | {"warmup_rounds": 0, "min_cluster_size": 1},
     "FedSALoRA": {"personal": ("*.bias",)},
@@ -545,6 +546,16 @@ def test_docstrings_name_paper_symbols_and_deviations(cls):
     if dataclasses.fields(cls):
         documented = cls.__doc__.split("Args:")[1]
         assert all(f"{field.name}:" in documented for field in dataclasses.fields(cls))
+
+
+def test_settings_worth_tuning_have_values_that_are_taken(cls):
+    space, defaults = tuning_space(cls), {field.name: field.default for field in dataclasses.fields(cls)}
+    assert len(space) <= 2
+    for name, values in space.items():
+        assert defaults[name] in values
+        assert len(values) == len(set(values)) > 1
+        for value in values:
+            assert getattr(cls(**SMALL.get(cls.__name__, {}) | {name: value}), name) == value
 
 
 def test_imports_no_other_algorithm(cls):

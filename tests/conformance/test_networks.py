@@ -23,15 +23,20 @@ ONE_FUNCTION = (
 OWN_LOSS = (
     r"takes the gradient of the mean loss .* with the BatchNorm of Normalised a sample has no loss of its own.*; "
 )
+ONE_BY_ONE = dict.fromkeys(
+    ["L2SGDPlus", "L2SGDPlus full"], "needs the gradient of each sample by itself.*; choose a --m"
+)
 REFUSED = {
     "LeNet5": dict.fromkeys(EXACT, r"needs the Hessian of 15031 parameters; it takes up to 2048: choose a smaller")
     | {"SharingADMM": r"LeNet5 reads images .*, the samples are \[256\]; choose another --model.network"},
     "BatchNorm": dict.fromkeys(EXACT, ONE_FUNCTION)
+    | ONE_BY_ONE
     | {
         "SCAFFOLD I": "model.algorithm.option I " + OWN_LOSS + "choose option II",
         "FedProx inexactness": "model.algorithm.inexactness " + OWN_LOSS + "choose null",
     },
     "dropout": dict.fromkeys(EXACT, ONE_FUNCTION)
+    | ONE_BY_ONE
     | {"PerFedAvg hessian_free": "variant is hessian_free, .* dropout in Dropped .*; choose exact or first_order"},
 }
 """Reasons for which an algorithm does not take a network, by kind of network."""

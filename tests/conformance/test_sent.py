@@ -40,7 +40,9 @@ COUNTED_OTHERWISE = {
     "ConsensusADMM": "z costs nothing in a round for who got it at the end of the last; what is sent holds it",
     "Scaffnew": "the mean costs nothing in a round for who got it at the end of the last; what is sent holds it",
     "Mime": "x and s come down for the gradient; what is sent for the local steps holds them again",
-    "L2GD": "x̄ comes back as part of the averaging; it is sent with the steps towards it",
+    **dict.fromkeys(
+        ["L2GD", "L2SGDPlus"], "x̄ comes back as part of the averaging; it is sent with the steps towards it"
+    ),
 }
 """Algorithms whose count follows what a client may remember, where what it is sent has to be complete."""
 

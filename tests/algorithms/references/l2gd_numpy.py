@@ -3,6 +3,8 @@
 A model is a vector [d + 1] whose last entry is the bias.
 """
 
+from itertools import groupby
+
 import numpy as np
 from references.logistic import gradient, sgd
 
@@ -43,6 +45,25 @@ def l2gd_round(models, mean, coins, clients, batches, *, lr, p, prox_weight, n, 
             mean, step = None, step + 1
         previous = coin
     return models, mean, communications
+
+
+def l2sgd_plus_round(models, tables, shifts, coins, clients, batches, *, lr, p, prox_weight, n):
+    """The flips of one round of L2SGD+: lists of x_i, J_i [m, d + 1] and Ψ_i, all changed in place."""
+    runs = iter(batches)
+    for coin, flips in groupby(coins):
+        steps, run = len(list(flips)), None if coin else next(runs)
+        for step in range(steps):
+            mean = np.mean(models, axis=0)
+            for i, (x, table, (features, y)) in enumerate(zip(models, tables, clients, strict=True)):
+                if coin:
+                    slope = prox_weight / (n * p) * (x - mean) - (1 / p - 1) / n * shifts[i] + table.mean(0) / n
+                    shifts[i] = prox_weight * (x - mean)
+                else:
+                    rows = run[i][step]
+                    fresh = np.stack([gradient(x, features[[j]], y[[j]]) for j in rows])
+                    slope = (fresh - table[rows]).mean(0) / (n * (1 - p)) + table.mean(0) / n + shifts[i] / n
+                    table[rows] = fresh
+                models[i] = x - lr * slope
 
 
 def tune(mean, x, y, batches, lr, prox_weight):
