@@ -20,7 +20,7 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
-from lit_fed.core.targets import Criterion, Loss
+from lit_fed.core.targets import Criterion, Loss, Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation
@@ -73,6 +73,7 @@ class ModelSettings(NamedTuple):
     lora_alpha: float | None
     metrics: MetricsGiven
     loss: Loss | None
+    target: Target | None
     privacy: Privacy | None
     secure_aggregation: SecureAggregation | None
     compression: Codec | None

@@ -1,6 +1,6 @@
 """What a task predicts: kinds of labels with their log-loss, mixed predictions, and other losses for local steps.
 
-A new kind of labels is a class of its own here; `infer_target` says which labels it is for.
+`infer_target` chooses one of these by the labels, `--model.target` any of them or a user-defined `Likelihood`.
 
 Symbols:
     B, M, L, K -> samples, models, positions of a sequence, outputs of the network
@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -26,10 +26,12 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import lies_below
 
 __all__ = [
-    "Binary", "Criterion", "CrossEntropy", "Loss", "ModelView", "MultiLabel", "Multiclass", "Objective", "Regression",
-    "Sequences", "Target", "VectorRegression", "logistic_losses", "mixed_log_probabilities", "over_classes",
+    "Binary", "Criterion", "CrossEntropy", "Likelihood", "Loss", "ModelView", "MultiLabel", "Multiclass", "Objective",
+    "Regression", "Sequences", "Target", "VectorRegression", "logistic_losses", "mixed_log_probabilities",
+    "over_classes",
 ]  # fmt: skip
 
 
@@ -38,20 +40,22 @@ class Target(ABC):
     """What is predicted.
 
     Args:
-        num_classes: C; 1 where labels are numbers; entries of a label that is a vector.
+        num_classes: C; 1 where labels are numbers; entries of a label that is a vector; 0: as the training labels say.
 
     Attributes:
         kind: with `num_classes` and `positions` what a checkpoint keeps of a target.
-        metric: what `score` gives beside the loss, a share of hits or a squared error.
+        metric: what `score` gives beside the loss: a share of hits (`accuracy`), or an error, which is better if small.
+        metrics: metrics of the clients if `--model.metrics` is not given.
         continuous: labels are real numbers instead of the classes 0 … C − 1.
         positions: labels have a position axis [B, L], and outputs too; losses are averaged over it.
         vectors: labels are vectors [B, C] of as many entries as there are outputs; losses are summed over them.
     """
 
-    num_classes: int
+    num_classes: int = 0
 
     kind: ClassVar[str] = ""
-    metric: ClassVar[Literal["accuracy", "mse"]] = "accuracy"
+    metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[Any] = None
     continuous: ClassVar[bool] = False
     positions: ClassVar[bool] = False
     vectors: ClassVar[bool] = False
@@ -75,23 +79,81 @@ class Target(ABC):
         """Shape of a network's outputs for one sample whose labels have this shape: (K,) or (L, K)."""
         return (*label_shape, self.num_outputs) if self.positions else (self.num_outputs,)
 
-    @staticmethod
-    def from_plain(kind: str, num_classes: int, positions: bool) -> Target:
-        """The target that a checkpoint keeps as these three.
+    def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
+        """The target with the sizes that the training labels have.
+
+        Args:
+            y: training labels [n, ...] of the type that `as_labels` gives.
+            num_classes: number of classes, if the data set declares it.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if such labels are not for this target.
+        """
+        axes = int(self.positions or self.vectors)
+        if y.ndim != 1 + axes:
+            shapes = {0: "[n]", 1: "[n, L]" if self.positions else "[n, C]"}
+            raise ConfigError(
+                f"--model.target {type(self).__name__} needs labels of shape {shapes[axes]}, and the training labels "
+                f"have shape {list(y.shape)}; {OTHER_TARGET}"
+            )
+        if self.num_classes and not self.vectors:
+            return self
+        found = y.shape[1] if self.vectors else num_classes or max(2, int(y.max()) + 1 if y.numel() else 0)
+        if self.vectors and self.num_classes not in (0, found):
+            raise ConfigError(f"--model.target.num_classes is {self.num_classes}, and labels have {found} entries")
+        return replace(self, num_classes=found)
+
+    def as_labels(self, y: Tensor) -> Tensor:
+        """Labels in the type of this target: float32 if they are continuous, else int64.
+
+        Raises:
+            ConfigError: if labels of classes are no whole numbers.
+        """
+        if self.continuous:
+            return y.float()
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            row = int((y != y.round()).flatten(1 if y.ndim > 1 else 0).nonzero()[0, 0])
+            raise ConfigError(
+                f"--model.target {type(self).__name__} needs classes, and training label {row} is {y[row].tolist()}; "
+                f"{OTHER_TARGET}"
+            )
+        return y.long()
+
+    @property
+    def plain(self) -> tuple[str, int, bool]:
+        """What checkpoints and nodes are given; settings hold the rest of a target of `--model.target`."""
+        return self.kind or self.name, self.num_classes, self.positions
+
+    @staticmethod
+    def from_plain(kind: str, num_classes: int, positions: bool, given: Target | None = None) -> Target:
+        """The inverse of `plain`; nothing is imported.
+
+        Args:
+            kind: see the class.
+            num_classes: see the class.
+            positions: see the class.
+            given: that of `--model.target`, which has its class and options.
+
+        Raises:
+            ConfigError: if there is none, or the given one is of another kind.
 
         Example:
             >>> Target.from_plain("binary", 2, False), Target.from_plain("multiclass", 5, True)
             (Binary(), Sequences(num_classes=5))
         """
+        if given is not None:
+            if given.plain[::2] != (kind, positions):
+                raise ConfigError(f"labels are {kind}, and --model.target is {given.name}; give the same target")
+            return replace(given, num_classes=num_classes) if fields(given)[0].init else given
         for cls in _subclasses(Target):
-            if (cls.kind, cls.positions) == (kind, positions):
-                given = {"num_classes": num_classes} if fields(cls)[0].init else {}
-                target: Target = cls(**given)
+            if (cls.kind, cls.positions) == (kind, positions) and lies_below(cls.__module__, "lit_fed"):
+                sizes = {"num_classes": num_classes} if fields(cls)[0].init else {}
+                target: Target = cls(**sizes)
                 return target
-        raise ConfigError(f"labels are {kind}{' with positions' if positions else ''}, which this version cannot learn")
+        raise ConfigError(
+            f"labels are {kind}{' with positions' if positions else ''}, which this version cannot learn without "
+            "--model.target"
+        )
 
     def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
         """A view of the labels for each model that has outputs [B, M, K] or [B, M, L, K].
@@ -310,6 +372,122 @@ class VectorRegression(_Gaussian):
 
     kind = "vector_regression"
     vectors = True
+
+
+class Likelihood(Target):
+    """A user-defined target: log p(y | outputs) and a prediction.
+
+    Subclasses, best frozen dataclasses, define `num_outputs`, `log_likelihood` and `predict`, in PyTorch functions that
+    run under `torch.func.vmap`. Gradients are autograd's; a mixture has the likelihood Σ_m π_m p(y | outputs_m), and
+    predicts the mean Σ_m π_m `predict`(outputs_m), so a predicted distribution is that of the mixture.
+
+    Labels are floating, of any shape [...]; with `positions = True` their first axis counts positions, losses are
+    averaged over it, and `check` may refuse what no likelihood is for. `error` is a second figure of merit, named by
+    `metric`; without one, clients are compared by their loss. `metrics` names metrics of torchmetrics or user-defined
+    ones, which are updated with predictions [n, ...] and labels [n, ...].
+    """
+
+    metric = "loss"
+    continuous = True
+
+    @abstractmethod
+    def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log p(y | outputs), [...].
+
+        Args:
+            outputs: [..., K], with any leading axes.
+            y: labels, the same leading axes and then those of one label.
+        """
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Tensor:
+        """The prediction from outputs [..., K]: numbers [...], or vectors [..., P] such as probabilities."""
+
+    def check(self, y: Tensor) -> None:
+        """Refuse training labels [n, ...] by a `ConfigError` that says what they should be."""
+
+    def error(self, predicted: Tensor, y: Tensor) -> Tensor:
+        """Error of each prediction, [...], smaller is better; its mean is called `metric`."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name of the class, which none of lit_fed has in small letters."""
+        return type(self).__name__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give a class the kind by which checkpoints compare it."""
+        super().__init_subclass__(**options)
+        if "kind" not in vars(cls):
+            cls.kind = cls.__name__
+
+    def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
+        """The target itself, if the labels pass `check` and give finite losses of the right shape."""
+        self.check(y)
+        if len(y):
+            some = y[:2]
+            outputs = y.new_zeros(len(some), *some.shape[1 : 1 + self.positions], self.num_outputs)
+            found = self.losses(outputs, some)
+            if found.shape != (len(some),):
+                raise ConfigError(
+                    f"{type(self).__name__}.log_likelihood returns {list(found.shape)} for outputs "
+                    f"{list(outputs.shape)} and labels {list(some.shape)}; return one number for each "
+                    f"{'position' if self.positions else 'sample'}, {list(outputs.shape[:-1])}"
+                )
+        return self
+
+    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """Labels [B, 1, ...] keep their own axes."""
+        return y.expand(len(y), outputs.shape[1], *y.shape[2:])
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """−log p(y | outputs); the mean over positions."""
+        return self._over_positions(-self.log_likelihood(outputs, y))
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The gradient by autograd; a subclass may have a closed form."""
+        gradient: Tensor = grad(lambda given: self.losses(given, y).sum())(outputs)
+        return gradient
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Refused: no label lies between two others in general."""
+        raise ConfigError(
+            f"--model.target {type(self).__name__} has no soft labels, which this algorithm trains on; choose another "
+            "--model.algorithm, or define soft_labels"
+        )
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Outputs and weight of each model, [B, M, K + 1] or [B, L, M, K + 1]: all that `score` and `shown` need."""
+        if self.positions:
+            outputs = outputs.movedim(1, 2)
+        return torch.cat([outputs, weights[:, None].expand(*outputs.shape[:-1], 1)], -1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """−log Σ_m π_m p(y | outputs_m), and `error`; means over positions."""
+        outputs, weights = prediction[..., :-1], prediction[..., -1]
+        axis = prediction.ndim - 2
+        each = self.log_likelihood(
+            outputs, y.unsqueeze(axis).expand(*y.shape[:axis], weights.shape[-1], *y.shape[axis:])
+        )
+        loss = self._over_positions(-torch.logsumexp(weights.log() + each, -1))
+        if type(self).error is Likelihood.error:
+            return loss, loss
+        return loss, self._over_positions(self.error(self.shown(prediction), y))
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """Σ_m π_m `predict`(outputs_m)."""
+        weights, each = prediction[..., -1], self.predict(prediction[..., :-1])
+        axis = weights.ndim - 1
+        return (each * weights.view(*weights.shape, *[1] * (each.ndim - weights.ndim))).sum(axis)
+
+    def _over_positions(self, each: Tensor) -> Tensor:
+        return each.mean(-1) if self.positions else each
+
+
+OTHER_TARGET = (
+    "give another --model.target: Binary, Multiclass, Sequences (a class for each position), MultiLabel, Regression, "
+    "VectorRegression, or a Likelihood of your own"
+)
 
 
 def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:

@@ -77,7 +77,7 @@ class TrainingFacts(NamedTuple):
         """The facts in numbers, strings, tuples and tensors, for checkpoints; those of `public` go into JSON."""
         target, constants = self.target, self.normalisation
         return self._asdict() | {
-            "target": (target.kind, target.num_classes, target.positions),
+            "target": target.plain,
             "normalisation": None if constants is None else (constants.mean, constants.std),
             "columns": None if self.columns is None else self.columns.plain(),
             "groups": None if self.groups is None else _narrowed(self.groups),
@@ -85,18 +85,20 @@ class TrainingFacts(NamedTuple):
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> TrainingFacts:
+    def from_plain(cls, plain: dict[str, Any], target: Target | None = None) -> TrainingFacts:
         """The inverse of `plain`, also after a way through JSON.
 
         Args:
             plain: all fields; values from elsewhere have to be checked first.
+            target: that of `--model.target`.
 
         Raises:
             ConfigError: if there is no such target.
         """
         constants, columns = plain["normalisation"], plain["columns"]
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
-        given["target"] = Target.from_plain(*plain["target"])
+        kind, num_classes, positions = plain["target"]
+        given["target"] = Target.from_plain(kind, num_classes, positions, target)
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         for name in ("groups", "sizes"):

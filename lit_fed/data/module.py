@@ -21,7 +21,7 @@ from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_fra
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
-from lit_fed.data.populations.build import build_populations, infer_target, public_samples
+from lit_fed.data.populations.build import build_populations, infer_target, public_samples, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
@@ -79,6 +79,8 @@ class RoundPlanner(Protocol):
 
 class FederatedDataModule(LightningDataModule):
     """A data set as clients: partition, splits, cohorts and blocks.
+
+    What labels mean is inferred, or said by `--model.target`; `given_target` says it without a module.
 
     Args:
         dataset: the data set.
@@ -158,6 +160,7 @@ class FederatedDataModule(LightningDataModule):
         self.public_samples: PublicSamples | None = None
         self.seen: Population | None = None
         self.unseen: Population | None = None
+        self.given_target: Target | None = None
         self.predicted = Predicted()
         self.planner: RoundPlanner | None = None
 
@@ -209,15 +212,28 @@ class FederatedDataModule(LightningDataModule):
 
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        wanted: Target | None = getattr(getattr(module, "settings", None), "target", None)
         if self.seen is not None:
+            if wanted not in (None, self.given_target):
+                raise ConfigError(
+                    "the data were set up without --model.target; set `given_target` of the data module before `setup`"
+                )
             return
+        self.given_target = given = self.given_target if wanted is None else wanted
+        self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
-        self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen), self.dataset.labels)
-        check_missing_classes(self.dataset, self.target, seen, unseen)
+        num_classes = num_classes_of(self.dataset, seen)
+        if given is None:
+            self.target: Target = infer_target(seen.train.y, num_classes, self.dataset.labels)
+            check_missing_classes(self.dataset, self.target, seen, unseen)
+        else:
+            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
+            self.target = given.fitted(seen.train.y, num_classes)
         check_labels(self.target, seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
         if unseen is not None:
@@ -231,7 +247,8 @@ class FederatedDataModule(LightningDataModule):
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
-        for said in (taken_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
+        said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
+        for said in (said_of_labels, outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.deployment.wire import (
@@ -152,11 +153,11 @@ SESSION = record(
 )  # fmt: skip
 
 
-def facts_from_json(plain: Any) -> TrainingFacts:
-    """Facts of a training from JSON; a `WireError` names the wrong one."""
+def facts_from_json(plain: Any, target: Target | None = None) -> TrainingFacts:
+    """Facts of a training from JSON, with the target of its settings; a `WireError` names the wrong one."""
     read = FACTS(plain, "facts")
     try:
-        return TrainingFacts.from_plain(read)
+        return TrainingFacts.from_plain(read, target)
     except ConfigError as error:
         raise WireError(f"facts.target: {error}") from error
 
@@ -172,7 +173,10 @@ def read_session(value: Any, place: str) -> dict[str, Any]:
         raise WireError(f"{place}.ids is not one number for each client")
     if not (sent["model"] is None or isinstance(sent["model"], dict)):
         raise WireError(f"{place}.model is not an object")
-    facts_from_json(sent["facts"])
+    if sent["model"] is None or sent["model"].get("target") is not None:
+        FACTS(sent["facts"], "facts")  # the class of the target is checked with the settings, when they are made
+    else:
+        facts_from_json(sent["facts"])
     return value  # type: ignore[no-any-return] # digests are of these very values
 
 

@@ -209,7 +209,7 @@ class NodeTraining:
 
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
         self.name, self.sent = name, sent
-        facts = facts_from_json(sent["facts"])
+        facts = facts_from_json(sent["facts"], settings.target)
         data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
         is_private = settings.privacy is not None and settings.privacy.noise_seed is None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import Likelihood, Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
 from lit_fed.metrics.client_table import summarise
@@ -217,12 +217,13 @@ def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
     """Build the requested metrics for these labels and try each on synthetic predictions.
 
     Args:
-        given: see `wanted_metrics`.
+        given: see `wanted_metrics`; None: those of the target.
         target: the prediction target.
 
     Raises:
         ConfigError: naming the metric, the labels and an alternative.
     """
+    given = target.metrics if given is None else given
     return ChosenMetrics([_chosen(one, target) for one in wanted_metrics(given)], target)
 
 
@@ -245,7 +246,8 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
             f"{' or '.join(f'{one}…' for one in allowed)}"
         )
     measured = ClientMetric(wanted.name, metric, target)
-    _try_out(measured, wanted, labels)
+    if not isinstance(target, Likelihood):  # the shape of a user-defined label is unknown
+        _try_out(measured, wanted, labels)
     return measured
 
 

@@ -27,7 +27,10 @@ from lit_fed.data.data_sets.columns import (
 __all__ = ["Table"]
 
 PREFIX = "--data.dataset"
-SAY = f"set task ({PREFIX}.task) to classification (classes) or regression (quantities)"
+SAY = (
+    f"set task ({PREFIX}.task) to classification (classes) or regression (quantities), or --model.target to "
+    "Multiclass, Regression or a Likelihood of your own"
+)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ Partition, splits and the choice of unseen clients use independent random stream
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,7 +33,10 @@ from lit_fed.data.populations.checks import check_finite_samples, check_training
 from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
 from lit_fed.errors import ConfigError
 
-__all__ = ["DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "public_samples", "select_clients"]
+__all__ = [
+    "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "public_samples", "select_clients", "told",
+    "with_labels",
+]  # fmt: skip
 
 DEFAULT_NUM_CLIENTS = 20
 """Default number of clients of a partition."""
@@ -83,13 +89,44 @@ def build_populations(
     return (seen, unseen) if encode is None else encode(seen, unseen)
 
 
-def _quantities(population: Population) -> Population:
-    """The same clients with floating labels and without class names."""
+def told(dataset: DataSet, target: Target | None) -> DataSet:
+    """The data set, told the kind of labels that `--model.target` implies, so that it does not ask for it."""
+    if target is None:
+        return dataset
+    kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
+    known = {one.name for one in fields(dataset)} if is_dataclass(dataset) else set[str]()
+    given: dict[str, Any] = {}
+    if "task" in known and getattr(dataset, "task", "") is None and kind != "multilabel":
+        given = {"task": kind}
+    elif "labels" in known and dataset.labels == "auto" and kind == "multilabel":
+        given = {"labels": kind}
+    return replace(dataset, **given) if given else dataset  # type: ignore[type-var]
+
+
+def with_labels(population: Population, target: Target) -> Population:
+    """The same clients with labels in the type of a target; quantities have no class names.
+
+    Raises:
+        ConfigError: if the labels are texts, and the target has no classes.
+    """
+    names = population.class_names
+    require(
+        names is None or not target.continuous,
+        f"labels are the classes {', '.join((names or ())[:4])}, and --model.target {target.name} is for numbers; give "
+        "--data.dataset.task or labels regression, or another target",
+    )
     train, val, test = (
-        Split(split.x, split.y.float(), split.offsets, split.first_id, split.ids)
+        split
+        if split.samples_per_block is not None
+        else Split(split.x, target.as_labels(split.y), split.offsets, split.first_id, split.ids)
         for split in (population.train, population.val, population.test)
     )
-    return population._replace(train=train, val=val, test=test, class_names=None)
+    return population._replace(train=train, val=val, test=test)
+
+
+def _quantities(population: Population) -> Population:
+    """The same clients with floating labels and without class names."""
+    return with_labels(population._replace(class_names=None), Regression())
 
 
 def public_samples(

@@ -93,6 +93,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         )
     if target.continuous:
         _check_doubtful_labels(dataset, target, seen)
+    _check_two_columns(dataset, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
     if known or target.continuous or target.positions or target.vectors:
         return
@@ -135,12 +136,28 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
         kind = "several labels per sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
         raise ConfigError(
             f"the training labels are floating and hold {len(values)} whole numbers ({shown}); store integers if they "
-            f"are {kind}, or give --data.dataset.labels regression if they are quantities"
+            f"are {kind}, or give --data.dataset.labels regression if they are quantities, or a --model.target: "
+            f"{'MultiLabel or VectorRegression' if target.vectors else 'Multiclass or Regression'}"
         )
     if not target.continuous and not target.positions and target.num_classes > MOST_CLASSES:
         raise ConfigError(
             f"the training labels are whole numbers up to {target.num_classes - 1}; give --data.dataset.num_classes "
-            f"{target.num_classes} if they are classes, or --data.dataset.labels regression if they are quantities"
+            f"{target.num_classes} if they are classes, or --data.dataset.labels regression if they are quantities, or "
+            "a --model.target: Multiclass, Regression, or a Likelihood of your own for counts"
+        )
+
+
+def _check_two_columns(dataset: DataSet, seen: Population) -> None:
+    """Refuse undeclared labels [n, 2], unless inputs are sequences of two tokens."""
+    y, x = seen.train.y, seen.train.x
+    if y.shape[1:] != (2,) or not len(y) or not _is_guessed(dataset, seen):
+        return
+    if y.is_floating_point() or x.is_floating_point() or x.shape[1:] != (2,):
+        integers = "" if y.is_floating_point() else "Sequences (a class at each of two positions), MultiLabel, "
+        raise ConfigError(
+            f"the training labels have two columns, as in {[round(one, 4) for one in y[0].tolist()]}; say what they "
+            f"are by --model.target: {integers}VectorRegression (two numbers), or a Likelihood of your own, such as "
+            "that of a time and whether its event was seen"
         )
 
 
