@@ -57,7 +57,7 @@ class ModelSettings(NamedTuple):
     network: Callable[[tuple[int, ...], int], Network]
     client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"]
     aggregation: Literal["renormalised", "stale_fill"]
-    weighting: Literal["samples", "uniform"] | None
+    weighting: Literal["samples", "positions", "uniform"] | None
     init_seeds: list[int] | None
     client_memory_gb: float
     memory_format: MemoryFormat
@@ -209,7 +209,8 @@ class Session(NamedTuple):
             task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
             num_clients=facts.num_clients, total_samples=facts.total_samples, seed=facts.seed, groups=facts.groups,
             aggregation=settings.aggregation, weighting=facts.weighting, num_rounds=facts.num_rounds,
-            most_samples=facts.most_samples, attackers=facts.attacking, capped_samples=facts.capped_samples,
+            most_samples=facts.most_samples, total_positions=facts.total_positions, attackers=facts.attacking,
+            capped_samples=facts.capped_samples,
             sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
             augmentation=make_augmentation(facts.augment, facts.normalisation),
             secret=None if privacy is None else privacy.secret(),

@@ -29,8 +29,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.names import lies_below
 
 __all__ = [
-    "Binary", "Criterion", "CrossEntropy", "Likelihood", "Loss", "ModelView", "MultiLabel", "Multiclass", "Objective",
-    "Regression", "Sequences", "Target", "VectorRegression", "logistic_losses", "mixed_log_probabilities",
+    "IGNORED", "Binary", "Criterion", "CrossEntropy", "Likelihood", "Loss", "ModelView", "MultiLabel", "Multiclass",
+    "Objective", "Regression", "Sequences", "Target", "VectorRegression", "logistic_losses", "mixed_log_probabilities",
     "over_classes",
 ]  # fmt: skip
 
@@ -59,6 +59,27 @@ class Target(ABC):
     continuous: ClassVar[bool] = False
     positions: ClassVar[bool] = False
     vectors: ClassVar[bool] = False
+
+    @property
+    def ignored(self) -> int | None:
+        """The label of positions that do not count; None: all count."""
+        return None
+
+    def labelled(self, y: Tensor) -> Tensor | None:
+        """Which positions count, bool [..., L]; None: all."""
+        return None
+
+    def counted(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The mask of samples [...], with 0 for a sample of whose positions [..., L] none counts."""
+        labelled = self.labelled(y)
+        return mask if labelled is None else mask * labelled.any(-1)
+
+    def num_positions(self, y: Tensor, mask: Tensor) -> Tensor:
+        """Positions that count in all samples whose mask [N] is 1, [] float64."""
+        labelled = self.labelled(y)
+        if labelled is None:
+            return mask.sum(dtype=torch.float64) * math.prod(y.shape[1:])
+        return (labelled.sum(-1) * mask).sum(dtype=torch.float64)
 
     @property
     def name(self) -> str:
@@ -120,18 +141,22 @@ class Target(ABC):
         return y.long()
 
     @property
-    def plain(self) -> tuple[str, int, bool]:
+    def plain(self) -> tuple[Any, ...]:
         """What checkpoints and nodes are given; settings hold the rest of a target of `--model.target`."""
-        return self.kind or self.name, self.num_classes, self.positions
+        known = self.kind or self.name, self.num_classes, self.positions
+        return known if self.ignored is None else (*known, self.ignored)
 
     @staticmethod
-    def from_plain(kind: str, num_classes: int, positions: bool, given: Target | None = None) -> Target:
+    def from_plain(
+        kind: str, num_classes: int, positions: bool, ignored: int | None = None, given: Target | None = None
+    ) -> Target:
         """The inverse of `plain`; nothing is imported.
 
         Args:
             kind: see the class.
             num_classes: see the class.
             positions: see the class.
+            ignored: label of positions that do not count.
             given: that of `--model.target`, which has its class and options.
 
         Raises:
@@ -141,19 +166,23 @@ class Target(ABC):
             >>> Target.from_plain("binary", 2, False), Target.from_plain("multiclass", 5, True)
             (Binary(), Sequences(num_classes=5))
         """
+        sizes: dict[str, Any] = {"num_classes": num_classes} | ({} if ignored is None else {"ignore_index": ignored})
         if given is not None:
-            if given.plain[::2] != (kind, positions):
+            if given.plain[:3:2] != (kind, positions):
                 raise ConfigError(f"labels are {kind}, and --model.target is {given.name}; give the same target")
-            return replace(given, num_classes=num_classes) if fields(given)[0].init else given
+            return replace(given, **sizes) if fields(given)[0].init else given
         for cls in _subclasses(Target):
             if (cls.kind, cls.positions) == (kind, positions) and lies_below(cls.__module__, "lit_fed"):
-                sizes = {"num_classes": num_classes} if fields(cls)[0].init else {}
-                target: Target = cls(**sizes)
+                target: Target = cls(**sizes) if fields(cls)[0].init else cls()
                 return target
         raise ConfigError(
             f"labels are {kind}{' with positions' if positions else ''}, which this version cannot learn without "
             "--model.target"
         )
+
+    def over_positions(self, each: Tensor, y: Tensor) -> Tensor:
+        """The mean of numbers [..., L] over the positions of a sample, [...]; without positions, the numbers."""
+        return each.mean(-1) if self.positions else each
 
     def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
         """A view of the labels for each model that has outputs [B, M, K] or [B, M, L, K].
@@ -302,24 +331,71 @@ class Multiclass(Target):
         return loss, (prediction.argmax(-1) == y).to(loss.dtype)
 
 
+IGNORED = -100
+"""Label of positions that do not count, as in PyTorch."""
+
+
 @dataclass(frozen=True)
 class Sequences(Multiclass):
-    """A class for each position of a sequence; a sample's loss and hit are the means over its positions."""
+    """A class for each position of a sequence; a sample's loss and hit are the means over its labelled positions.
+
+    A sample without a labelled position has loss 0, and counts neither in means of losses nor in an E-step. Weights of
+    clients count samples, unless `--model.weighting positions` is given.
+
+    Args:
+        num_classes: C; 0: as the training labels say.
+        ignore_index: label of positions that do not count; null: -100 if the labels of some client hold it.
+    """
+
+    ignore_index: int | None = None
 
     positions = True
 
+    @property
+    def ignored(self) -> int | None:
+        return self.ignore_index
+
+    def labelled(self, y: Tensor) -> Tensor | None:
+        """Positions whose label is not `ignore_index`; of soft labels those that are not all 0."""
+        if self.ignore_index is None:
+            return None
+        return y.sum(-1) > 0 if y.is_floating_point() else y != self.ignore_index
+
+    def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
+        kept = y if self.ignore_index is None else torch.where(y == self.ignore_index, 0, y)
+        return super().fitted(kept, num_classes)
+
+    def _known(self, y: Tensor) -> Tensor:
+        """Labels with a class 0 at positions that do not count."""
+        labelled = self.labelled(y)
+        return y if labelled is None or y.is_floating_point() else torch.where(labelled, y, 0)
+
+    def over_positions(self, each: Tensor, y: Tensor) -> Tensor:
+        labelled = self.labelled(y)
+        if labelled is None:
+            return each.mean(-1)
+        return torch.where(labelled, each, 0).sum(-1) / labelled.sum(-1).clamp(min=1)
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropies."""
-        return super().losses(outputs, y).mean(-1)
+        return self.over_positions(super().losses(outputs, self._known(y)), y)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """1/L of those of the positions."""
-        return super().residual(outputs, y) / outputs.shape[-2]
+        each, labelled = super().residual(outputs, self._known(y)), self.labelled(y)
+        if labelled is None:
+            return each / outputs.shape[-2]
+        return torch.where(labelled.unsqueeze(-1), each, 0) / labelled.sum(-1).clamp(min=1)[..., None, None]
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Probabilities [..., L, C]; all 0 at positions that do not count."""
+        soft, labelled = super().soft_labels(outputs, y, share), self.labelled(y)
+        return soft if labelled is None else soft * labelled.unsqueeze(-1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Mean log-loss and share of hits."""
-        loss, hit = super().score(prediction, y)
-        return loss.mean(-1), hit.mean(-1)
+        loss, hit = super().score(prediction, self._known(y))
+        return self.over_positions(loss, y), self.over_positions(hit, y)
 
 
 @dataclass(frozen=True)
@@ -442,7 +518,7 @@ class Likelihood(Target):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """−log p(y | outputs); the mean over positions."""
-        return self._over_positions(-self.log_likelihood(outputs, y))
+        return self.over_positions(-self.log_likelihood(outputs, y), y)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The gradient by autograd; a subclass may have a closed form."""
@@ -469,19 +545,16 @@ class Likelihood(Target):
         each = self.log_likelihood(
             outputs, y.unsqueeze(axis).expand(*y.shape[:axis], weights.shape[-1], *y.shape[axis:])
         )
-        loss = self._over_positions(-torch.logsumexp(weights.log() + each, -1))
+        loss = self.over_positions(-torch.logsumexp(weights.log() + each, -1), y)
         if type(self).error is Likelihood.error:
             return loss, loss
-        return loss, self._over_positions(self.error(self.shown(prediction), y))
+        return loss, self.over_positions(self.error(self.shown(prediction), y), y)
 
     def shown(self, prediction: Tensor) -> Tensor:
         """Σ_m π_m `predict`(outputs_m)."""
         weights, each = prediction[..., -1], self.predict(prediction[..., :-1])
         axis = weights.ndim - 1
         return (each * weights.view(*weights.shape, *[1] * (each.ndim - weights.ndim))).sum(axis)
-
-    def _over_positions(self, each: Tensor) -> Tensor:
-        return each.mean(-1) if self.positions else each
 
 
 OTHER_TARGET = (
@@ -628,7 +701,7 @@ class CrossEntropy(Loss):
         if self.weight is not None:
             labels = labels * outputs.new_tensor(self.weight)
         each = -(labels * log_prob).sum(-1)
-        return each.mean(-1) if target.positions else each
+        return target.over_positions(each, y)
 
 
 def _one_hot(y: Tensor, num_classes: int, like: Tensor) -> Tensor:

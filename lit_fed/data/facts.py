@@ -32,7 +32,7 @@ class TrainingFacts(NamedTuple):
     groups: Tensor | None  # [T] true group of each client, where known
     batch_size: int
     clients_per_block: int
-    weighting: Literal["samples", "uniform"]
+    weighting: Literal["samples", "positions", "uniform"]
     seed: int
     num_rounds: int
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
@@ -45,6 +45,7 @@ class TrainingFacts(NamedTuple):
     learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
     named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have numbers alone
+    total_positions: int = 0  # labelled positions of all training samples, where they are weights
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
 
     @property
@@ -97,8 +98,8 @@ class TrainingFacts(NamedTuple):
         """
         constants, columns = plain["normalisation"], plain["columns"]
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
-        kind, num_classes, positions = plain["target"]
-        given["target"] = Target.from_plain(kind, num_classes, positions, target)
+        kind, num_classes, positions, *ignored = plain["target"]
+        given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         for name in ("groups", "sizes"):

@@ -32,6 +32,7 @@ from lit_fed.data.populations.checks import (
     num_classes_of,
     outlying_inputs,
     taken_labels,
+    with_ignored,
 )
 from lit_fed.errors import ClientError, ConfigError, notice
 from lit_fed.system.packages import DataFrame
@@ -234,6 +235,7 @@ class FederatedDataModule(LightningDataModule):
         else:
             seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             self.target = given.fitted(seen.train.y, num_classes)
+        self.target = with_ignored(self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
         if unseen is not None:
@@ -280,7 +282,9 @@ class FederatedDataModule(LightningDataModule):
         drawn = generator(self.seed, 0, 0, purpose).choice(num_clients, self.eval_clients, replace=False)
         return population._replace(measured=torch.from_numpy(np.sort(drawn)))
 
-    def facts(self, *, weighting: Literal["samples", "uniform"], seed: int, num_rounds: int) -> TrainingFacts:
+    def facts(
+        self, *, weighting: Literal["samples", "positions", "uniform"], seed: int, num_rounds: int
+    ) -> TrainingFacts:
         """Facts of the training data from which a federation is built.
 
         Args:
@@ -313,8 +317,20 @@ class FederatedDataModule(LightningDataModule):
             attackers=self.seen.attackers,
             learned=learned_constants(self.dataset, self.seen, self.target),
             named=name_digests(self.seen.names),
+            total_positions=self._num_positions() if weighting == "positions" else 0,
             stored_type="" if either else self.seen.stored_type,
         )
+
+    def _num_positions(self) -> int:
+        """Positions of the seen clients' training samples that count."""
+        assert self.seen is not None
+        if not self.target.positions:
+            raise ConfigError(
+                f"--model.weighting is positions, and the labels of {type(self.dataset).__name__} have none "
+                f"({self.target.name}); give samples or uniform"
+            )
+        y = self.seen.train.y
+        return int(self.target.num_positions(y, torch.ones(len(y))))
 
     def capped_samples(self, cap: int) -> int:
         """Sum of the seen clients' training samples, at most `cap` for each client."""

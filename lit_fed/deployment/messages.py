@@ -132,15 +132,24 @@ NODE_FACTS = record(
 
 
 # ---------------------------------------------------------------------- facts of a training
+def _target(value: Any, place: str) -> tuple[Any, ...]:
+    """Kind, number of classes, whether there are positions, and the label of those that do not count, if any."""
+    ignored = [whole(-(2**31), 2**31)] if isinstance(value, list) and len(value) == 4 else []
+    read: tuple[Any, ...] = tuple_of(text(64), CLASSES, one_of(True, False), *ignored)(value, place)
+    return read
+
+
 FACTS = record(
     {
         "input_shape": SHAPE, "input_type": one_of(*TYPES), "label_shape": SHAPE,
-        "target": tuple_of(text(32), CLASSES, one_of(True, False)), "num_clients": whole(1, MOST_NUMBERS),
+        "target": _target, "num_clients": whole(1, MOST_NUMBERS),
         "total_samples": SAMPLES, "most_samples": SAMPLES, "groups": NOTHING, "batch_size": LARGE,
-        "clients_per_block": POSITIVE, "weighting": one_of("samples", "uniform"), "seed": SEED, "num_rounds": POSITIVE,
+        "clients_per_block": POSITIVE, "weighting": one_of("samples", "positions", "uniform"), "seed": SEED,
+        "num_rounds": POSITIVE,
         "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)), "class_names": NOTHING,
         "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
-        "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "stored_type": text(16),
+        "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
+        "stored_type": text(16),
     }
 )  # fmt: skip
 """Facts of a training, see `TrainingFacts.public`."""

@@ -238,7 +238,8 @@ class RemoteTrainer:
         """
         target = self.rounds.terms.task.target
         is_share, signed = target.metric == "accuracy", target.metric == "loss"
-        for place, wrong in implausible_rows(rows, counts, is_share=is_share, signed=signed).items():
+        partial = target.ignored is not None
+        for place, wrong in implausible_rows(rows, counts, is_share=is_share, signed=signed, partial=partial).items():
             error = ClientError(ids[place], f"its node {node}", None, wrong)
             if self.pool.missing != "drop":
                 raise error
@@ -365,7 +366,9 @@ def implausible_message(
     return "" if norm <= most_norm else too_long
 
 
-def implausible_rows(rows: Tensor, counts: Tensor, *, is_share: bool, signed: bool = False) -> dict[int, str]:
+def implausible_rows(
+    rows: Tensor, counts: Tensor, *, is_share: bool, signed: bool = False, partial: bool = False
+) -> dict[int, str]:
     """The reasons why measurements are impossible, by the place of the client.
 
     Args:
@@ -373,11 +376,12 @@ def implausible_rows(rows: Tensor, counts: Tensor, *, is_share: bool, signed: bo
         counts: samples of each client, as its node reported them at the start, [C].
         is_share: hits are counted, at most one for each sample.
         signed: in their place stand losses, which may be negative.
+        partial: samples without a label do not count.
     """
     found = {}
     for place, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
         number, loss, score, *others = row
-        if number != count:
+        if number != count and not (partial and 0 <= number < count):
             found[place] = f"it measured {number:g} samples, and its node told {count} at the start"
         elif not abs(loss) <= count * MOST_FLOAT:
             found[place] = f"it measured the loss {loss:g} in sum over {count} samples"

@@ -70,8 +70,9 @@ class FederatedModule(LightningModule):
             by device and network.
         aggregation: contribution of clients that were not sampled to an average of models: none (`renormalised`), or
             the model that they last received (`stale_fill`, as in the official FedEM code).
-        weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
-            `samples`), and `uniform` where clients are sampled in proportion to their samples.
+        weighting: weight of a client's message: its `samples`, the `positions` of its samples that have a label, or
+            `uniform`; null takes the algorithm's (mostly `samples`), and `uniform` where clients are sampled in
+            proportion to their samples.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; null derives them from the training seed.
         client_memory_gb: memory in GB (10⁹ bytes) for the states of all clients; beyond it, the largest leaves are
             stored in files beside the run's checkpoints.
@@ -136,7 +137,7 @@ class FederatedModule(LightningModule):
         network: Callable[[tuple[int, ...], int], Network] = Linear,
         client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"] = "auto",
         aggregation: Literal["renormalised", "stale_fill"] = "renormalised",
-        weighting: Literal["samples", "uniform"] | None = None,
+        weighting: Literal["samples", "positions", "uniform"] | None = None,
         init_seeds: list[int] | None = None,
         client_memory_gb: float = 4.0,
         memory_format: MemoryFormat = "auto",

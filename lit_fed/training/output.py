@@ -265,7 +265,11 @@ def prediction_table(
     columns["prediction"] = log_prob.argmax(1).numpy()
     if class_names is not None:
         called = np.array(class_names, dtype=object)
-        columns |= {name: called[columns[name]] for name in ("label", "prediction")}
+        called = called if target.ignored is None else np.append(called, "")
+        known = {name: columns[name] for name in ("label", "prediction")}
+        if target.ignored is not None:  # positions that do not count have no name
+            known["label"] = np.where(known["label"] == target.ignored, -1, known["label"])
+        columns |= {name: called[numbers] for name, numbers in known.items()}
     probabilities = log_prob.exp_()
     classes = range(probabilities.shape[1]) if class_names is None else class_names
     return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})

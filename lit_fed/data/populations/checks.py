@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import IGNORED, Sequences, Target
 from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
@@ -23,7 +24,7 @@ from lit_fed.system.spreadsheets import unquoted
 __all__ = [
     "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
     "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "taken_labels",
+    "taken_labels", "with_ignored",
 ]  # fmt: skip
 
 OPTION_OF_TABLES = "task"
@@ -42,15 +43,26 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
         return
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
         wrong = (split.y < 0) | (split.y >= target.num_values)
+        if target.ignored is not None:
+            wrong &= split.y != target.ignored
         row = _first_row(wrong)
         if row is not None:
             label = int(split.y[wrong][0])
             fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
             fix = "multilabel labels are 0 or 1" if target.vectors else fix
+            fix = f"number the classes from 0; {IGNORED} marks positions to ignore" if target.positions else fix
             raise ConfigError(
                 f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
                 f"label {label} is outside 0 … {target.num_values - 1}; {fix}"
             )
+
+
+def with_ignored(target: Target, seen: Population, unseen: Population | None = None) -> Target:
+    """The target, ignoring labels -100 at positions if there are some and it does not name another."""
+    if not isinstance(target, Sequences) or target.ignored is not None:
+        return target
+    found = any(bool((split.y == IGNORED).any()) for *_, split in all_splits(seen, unseen, samples=True))
+    return replace(target, ignore_index=IGNORED) if found else target
 
 
 def learned_constants(dataset: DataSet, seen: Population, target: Target) -> tuple[str, ...]:
