@@ -20,6 +20,7 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
+from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion, Loss, Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
@@ -291,10 +292,10 @@ def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: 
 
 
 def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
-    shape, outputs = facts.input_shape, facts.target.num_outputs
+    shape = facts.input_shape
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        partial(_build, settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
     )  # fmt: skip
     if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
@@ -305,15 +306,16 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     return task.with_end(_example(shape, facts.dtype))
 
 
-def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
+def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
     """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
-    given = settings.network
+    given, shape, input_type = settings.network, facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
-    network = build_network(maker, shape, input_type, outputs)
+    network = build_network(maker, shape, input_type, facts.target.num_outputs)
     trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
     if trainable is not None:
         choose_trained(network, list(names_of(trainable)))
-    return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+    network = settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+    return pixels_last(network, facts.target, facts.label_shape)
 
 
 def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:

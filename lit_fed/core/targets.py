@@ -30,8 +30,8 @@ from lit_fed.system.names import lies_below
 
 __all__ = [
     "IGNORED", "Binary", "Criterion", "CrossEntropy", "Likelihood", "Loss", "ModelView", "MultiLabel", "Multiclass",
-    "Objective", "Regression", "Sequences", "Target", "VectorRegression", "logistic_losses", "mixed_log_probabilities",
-    "over_classes",
+    "Objective", "Regression", "Sequences", "Target", "VectorRegression", "class_probabilities", "logistic_losses",
+    "mixed_log_probabilities", "over_classes",
 ]  # fmt: skip
 
 
@@ -607,7 +607,7 @@ def mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------- other losses for local steps
-CLASSES = ("binary", "multiclass", "sequences")
+CLASSES = ("binary", "multiclass", "sequences", "segmentation")
 """Names of the targets that have classes, of which a sample has one."""
 
 
@@ -696,12 +696,17 @@ class CrossEntropy(Loss):
         else:
             num_classes = target.num_classes
             log_prob = over_classes(torch.log_softmax, outputs)
-            labels = y if y.is_floating_point() else _one_hot(y, num_classes, outputs)
+            labels = class_probabilities(target, y, outputs)
         labels = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
         if self.weight is not None:
             labels = labels * outputs.new_tensor(self.weight)
         each = -(labels * log_prob).sum(-1)
         return target.over_positions(each, y)
+
+
+def class_probabilities(target: Target, y: Tensor, outputs: Tensor) -> Tensor:
+    """Labels as probabilities of classes, [..., C]; all 0 at positions that do not count."""
+    return y if y.is_floating_point() else _one_hot(y, target.num_classes, outputs)
 
 
 def _one_hot(y: Tensor, num_classes: int, like: Tensor) -> Tensor:

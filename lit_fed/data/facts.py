@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core import segmentation  # noqa: F401 - `from_plain` finds its target
 from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
@@ -24,7 +25,7 @@ class TrainingFacts(NamedTuple):
 
     input_shape: tuple[int, ...]  # of one sample
     input_type: str  # torch's name of the inputs' type, `float32` or `int64`
-    label_shape: tuple[int, ...]  # of one sample: () or (L,)
+    label_shape: tuple[int, ...]  # of one sample: () or (L,), or (H, W) of a mask
     target: Target
     num_clients: int
     total_samples: int  # training samples of all clients

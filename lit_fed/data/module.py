@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.seeds import generator
+from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, written_out
@@ -213,30 +214,16 @@ class FederatedDataModule(LightningDataModule):
 
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
-        module = None if self.trainer is None else self.trainer.lightning_module
-        wanted: Target | None = getattr(getattr(module, "settings", None), "target", None)
+        given = self._settle_target()
         if self.seen is not None:
-            if wanted not in (None, self.given_target):
-                raise ConfigError(
-                    "the data were set up without --model.target; set `given_target` of the data module before `setup`"
-                )
             return
-        self.given_target = given = self.given_target if wanted is None else wanted
         self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
-        num_classes = num_classes_of(self.dataset, seen)
-        if given is None:
-            self.target: Target = infer_target(seen.train.y, num_classes, self.dataset.labels)
-            check_missing_classes(self.dataset, self.target, seen, unseen)
-        else:
-            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
-            self.target = given.fitted(seen.train.y, num_classes)
-        self.target = with_ignored(self.target, seen, unseen)
-        check_labels(self.target, seen, unseen)
+        seen, unseen = self._labelled(seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):
@@ -253,6 +240,36 @@ class FederatedDataModule(LightningDataModule):
         for said in (said_of_labels, outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
+
+    def _settle_target(self) -> Target | None:
+        """The target of `--model.target`, or `given_target`; None: the labels decide."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        wanted: Target | None = getattr(getattr(module, "settings", None), "target", None)
+        if self.seen is None:
+            self.given_target = self.given_target if wanted is None else wanted
+        elif wanted not in (None, self.given_target):
+            raise ConfigError(
+                "the data were set up without --model.target; set `given_target` of the data module before `setup`"
+            )
+        return self.given_target
+
+    def _labelled(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
+        """The clients with labels in the form of the target, which is inferred if it is not given."""
+        given, num_classes = self.given_target, num_classes_of(self.dataset, seen)
+        if given is None:
+            target = infer_target(seen.train.y, num_classes, self.dataset.labels)
+            check_missing_classes(self.dataset, target, seen, unseen)
+        else:
+            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
+            target = given.fitted(seen.train.y, num_classes)
+        self.target = with_ignored(target, seen, unseen)
+        check_labels(self.target, seen, unseen)
+        self.label_shape = tuple(seen.train.y.shape[1:])
+        if not isinstance(self.target, Segmentation):
+            return seen, unseen
+        if self.augment is not None:
+            raise ConfigError("--data.augment would change pictures and leave their masks; leave it out")
+        return flat_population(seen), None if unseen is None else flat_population(unseen)
 
     def _with_attackers(self, seen: Population) -> Population:
         """The seen clients with attackers chosen and their training samples poisoned."""
@@ -298,7 +315,7 @@ class FederatedDataModule(LightningDataModule):
         return TrainingFacts(
             input_shape=self.input_shape,
             input_type=str(train.x.dtype).removeprefix("torch."),
-            label_shape=tuple(train.y.shape[1:]),
+            label_shape=self.label_shape,
             target=self.target,
             num_clients=train.num_clients,
             total_samples=train.num_samples,

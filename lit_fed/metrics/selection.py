@@ -30,7 +30,12 @@ MetricsGiven = str | list[Any] | dict[str, Any] | None
 
 OPTION = "--model.metrics"
 
-TASKS = {"binary": ("Binary", "Multiclass"), "multiclass": ("Multiclass",), "multilabel": ("Multilabel",)}
+TASKS = {
+    "binary": ("Binary", "Multiclass"),
+    "multiclass": ("Multiclass",),
+    "multilabel": ("Multilabel",),
+    "segmentation": ("Multiclass",),
+}
 """Prefixes of metric classes for each kind of class labels."""
 
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
@@ -275,7 +280,8 @@ def _made(wanted: WantedMetric, target: Target) -> torchmetrics.Metric:
         metric = wanted.given.clone()
         metric.reset()
         return metric
-    known = {"task": target.kind, "num_classes": target.num_classes, "num_labels": target.num_classes}
+    task = "multiclass" if target.positions else target.kind
+    known = {"task": task, "num_classes": target.num_classes, "num_labels": target.num_classes}
     asked = inspect.signature(wanted.given).parameters
     filled = {name: value for name, value in known.items() if name in asked and not target.continuous}
     return wanted.given(**filled | wanted.arguments)

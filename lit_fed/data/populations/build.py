@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
+from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
 from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import (
@@ -117,7 +118,7 @@ def with_labels(population: Population, target: Target) -> Population:
     )
     train, val, test = (
         split
-        if split.samples_per_block is not None
+        if type(split) is not Split  # drawn when needed, or on other machines
         else Split(split.x, target.as_labels(split.y), split.offsets, split.first_id, split.ids)
         for split in (population.train, population.val, population.test)
     )
@@ -181,7 +182,7 @@ def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels
 
     Args:
         y_train: training labels [n] or [n, L]. Floating labels mean regression (of vectors with a second axis), integer
-            labels with a second axis sequences. n = 0 if samples are generated on demand.
+            labels with a second axis sequences, with two more masks. n = 0 if samples are generated on demand.
         num_classes: number of classes if known; None: one more than the largest label.
         labels: `multilabel`: L labels 0 or 1 per sample; `regression`: labels were converted to floating ones before.
 
@@ -189,7 +190,13 @@ def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels
         The target; two classes are `Binary` (one logit), except in sequences.
     """
     shape = list(y_train.shape)
-    require(y_train.ndim in (1, 2), f"training labels have shape {shape}; store them as [n], or [n, L] for sequences")
+    if y_train.ndim == 3 and not y_train.is_floating_point():
+        return Segmentation().fitted(y_train, num_classes)
+    require(
+        y_train.ndim in (1, 2),
+        f"training labels have shape {shape}; store them as [n], [n, L] for sequences, or whole numbers [n, height, "
+        "width] for masks, or give a --model.target that takes this shape",
+    )
     if labels == "multilabel":
         return _multilabel(y_train, num_classes)
     if y_train.is_floating_point():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Sequences, Target
 from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
@@ -107,6 +108,8 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         _check_doubtful_labels(dataset, target, seen)
     _check_two_columns(dataset, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
+    if isinstance(target, Segmentation) and not known:
+        _check_masks(seen.train.y)
     if known or target.continuous or target.positions or target.vectors:
         return
     row = int(seen.train.y.argmax())
@@ -159,6 +162,18 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
         )
 
 
+def _check_masks(y: Tensor) -> None:
+    """Refuse masks whose classes have a gap, which mostly is a label for pixels that do not count."""
+    held = y.unique()
+    held = held[held >= 0]
+    if len(held) and int(held[-1]) >= len(held):
+        shown = ", ".join([*map(str, held[:4].tolist()), *(["…"] if len(held) > 5 else []), str(int(held[-1]))])
+        raise ConfigError(
+            f"masks hold the classes {shown}, which are not 0, 1, 2, …; give --data.dataset.num_classes, or for pixels "
+            f"that do not count --model.target Segmentation --model.target.ignore_index {int(held[-1])}"
+        )
+
+
 def _check_two_columns(dataset: DataSet, seen: Population) -> None:
     """Refuse undeclared labels [n, 2], unless inputs are sequences of two tokens."""
     y, x = seen.train.y, seen.train.x
@@ -185,6 +200,8 @@ def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | No
     is_table = hasattr(dataset, OPTION_OF_TABLES)
     option = "--data.dataset.task" if is_table else "--data.dataset.labels"
     others = "regression" if not target.continuous else "classification" if is_table else "multilabel"
+    if isinstance(target, Segmentation):
+        return f"labels are taken for masks of {target.num_classes} classes"
     if target.positions:
         return (
             f"labels are taken for classes of positions of a sequence ({option} multilabel: several labels per sample)"
