@@ -22,6 +22,7 @@ _ROOMS = (
     "lit_fed.data.poison",
     "lit_fed.core.local_solver",
     "lit_fed.core.targets",
+    "lit_fed.core.likelihood",
     "lit_fed.core.segmentation",
     "lit_fed.core.task",
     "lit_fed.core.graphs.topology",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.targets import Likelihood, Target
+from lit_fed.core.likelihood import Likelihood
+from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
 from lit_fed.metrics.client_table import summarise

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.targets import Likelihood, Target
+from lit_fed.core.likelihood import Likelihood
+from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
 from lit_fed.system.packages import pd

@@ -33,6 +33,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
+from lit_fed.training.export import save_program
 
 SHAPE, TARGET = (8, 8), Segmentation(3, ignore_index=255)
 
@@ -215,7 +216,7 @@ def test_masks_are_inferred():
     assert type(about).from_plain(about.plain()) == about
     assert Target.from_plain(*TARGET.plain) == TARGET
     assert Target.from_plain("multiclass", 3, True) == Sequences(3)
-    with pytest.raises(ConfigError, match=r"masks hold the classes 0, 1, 2, 255.* --model.target.ignore_index 255"):
+    with pytest.raises(ConfigError, match=r"the classes 0, 1, 2, 255, which.* --model.target.ignore_index 255"):
         data_of(pictures()[1])
     with pytest.raises(ConfigError, match=r"--data.augment would change pictures and leave their masks"):
         data_of(y, augment="RandomHorizontalFlip")
@@ -238,7 +239,10 @@ def test_a_fit_measures_dice_and_exports(tmp_path):
     found = trainer.test(module, datamodule=data, verbose=False)[0]
     assert {"test/seen/accuracy", "test/seen/dice", "test/seen/jaccard_index"} <= found.keys()
     personal = trainer.personal_model(module, data, client="c1")
-    assert personal(torch.zeros(2, 1, 8, 8)).shape == (2, 64, 3)
+    x = torch.rand(2, 1, 8, 8)
+    assert personal(x).shape == (2, 64, 3)
+    save_program(personal, tmp_path / "model.pt2")
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), personal(x), rtol=0, atol=1e-6)
 
 
 def small_network(input_shape, num_outputs):

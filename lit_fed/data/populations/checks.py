@@ -167,7 +167,7 @@ def _check_masks(y: Tensor) -> None:
     held = y.unique()
     held = held[held >= 0]
     if len(held) and int(held[-1]) >= len(held):
-        shown = ", ".join([*map(str, held[:4].tolist()), *(["…"] if len(held) > 5 else []), str(int(held[-1]))])
+        shown = ", ".join([*map(str, held[:-1][:4].tolist()), *["…"] * (len(held) > 5), str(int(held[-1]))])
         raise ConfigError(
             f"masks hold the classes {shown}, which are not 0, 1, 2, …; give --data.dataset.num_classes, or for pixels "
             f"that do not count --model.target Segmentation --model.target.ignore_index {int(held[-1])}"

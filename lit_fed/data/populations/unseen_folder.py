@@ -197,7 +197,8 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
         return
     for client in clients:
         for name in ("y_train", "y_test"):
-            largest = int(client.arrays[name].max(initial=0))
+            labels = client.arrays[name]
+            largest = int(labels[labels != facts.target.ignored].max(initial=0))
             require(
                 largest < facts.target.num_values,
                 f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint has the "
