@@ -109,7 +109,8 @@ def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientM
 def add_scores(sums: Tensor, served: Served, task: Task) -> None:
     """Add number, loss and hits of predictions in place to the clients' sums, [C, 3] float64."""
     loss, hit = task.score(served.prediction, served.y)
-    parts = torch.stack([served.mask, loss * served.mask, hit * served.mask])
+    mask = task.target.counted(served.y, served.mask)
+    parts = torch.stack([mask, loss * mask, hit * mask])
     sums[served.rows] += parts.sum(2, dtype=torch.float64).T
 
 

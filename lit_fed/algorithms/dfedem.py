@@ -37,7 +37,7 @@ from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, init
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
+from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, counted_rows, expectation, num_factors
 from lit_fed.core.mixtures.starts import MixtureStart, under_way
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
@@ -146,10 +146,10 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
         """The E-step and the new mixture weights, both from the client's own components (Alg. 4; Eq. 8-9)."""
         models = own_models(shared, data.client_id)
         each = ctx.task.sample_losses(models, data)
-        factors = num_factors(ctx.task, data, self.position_loss)
-        pi, q, negative_log_likelihood = expectation(state.mixture, each, data.mask, factors)
+        rows, factors = counted_rows(ctx.task, data), num_factors(ctx.task, data, self.position_loss)
+        pi, q, negative_log_likelihood = expectation(state.mixture, each, rows, factors)
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
-            pi, q, _ = expectation(pi, each, data.mask, factors)
+            pi, q, _ = expectation(pi, each, rows, factors)
         share = None
         if (start := under_way(self.start, ctx, self.num_models)) is not None:
             pi, q, share = start.opening(ctx, shared, state.mixture, each, data, factors)

@@ -47,6 +47,7 @@ from lit_fed.core.mixtures.e_step import (
     average_chosen,
     batch_weights,
     choose,
+    counted_rows,
     expectation,
     largest,
     num_factors,
@@ -291,7 +292,7 @@ class FedEM(AveragedComponents):
         pi, q, negative_log_likelihood = private_expectation(ctx, mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
-            more = expectation(pi, losses, data.mask, factors)
+            more = expectation(pi, losses, counted_rows(ctx.task, data), factors)
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
         optimizer = ctx.solver.init(shared.models)
         seen = getattr(state, "exchanges", None)
@@ -341,7 +342,7 @@ def without_old_moments(ctx: Context, shared: Any, work: MixtureWork) -> Mixture
 
 def opened(
     algorithm: AveragedComponents, ctx: Context, shared: Any, work: MixtureWork, mixture: Tensor, losses: Tensor,
-    data: ClientData, num_factors: int,
+    data: ClientData, num_factors: int | Tensor,
 ) -> MixtureWork:  # fmt: skip
     """The work with the E-step of the start, while it is under way, from the old π_t."""
     start = under_way(algorithm.start, ctx, algorithm.num_models)

@@ -41,7 +41,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, num_factors
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
-from lit_fed.errors import check_settings
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Borrowed", "Exchange", "FedeRiCo", "Owned", "Returned"]
 
@@ -127,6 +127,11 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
 
     def shared_init(self, ctx: Context) -> Owned:
         """φ_i (line 1)."""
+        if self.position_loss == "sum" and ctx.task.target.ignored is not None:
+            raise ConfigError(
+                "--model.algorithm.position_loss is sum, and samples have labels to ignore, so that their numbers of "
+                "positions differ; give mean"
+            )
         return _first_models(ctx, self.exchange, common_start=self.common_start)
 
     def state_init(self, ctx: Context, shared: Owned, data: ClientData) -> Acquaintance:

@@ -79,7 +79,8 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> ColumnRun:
         """Training goes on from the own column; an unseen client has no share in the mean."""
-        weight = ctx.client_weight(data) / (ctx.total_samples if ctx.weighting == "samples" else ctx.num_clients)
+        total = ctx.total_samples if ctx.weighting == "samples" else ctx.total_weight
+        weight = ctx.client_weight(data) / total
         share = torch.zeros_like(weight) if ctx.phase == "adapt" else weight
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         return ColumnRun(state.models, state.models, share, ctx.solver.init(state.models), zero, zero.clone())

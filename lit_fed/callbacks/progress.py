@@ -264,7 +264,7 @@ def _of_round(module: FederatedModule, *clients: str) -> list[str]:
 
 
 def _accuracy(module: FederatedModule) -> list[str]:
-    for hit in ("accuracy", "mse"):
+    for hit in ("accuracy", "mse", "loss"):
         for split in ("val", "test"):
             if f"{split}/seen/{hit}" in module.results:
                 return [f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]

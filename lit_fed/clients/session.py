@@ -20,7 +20,8 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
-from lit_fed.core.targets import Criterion, Loss
+from lit_fed.core.segmentation import pixels_last
+from lit_fed.core.targets import Criterion, Loss, Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation
@@ -57,7 +58,7 @@ class ModelSettings(NamedTuple):
     network: Callable[[tuple[int, ...], int], Network]
     client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"]
     aggregation: Literal["renormalised", "stale_fill"]
-    weighting: Literal["samples", "uniform"] | None
+    weighting: Literal["samples", "positions", "uniform"] | None
     init_seeds: list[int] | None
     client_memory_gb: float
     memory_format: MemoryFormat
@@ -73,6 +74,7 @@ class ModelSettings(NamedTuple):
     lora_alpha: float | None
     metrics: MetricsGiven
     loss: Loss | None
+    target: Target | None
     privacy: Privacy | None
     secure_aggregation: SecureAggregation | None
     compression: Codec | None
@@ -208,7 +210,8 @@ class Session(NamedTuple):
             task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
             num_clients=facts.num_clients, total_samples=facts.total_samples, seed=facts.seed, groups=facts.groups,
             aggregation=settings.aggregation, weighting=facts.weighting, num_rounds=facts.num_rounds,
-            most_samples=facts.most_samples, attackers=facts.attacking, capped_samples=facts.capped_samples,
+            most_samples=facts.most_samples, total_positions=facts.total_positions, attackers=facts.attacking,
+            capped_samples=facts.capped_samples,
             sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
             augmentation=make_augmentation(facts.augment, facts.normalisation),
             secret=None if privacy is None else privacy.secret(),
@@ -289,10 +292,10 @@ def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: 
 
 
 def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
-    shape, outputs = facts.input_shape, facts.target.num_outputs
+    shape = facts.input_shape
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        partial(_build, settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
     )  # fmt: skip
     if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
@@ -303,15 +306,16 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     return task.with_end(_example(shape, facts.dtype))
 
 
-def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
+def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
     """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
-    given = settings.network
+    given, shape, input_type = settings.network, facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
-    network = build_network(maker, shape, input_type, outputs)
+    network = build_network(maker, shape, input_type, facts.target.num_outputs)
     trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
     if trainable is not None:
         choose_trained(network, list(names_of(trainable)))
-    return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+    network = settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+    return pixels_last(network, facts.target, facts.label_shape)
 
 
 def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:

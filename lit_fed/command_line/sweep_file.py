@@ -26,6 +26,7 @@ from lit_fed.command_line.parser import FederatedParser
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
+from lit_fed.system.names import import_path
 
 __all__ = ["Point", "Search", "Sweep", "check_arguments", "choices_of", "read_sweep"]
 
@@ -322,6 +323,9 @@ def _check_metric(sweep: Sweep, config: Namespace) -> None:
     data: FederatedDataModule = parser.instantiate(Namespace(data=config.data)).data  # type: ignore[no-untyped-call]
     if data.dataset.is_remote:
         return
+    if (target := config.model.target) is not None:
+        options = target.get("init_args")
+        data.given_target = import_path(target.class_path)(**({} if options is None else vars(options)))
     data.prepare_data()
     data.setup()
     place = f"{sweep.path}: metric {sweep.metric}"

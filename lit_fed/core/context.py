@@ -38,7 +38,7 @@ class Context(NamedTuple):
     seed: int
     groups: Tensor | None = None  # [T] true group of each client, where known
     aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "positions", "uniform"] = "samples"
     num_rounds: int = 1
     horizon: int | None = None  # rounds after which schedules end, also if a run goes on; None: `num_rounds`
     most_samples: int = 0  # training samples of the largest of the T clients
@@ -47,6 +47,7 @@ class Context(NamedTuple):
     attackers: Tensor | None = None  # [T] True for clients that are known to attack; None: nothing is known of any
     private: frozenset[str] = frozenset()  # names of personal leaves, which are not sent
     sampling_probability: float = 1.0  # q, participation probability of each client
+    total_positions: int = 0  # labelled positions of all T clients' samples, where they are weights
     capped_samples: int = 0  # Σ of all T clients' weights after a cap of each; 0: no cap
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
     augmentation: RandomTransform | None = None  # of the inputs of local steps; None: none
@@ -73,18 +74,25 @@ class Context(NamedTuple):
 
     @property
     def total_weight(self) -> int:
-        """Total weight of all T clients: their samples, capped per client, or T."""
+        """Total weight of all T clients: their samples, capped per client, their labelled positions, or T."""
+        if self.weighting == "positions":
+            return self.total_positions
         return (self.capped_samples or self.total_samples) if self.weighting == "samples" else self.num_clients
 
     def client_weight(self, data: ClientData) -> Tensor:
-        """Weight of a client's message, [] float64: its samples, or 1."""
+        """Weight of a client's message, [] float64: its samples, its labelled positions, or 1."""
+        if self.weighting == "positions":
+            return self.task.target.num_positions(data.y, data.mask)
         return data.num_samples if self.weighting == "samples" else torch.ones_like(data.num_samples)
 
     def client_share(self, data: ClientData) -> Tensor:
         """Weight of a client's mean loss in a sum over all clients, [] float64: T·n_t/n, or 1; 1 on average.
 
-        A client without samples gets the share of one sample, so that shares can be divisors.
+        n_t counts samples, or labelled positions. A client without any gets the share of one, so that shares can be
+        divisors.
         """
         if self.weighting == "uniform":
             return torch.ones_like(data.num_samples)
+        if self.weighting == "positions":
+            return self.client_weight(data).clamp(min=1) * self.num_clients / self.total_positions
         return data.num_samples.clamp(min=1) * self.num_clients / self.total_samples

@@ -38,11 +38,16 @@ class ClassSums(NamedTuple):
 
 
 def check_classes(target: Target, algorithm: str) -> None:
-    """Refuse labels that are no classes, or several of a sample.
+    """Refuse labels that are no classes, several of a sample, or missing at some positions.
 
     Raises:
         ConfigError: naming the kind of labels.
     """
+    if target.ignored is not None:
+        raise ConfigError(
+            f"{algorithm} needs a class at every position, and labels {target.ignored} are ignored; give another "
+            "--model.algorithm"
+        )
     if target.continuous or target.vectors:
         raise ConfigError(
             f"{algorithm} needs class labels, and these are {target.name}; give another --data.dataset or "

@@ -1,6 +1,6 @@
 """What a task predicts: kinds of labels with their log-loss, mixed predictions, and other losses for local steps.
 
-A new kind of labels is a class of its own here; `infer_target` says which labels it is for.
+`infer_target` chooses one of these by the labels, `--model.target` any of them or a user-defined `Likelihood`.
 
 Symbols:
     B, M, L, K -> samples, models, positions of a sequence, outputs of the network
@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,8 +28,9 @@ from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Binary", "Criterion", "CrossEntropy", "Loss", "ModelView", "MultiLabel", "Multiclass", "Objective", "Regression",
-    "Sequences", "Target", "VectorRegression", "logistic_losses", "mixed_log_probabilities", "over_classes",
+    "IGNORED", "Binary", "Criterion", "CrossEntropy", "Loss", "ModelView", "MultiLabel", "Multiclass",
+    "Objective", "Regression", "Sequences", "Target", "VectorRegression", "class_probabilities", "logistic_losses",
+    "mixed_log_probabilities", "over_classes",
 ]  # fmt: skip
 
 
@@ -38,23 +39,46 @@ class Target(ABC):
     """What is predicted.
 
     Args:
-        num_classes: C; 1 where labels are numbers; entries of a label that is a vector.
+        num_classes: C; 1 where labels are numbers; entries of a label that is a vector; 0: as the training labels say.
 
     Attributes:
         kind: with `num_classes` and `positions` what a checkpoint keeps of a target.
-        metric: what `score` gives beside the loss, a share of hits or a squared error.
+        metric: what `score` gives beside the loss: a share of hits (`accuracy`), or an error, which is better if small.
+        metrics: metrics of the clients if `--model.metrics` is not given.
         continuous: labels are real numbers instead of the classes 0 … C − 1.
         positions: labels have a position axis [B, L], and outputs too; losses are averaged over it.
         vectors: labels are vectors [B, C] of as many entries as there are outputs; losses are summed over them.
     """
 
-    num_classes: int
+    num_classes: int = 0
 
     kind: ClassVar[str] = ""
-    metric: ClassVar[Literal["accuracy", "mse"]] = "accuracy"
+    metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[Any] = None
     continuous: ClassVar[bool] = False
     positions: ClassVar[bool] = False
     vectors: ClassVar[bool] = False
+
+    @property
+    def ignored(self) -> int | None:
+        """The label of positions that do not count; None: all count."""
+        return None
+
+    def labelled(self, y: Tensor) -> Tensor | None:
+        """Which positions count, bool [..., L]; None: all."""
+        return None
+
+    def counted(self, y: Tensor, mask: Tensor) -> Tensor:
+        """The mask of samples [...], with 0 for a sample of whose positions [..., L] none counts."""
+        labelled = self.labelled(y)
+        return mask if labelled is None else mask * labelled.any(-1)
+
+    def num_positions(self, y: Tensor, mask: Tensor) -> Tensor:
+        """Positions that count in all samples whose mask [N] is 1, [] float64."""
+        labelled = self.labelled(y)
+        if labelled is None:
+            return mask.sum(dtype=torch.float64) * math.prod(y.shape[1:])
+        return (labelled.sum(-1) * mask).sum(dtype=torch.float64)
 
     @property
     def name(self) -> str:
@@ -75,23 +99,89 @@ class Target(ABC):
         """Shape of a network's outputs for one sample whose labels have this shape: (K,) or (L, K)."""
         return (*label_shape, self.num_outputs) if self.positions else (self.num_outputs,)
 
-    @staticmethod
-    def from_plain(kind: str, num_classes: int, positions: bool) -> Target:
-        """The target that a checkpoint keeps as these three.
+    def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
+        """The target with the sizes that the training labels have.
+
+        Args:
+            y: training labels [n, ...] of the type that `as_labels` gives.
+            num_classes: number of classes, if the data set declares it.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if such labels are not for this target.
+        """
+        axes = int(self.positions or self.vectors)
+        if y.ndim != 1 + axes:
+            shapes = {0: "[n]", 1: "[n, L]" if self.positions else "[n, C]"}
+            raise ConfigError(
+                f"--model.target {type(self).__name__} needs labels of shape {shapes[axes]}, and the training labels "
+                f"have shape {list(y.shape)}; {OTHER_TARGET}"
+            )
+        if self.num_classes and not self.vectors:
+            return self
+        found = y.shape[1] if self.vectors else num_classes or max(2, int(y.max()) + 1 if y.numel() else 0)
+        if self.vectors and self.num_classes not in (0, found):
+            raise ConfigError(f"--model.target.num_classes is {self.num_classes}, and labels have {found} entries")
+        return replace(self, num_classes=found)
+
+    def as_labels(self, y: Tensor) -> Tensor:
+        """Labels in the type of this target: float32 if they are continuous, else int64.
+
+        Raises:
+            ConfigError: if labels of classes are no whole numbers.
+        """
+        if self.continuous:
+            return y.float()
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            row = int((y != y.round()).flatten(1 if y.ndim > 1 else 0).nonzero()[0, 0])
+            raise ConfigError(
+                f"--model.target {type(self).__name__} needs classes, and training label {row} is {y[row].tolist()}; "
+                f"{OTHER_TARGET}"
+            )
+        return y.long()
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """What checkpoints and nodes are given; settings hold the rest of a target of `--model.target`."""
+        known = self.kind or self.name, self.num_classes, self.positions
+        return known if self.ignored is None else (*known, self.ignored)
+
+    @staticmethod
+    def from_plain(
+        kind: str, num_classes: int, positions: bool, ignored: int | None = None, given: Target | None = None
+    ) -> Target:
+        """The inverse of `plain`; nothing is imported.
+
+        Args:
+            kind: see the class.
+            num_classes: see the class.
+            positions: see the class.
+            ignored: label of positions that do not count.
+            given: that of `--model.target`, which has its class and options.
+
+        Raises:
+            ConfigError: if there is none, or the given one is of another kind.
 
         Example:
             >>> Target.from_plain("binary", 2, False), Target.from_plain("multiclass", 5, True)
             (Binary(), Sequences(num_classes=5))
         """
+        sizes: dict[str, Any] = {"num_classes": num_classes} | ({} if ignored is None else {"ignore_index": ignored})
+        if given is not None:
+            if given.plain[:3:2] != (kind, positions):
+                raise ConfigError(f"labels are {kind}, and --model.target is {given.name}; give the same target")
+            return replace(given, **sizes) if fields(given)[0].init else given
         for cls in _subclasses(Target):
-            if (cls.kind, cls.positions) == (kind, positions):
-                given = {"num_classes": num_classes} if fields(cls)[0].init else {}
-                target: Target = cls(**given)
+            if (cls.kind, cls.positions) == (kind, positions) and cls.__module__.startswith("lit_fed."):
+                target: Target = cls(**sizes) if fields(cls)[0].init else cls()
                 return target
-        raise ConfigError(f"labels are {kind}{' with positions' if positions else ''}, which this version cannot learn")
+        raise ConfigError(
+            f"labels are {kind}{' with positions' if positions else ''}, which this version cannot learn without "
+            "--model.target"
+        )
+
+    def over_positions(self, each: Tensor, y: Tensor) -> Tensor:
+        """The mean of numbers [..., L] over the positions of a sample, [...]; without positions, the numbers."""
+        return each.mean(-1) if self.positions else each
 
     def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
         """A view of the labels for each model that has outputs [B, M, K] or [B, M, L, K].
@@ -240,24 +330,71 @@ class Multiclass(Target):
         return loss, (prediction.argmax(-1) == y).to(loss.dtype)
 
 
+IGNORED = -100
+"""Label of positions that do not count, as in PyTorch."""
+
+
 @dataclass(frozen=True)
 class Sequences(Multiclass):
-    """A class for each position of a sequence; a sample's loss and hit are the means over its positions."""
+    """A class for each position of a sequence; a sample's loss and hit are the means over its labelled positions.
+
+    A sample without a labelled position has loss 0, and counts neither in means of losses nor in an E-step. Weights of
+    clients count samples, unless `--model.weighting positions` is given.
+
+    Args:
+        num_classes: C; 0: as the training labels say.
+        ignore_index: label of positions that do not count; null: -100 if the labels of some client hold it.
+    """
+
+    ignore_index: int | None = None
 
     positions = True
 
+    @property
+    def ignored(self) -> int | None:
+        return self.ignore_index
+
+    def labelled(self, y: Tensor) -> Tensor | None:
+        """Positions whose label is not `ignore_index`; of soft labels those that are not all 0."""
+        if self.ignore_index is None:
+            return None
+        return y.sum(-1) > 0 if y.is_floating_point() else y != self.ignore_index
+
+    def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
+        kept = y if self.ignore_index is None else torch.where(y == self.ignore_index, 0, y)
+        return super().fitted(kept, num_classes)
+
+    def _known(self, y: Tensor) -> Tensor:
+        """Labels with a class 0 at positions that do not count."""
+        labelled = self.labelled(y)
+        return y if labelled is None or y.is_floating_point() else torch.where(labelled, y, 0)
+
+    def over_positions(self, each: Tensor, y: Tensor) -> Tensor:
+        labelled = self.labelled(y)
+        if labelled is None:
+            return each.mean(-1)
+        return torch.where(labelled, each, 0).sum(-1) / labelled.sum(-1).clamp(min=1)
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropies."""
-        return super().losses(outputs, y).mean(-1)
+        return self.over_positions(super().losses(outputs, self._known(y)), y)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """1/L of those of the positions."""
-        return super().residual(outputs, y) / outputs.shape[-2]
+        each, labelled = super().residual(outputs, self._known(y)), self.labelled(y)
+        if labelled is None:
+            return each / outputs.shape[-2]
+        return torch.where(labelled.unsqueeze(-1), each, 0) / labelled.sum(-1).clamp(min=1)[..., None, None]
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Probabilities [..., L, C]; all 0 at positions that do not count."""
+        soft, labelled = super().soft_labels(outputs, y, share), self.labelled(y)
+        return soft if labelled is None else soft * labelled.unsqueeze(-1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Mean log-loss and share of hits."""
-        loss, hit = super().score(prediction, y)
-        return loss.mean(-1), hit.mean(-1)
+        loss, hit = super().score(prediction, self._known(y))
+        return self.over_positions(loss, y), self.over_positions(hit, y)
 
 
 @dataclass(frozen=True)
@@ -312,6 +449,12 @@ class VectorRegression(_Gaussian):
     vectors = True
 
 
+OTHER_TARGET = (
+    "give another --model.target: Binary, Multiclass, Sequences (a class for each position), MultiLabel, Regression, "
+    "VectorRegression, or a Likelihood of your own"
+)
+
+
 def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:
     """All that derive from a class, each before its own."""
     for cls in parent.__subclasses__():
@@ -356,7 +499,7 @@ def mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------- other losses for local steps
-CLASSES = ("binary", "multiclass", "sequences")
+CLASSES = ("binary", "multiclass", "sequences", "segmentation")
 """Names of the targets that have classes, of which a sample has one."""
 
 
@@ -445,12 +588,17 @@ class CrossEntropy(Loss):
         else:
             num_classes = target.num_classes
             log_prob = over_classes(torch.log_softmax, outputs)
-            labels = y if y.is_floating_point() else _one_hot(y, num_classes, outputs)
+            labels = class_probabilities(target, y, outputs)
         labels = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
         if self.weight is not None:
             labels = labels * outputs.new_tensor(self.weight)
         each = -(labels * log_prob).sum(-1)
-        return each.mean(-1) if target.positions else each
+        return target.over_positions(each, y)
+
+
+def class_probabilities(target: Target, y: Tensor, outputs: Tensor) -> Tensor:
+    """Labels as probabilities of classes, [..., C]; all 0 at positions that do not count."""
+    return y if y.is_floating_point() else _one_hot(y, target.num_classes, outputs)
 
 
 def _one_hot(y: Tensor, num_classes: int, like: Tensor) -> Tensor:

@@ -256,7 +256,8 @@ class Task(StackedNetwork):
     ) -> tuple[Tensor, Tree]:
         """Mean loss [M] and gradient, leaves [M, ...], over all samples of a client, in passes of some rows."""
         batch, num_rows = data.batch, len(data.mask)
-        total = data.num_samples.clamp(min=1)
+        batch = batch._replace(mask=self.target.counted(batch.y, batch.mask))
+        total = batch.mask.sum(dtype=torch.float64).clamp(min=1)
         parts = []
         for lo in range(0, max(num_rows, 1), rows_per_pass):
             some: Batch = tree.index(batch, slice(lo, lo + rows_per_pass))
@@ -293,11 +294,10 @@ class Task(StackedNetwork):
 
         return grad(along)(parameters)  # type: ignore[no-any-return]
 
-    @staticmethod
-    def _share(models: ModelState, batch: Batch, weight: Tensor | None) -> Tensor:
+    def _share(self, models: ModelState, batch: Batch, weight: Tensor | None) -> Tensor:
         """Factor of each sample's loss in the objective of each model, [B, M]."""
-        dtype = next(iter(models.parameters.values())).dtype
-        mask = (batch.mask.T if batch.index.ndim == 2 else batch.mask.unsqueeze(1)).to(dtype)
+        dtype, counted = next(iter(models.parameters.values())).dtype, self.target.counted(batch.y, batch.mask)
+        mask = (counted.T if batch.index.ndim == 2 else counted.unsqueeze(1)).to(dtype)
         share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
         return share.expand(-1, num_models_of(models))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core import segmentation  # noqa: F401 - `from_plain` finds its target
 from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
@@ -24,7 +25,7 @@ class TrainingFacts(NamedTuple):
 
     input_shape: tuple[int, ...]  # of one sample
     input_type: str  # torch's name of the inputs' type, `float32` or `int64`
-    label_shape: tuple[int, ...]  # of one sample: () or (L,)
+    label_shape: tuple[int, ...]  # of one sample: () or (L,), or (H, W) of a mask
     target: Target
     num_clients: int
     total_samples: int  # training samples of all clients
@@ -32,7 +33,7 @@ class TrainingFacts(NamedTuple):
     groups: Tensor | None  # [T] true group of each client, where known
     batch_size: int
     clients_per_block: int
-    weighting: Literal["samples", "uniform"]
+    weighting: Literal["samples", "positions", "uniform"]
     seed: int
     num_rounds: int
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
@@ -45,6 +46,7 @@ class TrainingFacts(NamedTuple):
     learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
     named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have numbers alone
+    total_positions: int = 0  # labelled positions of all training samples, where they are weights
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
 
     @property
@@ -77,7 +79,7 @@ class TrainingFacts(NamedTuple):
         """The facts in numbers, strings, tuples and tensors, for checkpoints; those of `public` go into JSON."""
         target, constants = self.target, self.normalisation
         return self._asdict() | {
-            "target": (target.kind, target.num_classes, target.positions),
+            "target": target.plain,
             "normalisation": None if constants is None else (constants.mean, constants.std),
             "columns": None if self.columns is None else self.columns.plain(),
             "groups": None if self.groups is None else _narrowed(self.groups),
@@ -85,18 +87,20 @@ class TrainingFacts(NamedTuple):
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> TrainingFacts:
+    def from_plain(cls, plain: dict[str, Any], target: Target | None = None) -> TrainingFacts:
         """The inverse of `plain`, also after a way through JSON.
 
         Args:
             plain: all fields; values from elsewhere have to be checked first.
+            target: that of `--model.target`.
 
         Raises:
             ConfigError: if there is no such target.
         """
         constants, columns = plain["normalisation"], plain["columns"]
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
-        given["target"] = Target.from_plain(*plain["target"])
+        kind, num_classes, positions, *ignored = plain["target"]
+        given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         for name in ("groups", "sizes"):

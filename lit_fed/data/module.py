@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.seeds import generator
+from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, written_out
@@ -21,7 +22,7 @@ from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_fra
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
-from lit_fed.data.populations.build import build_populations, infer_target, public_samples
+from lit_fed.data.populations.build import build_populations, infer_target, public_samples, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
@@ -32,6 +33,7 @@ from lit_fed.data.populations.checks import (
     num_classes_of,
     outlying_inputs,
     taken_labels,
+    with_ignored,
 )
 from lit_fed.errors import ClientError, ConfigError, notice
 from lit_fed.system.packages import DataFrame
@@ -79,6 +81,8 @@ class RoundPlanner(Protocol):
 
 class FederatedDataModule(LightningDataModule):
     """A data set as clients: partition, splits, cohorts and blocks.
+
+    What labels mean is inferred, or said by `--model.target`; `given_target` says it without a module.
 
     Args:
         dataset: the data set.
@@ -158,6 +162,7 @@ class FederatedDataModule(LightningDataModule):
         self.public_samples: PublicSamples | None = None
         self.seen: Population | None = None
         self.unseen: Population | None = None
+        self.given_target: Target | None = None
         self.predicted = Predicted()
         self.planner: RoundPlanner | None = None
 
@@ -209,16 +214,16 @@ class FederatedDataModule(LightningDataModule):
 
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
+        given = self._settle_target()
         if self.seen is not None:
             return
+        self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
-        self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen), self.dataset.labels)
-        check_missing_classes(self.dataset, self.target, seen, unseen)
-        check_labels(self.target, seen, unseen)
+        seen, unseen = self._labelled(seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):
@@ -231,9 +236,40 @@ class FederatedDataModule(LightningDataModule):
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
-        for said in (taken_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
+        said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
+        for said in (said_of_labels, outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
+
+    def _settle_target(self) -> Target | None:
+        """The target of `--model.target`, or `given_target`; None: the labels decide."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        wanted: Target | None = getattr(getattr(module, "settings", None), "target", None)
+        if self.seen is None:
+            self.given_target = self.given_target if wanted is None else wanted
+        elif wanted not in (None, self.given_target):
+            raise ConfigError(
+                "the data were set up without --model.target; set `given_target` of the data module before `setup`"
+            )
+        return self.given_target
+
+    def _labelled(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
+        """The clients with labels in the form of the target, which is inferred if it is not given."""
+        given, num_classes = self.given_target, num_classes_of(self.dataset, seen)
+        if given is None:
+            target = infer_target(seen.train.y, num_classes, self.dataset.labels)
+            check_missing_classes(self.dataset, target, seen, unseen)
+        else:
+            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
+            target = given.fitted(seen.train.y, num_classes)
+        self.target = with_ignored(target, seen, unseen)
+        check_labels(self.target, seen, unseen)
+        self.label_shape = tuple(seen.train.y.shape[1:])
+        if not isinstance(self.target, Segmentation):
+            return seen, unseen
+        if self.augment is not None:
+            raise ConfigError("--data.augment would change pictures and leave their masks; leave it out")
+        return flat_population(seen), None if unseen is None else flat_population(unseen)
 
     def _with_attackers(self, seen: Population) -> Population:
         """The seen clients with attackers chosen and their training samples poisoned."""
@@ -263,7 +299,9 @@ class FederatedDataModule(LightningDataModule):
         drawn = generator(self.seed, 0, 0, purpose).choice(num_clients, self.eval_clients, replace=False)
         return population._replace(measured=torch.from_numpy(np.sort(drawn)))
 
-    def facts(self, *, weighting: Literal["samples", "uniform"], seed: int, num_rounds: int) -> TrainingFacts:
+    def facts(
+        self, *, weighting: Literal["samples", "positions", "uniform"], seed: int, num_rounds: int
+    ) -> TrainingFacts:
         """Facts of the training data from which a federation is built.
 
         Args:
@@ -277,7 +315,7 @@ class FederatedDataModule(LightningDataModule):
         return TrainingFacts(
             input_shape=self.input_shape,
             input_type=str(train.x.dtype).removeprefix("torch."),
-            label_shape=tuple(train.y.shape[1:]),
+            label_shape=self.label_shape,
             target=self.target,
             num_clients=train.num_clients,
             total_samples=train.num_samples,
@@ -296,8 +334,20 @@ class FederatedDataModule(LightningDataModule):
             attackers=self.seen.attackers,
             learned=learned_constants(self.dataset, self.seen, self.target),
             named=name_digests(self.seen.names),
+            total_positions=self._num_positions() if weighting == "positions" else 0,
             stored_type="" if either else self.seen.stored_type,
         )
+
+    def _num_positions(self) -> int:
+        """Positions of the seen clients' training samples that count."""
+        assert self.seen is not None
+        if not self.target.positions:
+            raise ConfigError(
+                f"--model.weighting is positions, and the labels of {type(self.dataset).__name__} have none "
+                f"({self.target.name}); give samples or uniform"
+            )
+        y = self.seen.train.y
+        return int(self.target.num_positions(y, torch.ones(len(y))))
 
     def capped_samples(self, cap: int) -> int:
         """Sum of the seen clients' training samples, at most `cap` for each client."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.deployment.wire import (
@@ -131,15 +132,24 @@ NODE_FACTS = record(
 
 
 # ---------------------------------------------------------------------- facts of a training
+def _target(value: Any, place: str) -> tuple[Any, ...]:
+    """Kind, number of classes, whether there are positions, and the label of those that do not count, if any."""
+    ignored = [whole(-(2**31), 2**31)] if isinstance(value, list) and len(value) == 4 else []
+    read: tuple[Any, ...] = tuple_of(text(64), CLASSES, one_of(True, False), *ignored)(value, place)
+    return read
+
+
 FACTS = record(
     {
         "input_shape": SHAPE, "input_type": one_of(*TYPES), "label_shape": SHAPE,
-        "target": tuple_of(text(32), CLASSES, one_of(True, False)), "num_clients": whole(1, MOST_NUMBERS),
+        "target": _target, "num_clients": whole(1, MOST_NUMBERS),
         "total_samples": SAMPLES, "most_samples": SAMPLES, "groups": NOTHING, "batch_size": LARGE,
-        "clients_per_block": POSITIVE, "weighting": one_of("samples", "uniform"), "seed": SEED, "num_rounds": POSITIVE,
+        "clients_per_block": POSITIVE, "weighting": one_of("samples", "positions", "uniform"), "seed": SEED,
+        "num_rounds": POSITIVE,
         "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)), "class_names": NOTHING,
         "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
-        "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "stored_type": text(16),
+        "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
+        "stored_type": text(16),
     }
 )  # fmt: skip
 """Facts of a training, see `TrainingFacts.public`."""
@@ -152,11 +162,11 @@ SESSION = record(
 )  # fmt: skip
 
 
-def facts_from_json(plain: Any) -> TrainingFacts:
-    """Facts of a training from JSON; a `WireError` names the wrong one."""
+def facts_from_json(plain: Any, target: Target | None = None) -> TrainingFacts:
+    """Facts of a training from JSON, with the target of its settings; a `WireError` names the wrong one."""
     read = FACTS(plain, "facts")
     try:
-        return TrainingFacts.from_plain(read)
+        return TrainingFacts.from_plain(read, target)
     except ConfigError as error:
         raise WireError(f"facts.target: {error}") from error
 
@@ -172,7 +182,10 @@ def read_session(value: Any, place: str) -> dict[str, Any]:
         raise WireError(f"{place}.ids is not one number for each client")
     if not (sent["model"] is None or isinstance(sent["model"], dict)):
         raise WireError(f"{place}.model is not an object")
-    facts_from_json(sent["facts"])
+    if sent["model"] is None or sent["model"].get("target") is not None:
+        FACTS(sent["facts"], "facts")  # the class of the target is checked with the settings, when they are made
+    else:
+        facts_from_json(sent["facts"])
     return value  # type: ignore[no-any-return] # digests are of these very values
 
 

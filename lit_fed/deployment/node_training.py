@@ -26,6 +26,7 @@ from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
 from lit_fed.core.seeds import Secret
+from lit_fed.core.segmentation import flat_masks
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Stage, Tree
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
 from lit_fed.data.facts import TrainingFacts
@@ -209,7 +210,7 @@ class NodeTraining:
 
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
         self.name, self.sent = name, sent
-        facts = facts_from_json(sent["facts"])
+        facts = facts_from_json(sent["facts"], settings.target)
         data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
         is_private = settings.privacy is not None and settings.privacy.noise_seed is None
@@ -219,7 +220,8 @@ class NodeTraining:
         self.server = InMemoryServer(session.terms.task, session.shared, device)
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
-        self.splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
+        splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
+        self.splits = {kind: {name: flat_masks(one) for name, one in each.items()} for kind, each in splits.items()}
         self._own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
         train = {one: self.splits[kind]["train"] for kind, names in self._own.items() for one in names}
         self.names = {one: name for names in self._own.values() for one, name in names.items()}

@@ -236,8 +236,10 @@ class RemoteTrainer:
         Raises:
             ClientError: naming the client, unless nodes may be dropped.
         """
-        is_share = self.rounds.terms.task.target.metric == "accuracy"
-        for place, wrong in implausible_rows(rows, counts, is_share=is_share).items():
+        target = self.rounds.terms.task.target
+        is_share, signed = target.metric == "accuracy", target.metric == "loss"
+        partial = target.ignored is not None
+        for place, wrong in implausible_rows(rows, counts, is_share=is_share, signed=signed, partial=partial).items():
             error = ClientError(ids[place], f"its node {node}", None, wrong)
             if self.pool.missing != "drop":
                 raise error
@@ -364,22 +366,26 @@ def implausible_message(
     return "" if norm <= most_norm else too_long
 
 
-def implausible_rows(rows: Tensor, counts: Tensor, *, is_share: bool) -> dict[int, str]:
+def implausible_rows(
+    rows: Tensor, counts: Tensor, *, is_share: bool, signed: bool = False, partial: bool = False
+) -> dict[int, str]:
     """The reasons why measurements are impossible, by the place of the client.
 
     Args:
         rows: number of samples, Σ loss, Σ hits or squared errors, and other metrics, NaN where undefined, [C, 3 + K].
         counts: samples of each client, as its node reported them at the start, [C].
         is_share: hits are counted, at most one for each sample.
+        signed: in their place stand losses, which may be negative.
+        partial: samples without a label do not count.
     """
     found = {}
     for place, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
         number, loss, score, *others = row
-        if number != count:
+        if number != count and not (partial and 0 <= number < count):
             found[place] = f"it measured {number:g} samples, and its node told {count} at the start"
         elif not abs(loss) <= count * MOST_FLOAT:
             found[place] = f"it measured the loss {loss:g} in sum over {count} samples"
-        elif not 0 <= score <= count * (1 + 1e-6 if is_share else MOST_FLOAT):
+        elif not -signed * count * MOST_FLOAT <= score <= count * (1 + 1e-6 if is_share else MOST_FLOAT):
             found[place] = f"it measured {score:g} {'hits' if is_share else 'as squared error'} in {count} samples"
         elif any(MOST_FLOAT < abs(one) < float("inf") for one in others):
             found[place] = "a metric of it is no float32"

@@ -30,7 +30,7 @@ from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.starts import MixtureStart
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.targets import Loss
+from lit_fed.core.targets import Loss, Target
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
@@ -53,6 +53,7 @@ CLASSES: dict[str, type] = {
     "model.algorithm.topology": Topology,
     "model.network": Network,
     "model.loss": Loss,
+    "model.target": Target,
     "model.privacy": Privacy,
     "model.secure_aggregation": SecureAggregation,
     "model.compression": Codec,

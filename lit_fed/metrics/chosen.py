@@ -220,6 +220,8 @@ class ClientMeter:
                 some, their = shown[position][held[position]], labels[position][held[position]]
                 if target.positions:
                     some, their = some.flatten(0, 1), their.flatten(0, 1)
+                if target.ignored is not None:
+                    some, their = (one[their != target.ignored] for one in (some, their))
                 for one in self._chosen.metrics:
                     one.update(some, their)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -61,12 +61,12 @@ def client_columns(rows: Tensor, metric: str) -> dict[str, list[Any]]:
     return columns
 
 
-def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> dict[str, float]:
-    """`loss`, and `accuracy` or `mse` with the statistics of `client_statistics`.
+def summarise(rows: Tensor, metric: str = "accuracy") -> dict[str, float]:
+    """`loss`, and `accuracy` or an error such as `mse` with the statistics of `client_statistics`.
 
     Args:
         rows: number of samples, sum of losses and sum of hits (`mse`: squared errors) of each client, [T, >=3].
-        metric: name of the mean of the third column; for `mse` smaller is better.
+        metric: name of the mean of the third column; smaller is better unless it is `accuracy`.
     """
     count, loss, hits = rows[:, :3].unbind(1)
     if not (count > 0).any():

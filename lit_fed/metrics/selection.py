@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
@@ -30,7 +31,12 @@ MetricsGiven = str | list[Any] | dict[str, Any] | None
 
 OPTION = "--model.metrics"
 
-TASKS = {"binary": ("Binary", "Multiclass"), "multiclass": ("Multiclass",), "multilabel": ("Multilabel",)}
+TASKS = {
+    "binary": ("Binary", "Multiclass"),
+    "multiclass": ("Multiclass",),
+    "multilabel": ("Multilabel",),
+    "segmentation": ("Multiclass",),
+}
 """Prefixes of metric classes for each kind of class labels."""
 
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
@@ -217,12 +223,13 @@ def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
     """Build the requested metrics for these labels and try each on synthetic predictions.
 
     Args:
-        given: see `wanted_metrics`.
+        given: see `wanted_metrics`; None: those of the target.
         target: the prediction target.
 
     Raises:
         ConfigError: naming the metric, the labels and an alternative.
     """
+    given = target.metrics if given is None else given
     return ChosenMetrics([_chosen(one, target) for one in wanted_metrics(given)], target)
 
 
@@ -245,7 +252,8 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
             f"{' or '.join(f'{one}…' for one in allowed)}"
         )
     measured = ClientMetric(wanted.name, metric, target)
-    _try_out(measured, wanted, labels)
+    if not isinstance(target, Likelihood):  # the shape of a user-defined label is unknown
+        _try_out(measured, wanted, labels)
     return measured
 
 
@@ -273,7 +281,8 @@ def _made(wanted: WantedMetric, target: Target) -> torchmetrics.Metric:
         metric = wanted.given.clone()
         metric.reset()
         return metric
-    known = {"task": target.kind, "num_classes": target.num_classes, "num_labels": target.num_classes}
+    task = "multiclass" if target.positions else target.kind
+    known = {"task": task, "num_classes": target.num_classes, "num_labels": target.num_classes}
     asked = inspect.signature(wanted.given).parameters
     filled = {name: value for name, value in known.items() if name in asked and not target.continuous}
     return wanted.given(**filled | wanted.arguments)

@@ -17,7 +17,7 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "Network", "build_network", "call_with_sizes", "check_dropout", "check_outputs", "check_sizes", "image_shape",
-    "maker_of", "size_names", "zero_outputs",
+    "looks_transposed", "maker_of", "size_names", "zero_outputs",
 ]  # fmt: skip
 
 OTHER = "choose another --model.network, or correct the data"
@@ -61,12 +61,43 @@ def image_shape(
     Raises:
         ConfigError: if the samples are not such images.
     """
-    if len(input_shape) != 3 or min(input_shape[1:]) < smallest or channels not in (None, input_shape[0]):
+    hint, misfit = looks_transposed(input_shape), channels not in (None, input_shape[0])
+    if hint or len(input_shape) != 3 or min(input_shape[1:]) < smallest or misfit:
         raise ConfigError(
             f"{network} reads images [{channels or 'channels'}, height >= {smallest}, width >= {smallest}], the "
-            f"samples are {list(input_shape)}; choose another --model.network, such as MLP"
+            f"samples are {list(input_shape)}; {hint or 'choose another --model.network, such as MLP'}"
         )
     return input_shape[0], input_shape[1], input_shape[2]
+
+
+SMALLEST_PICTURE = 8
+"""Pixels each way, below which samples are not taken for pictures of another layout."""
+
+
+def looks_transposed(input_shape: tuple[int, ...]) -> str:
+    """What to do about samples that look like pictures in another layout; empty if they do not.
+
+    Example:
+        >>> looks_transposed((32, 32, 3))
+        'they look like [height, width, channels]: store x = np.moveaxis(x, -1, 1), which is [n, 3, 32, 32]'
+        >>> looks_transposed((784,))
+        'they look like flat pictures: store x = x.reshape(-1, 1, 28, 28)'
+        >>> looks_transposed((28, 28))
+        'they look like pictures without channels: store x = x[:, None], which is [n, 1, 28, 28]'
+        >>> looks_transposed((3, 32, 32)), looks_transposed((10,))
+        ('', '')
+    """
+    *sides, last = input_shape
+    if len(sides) == 2 and sides[0] == sides[1] >= SMALLEST_PICTURE and last in (1, 3, 4):
+        shape = f"[n, {last}, {sides[0]}, {sides[1]}]"
+        return f"they look like [height, width, channels]: store x = np.moveaxis(x, -1, 1), which is {shape}"
+    if len(sides) == 1 and sides[0] == last >= SMALLEST_PICTURE:
+        return f"they look like pictures without channels: store x = x[:, None], which is [n, 1, {last}, {last}]"
+    for channels in (1, 3) if not sides else ():
+        side = math.isqrt(last // channels)
+        if side >= SMALLEST_PICTURE and channels * side**2 == last:
+            return f"they look like flat pictures: store x = x.reshape(-1, {channels}, {side}, {side})"
+    return ""
 
 
 def check_sizes(**sizes: int) -> None:
@@ -161,9 +192,12 @@ def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: t
     try:
         with torch.no_grad():
             outputs = network(torch.zeros(2, *input_shape, dtype=input_type))
+    except ConfigError:
+        raise
     except Exception as error:
         tokens = "; integers are token ids, so store features as floats" if input_type == torch.int64 else ""
-        raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {OTHER}") from error
+        hint = looks_transposed(input_shape)
+        raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {hint or OTHER}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
             f"{type(network).__name__} returns {type(outputs).__name__}, not a tensor of outputs [B, K]; return only "

@@ -58,7 +58,7 @@ def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",),
 
 
 def _figures(folder: Path, clients: pd.DataFrame) -> list[tuple[str, Any]]:
-    metric = "accuracy" if "accuracy" in clients else "mse"
+    metric = next(one for one in ("accuracy", "mse", "loss") if one in clients)
     figures = [
         *_history_figures(folder, metric),
         (f"client_{metric}.png", _histogram(clients, metric)),

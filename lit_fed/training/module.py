@@ -20,7 +20,7 @@ from lit_fed.clients import MemoryFormat
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.targets import Loss
+from lit_fed.core.targets import Loss, Target
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Split, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
@@ -70,8 +70,9 @@ class FederatedModule(LightningModule):
             by device and network.
         aggregation: contribution of clients that were not sampled to an average of models: none (`renormalised`), or
             the model that they last received (`stale_fill`, as in the official FedEM code).
-        weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
-            `samples`), and `uniform` where clients are sampled in proportion to their samples.
+        weighting: weight of a client's message: its `samples`, the `positions` of its samples that have a label, or
+            `uniform`; null takes the algorithm's (mostly `samples`), and `uniform` where clients are sampled in
+            proportion to their samples.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; null derives them from the training seed.
         client_memory_gb: memory in GB (10⁹ bytes) for the states of all clients; beyond it, the largest leaves are
             stored in files beside the run's checkpoints.
@@ -96,6 +97,8 @@ class FederatedModule(LightningModule):
         metrics: metrics of the clients beside accuracy and loss: names of torchmetrics classes, such as
             `[AUROC, F1Score]`; null: none.
         loss: loss of the local steps in place of the log-loss; null: the log-loss.
+        target: what labels are: a likelihood, such as `Multiclass`, `Regression` or a user-defined class; null:
+            inferred from type and shape of the training labels.
         privacy: simulated differential privacy of what the server learns; null: none.
         secure_aggregation: show the server only sums of masked messages, such as `SecureSum`, which simulates the
             arithmetic and keeps nothing secret from this process; null: it sees the messages.
@@ -134,7 +137,7 @@ class FederatedModule(LightningModule):
         network: Callable[[tuple[int, ...], int], Network] = Linear,
         client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"] = "auto",
         aggregation: Literal["renormalised", "stale_fill"] = "renormalised",
-        weighting: Literal["samples", "uniform"] | None = None,
+        weighting: Literal["samples", "positions", "uniform"] | None = None,
         init_seeds: list[int] | None = None,
         client_memory_gb: float = 4.0,
         memory_format: MemoryFormat = "auto",
@@ -150,6 +153,7 @@ class FederatedModule(LightningModule):
         lora_alpha: float | None = None,
         metrics: MetricsGiven = None,
         loss: Loss | None = None,
+        target: Target | None = None,
         privacy: Privacy | None = None,
         secure_aggregation: SecureAggregation | None = None,
         compression: Codec | None = None,
@@ -293,7 +297,7 @@ class FederatedModule(LightningModule):
         own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
         refuse_other_run(kept, history.arguments, own, self.algorithm)
-        facts = TrainingFacts.from_plain(stored["serving"])
+        facts = TrainingFacts.from_plain(stored["serving"], self.settings.target)
         if unknown_categories is not None and facts.columns is not None:
             facts = facts._replace(columns=facts.columns._replace(unknown_categories=unknown_categories))
         history.warm_start = WarmStart.found_in(stored)

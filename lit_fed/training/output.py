@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
@@ -254,6 +255,8 @@ def prediction_table(
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if not len(served.labels):  # clients adapted on all their samples
         return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
+    if isinstance(target, Likelihood):
+        return pd.DataFrame(columns | _own_columns(served, target))
     if target.vectors:
         return pd.DataFrame(columns | _vector_columns(served, target, class_names))
     columns["label"] = served.labels.flatten().numpy()
@@ -263,10 +266,24 @@ def prediction_table(
     columns["prediction"] = log_prob.argmax(1).numpy()
     if class_names is not None:
         called = np.array(class_names, dtype=object)
-        columns |= {name: called[columns[name]] for name in ("label", "prediction")}
+        called = called if target.ignored is None else np.append(called, "")
+        known = {name: columns[name] for name in ("label", "prediction")}
+        if target.ignored is not None:  # positions that do not count have no name
+            known["label"] = np.where(known["label"] == target.ignored, -1, known["label"])
+        columns |= {name: called[numbers] for name, numbers in known.items()}
     probabilities = log_prob.exp_()
     classes = range(probabilities.shape[1]) if class_names is None else class_names
     return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
+
+
+def _own_columns(served: Predictions, target: Likelihood) -> dict[str, np.ndarray]:
+    """Columns of user-defined labels and predictions; those with several entries are numbered."""
+    columns: dict[str, np.ndarray] = {}
+    for kind, values in (("label", served.labels), ("prediction", target.shown(served.log_prob))):
+        rows = values.flatten(0, 1) if target.positions else values
+        each = {kind: rows} if rows.ndim == 1 else dict(enumerate(rows.flatten(1).unbind(1)))
+        columns |= {one if one == kind else f"{kind}_{one}": column.numpy() for one, column in each.items()}
+    return columns
 
 
 def _vector_columns(served: Predictions, target: Target, names: tuple[str, ...] | None) -> dict[str, np.ndarray]:

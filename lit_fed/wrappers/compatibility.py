@@ -60,11 +60,19 @@ SIMULATE = (
 
 PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
 
+POSITIONS = "--model.weighting is positions, and %s; give samples or uniform"
+
 REFUSED: dict[str, str] = {
     # ------------------------------------------------------------------ settings without a wrapper
     "stale_fill own_filling": (
         "--model.aggregation is stale_fill, and {name} says itself what absent clients count for; leave it out"
     ),
+    "by_positions privacy": POSITIONS % "--model.privacy bounds weights by samples",
+    "by_positions secure": POSITIONS % "--model.secure_aggregation bounds weights by samples",
+    "by_positions robust": POSITIONS % "{robust} bounds weights by samples",
+    "by_positions faults": POSITIONS % "--model.faults weighs absent clients by their samples",
+    "by_positions size": POSITIONS % "--data.client_sampling size draws clients by their samples",
+    "by_positions deployed": POSITIONS % "nodes tell their numbers of samples alone",
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
@@ -356,6 +364,7 @@ class Compatibility(NamedTuple):
         return {
             "stale_fill": self.aggregation == "stale_fill",
             "by_samples": self.weighting == "samples",
+            "by_positions": self.weighting == "positions",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
             "local_norm": self.batch_norm == "local",

@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from federated_round import facts
 
 from lit_fed.cli import ArgumentsCLI
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.targets import Sequences
+from lit_fed.deployment.messages import facts_from_json
 from lit_fed.deployment.settings import settings_from_json
+from lit_fed.deployment.wire import WireError
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 from lit_fed.wrappers.compression.codecs import QSGD
@@ -53,6 +57,27 @@ def test_all_kinds_of_settings_arrive():
     assert str(network) == str(own.network((4,), 3))
     same = own.settled(deployed=True)._replace(network=None, metrics=None)
     assert made._replace(network=None, metrics=None) == same
+
+
+def test_targets_arrive(monkeypatch, tmp_path):
+    section, own = written("--model.target", "Sequences", "--model.target.ignore_index", "255")
+    assert settings_from_json(section).target == own.target == Sequences(ignore_index=255)
+    (tmp_path / "own_targets.py").write_text(
+        "from dataclasses import dataclass\nfrom lit_fed import Likelihood\n\n\n@dataclass(frozen=True)\n"
+        "class Times(Likelihood):\n    shortest: float = 1.0\n    num_outputs = 2\n\n"
+        "    def log_likelihood(self, outputs, y):\n        return -outputs[..., 0] * y\n\n"
+        "    def predict(self, outputs):\n        return outputs[..., 0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    section, own = written("--model.target", "own_targets.Times", "--model.target.shortest", "0.5")
+    with pytest.raises(ConfigError, match=r"asks for own_targets.Times .* start the client with --trust own_targets"):
+        settings_from_json(section)
+    made = settings_from_json(section, trusted=["own_targets"])
+    assert (made.target, made.target.shortest) == (own.target, 0.5)
+    sent = json.loads(json.dumps(facts(own.target).public.plain()))
+    assert facts_from_json(sent, made.target).target == own.target
+    with pytest.raises(WireError, match="labels are Times, which this version cannot learn"):
+        facts_from_json(sent)
 
 
 def test_trusted_modules_are_made(monkeypatch, tmp_path):

@@ -52,6 +52,7 @@ def network(path, **options):
 MODULES_OF_ONE_S_OWN = {
     "class": network("foreign.Net"),
     "text": {"model": {"network": "foreign.make"}},
+    "target": {"model": {"target": {"class_path": "foreign.Net"}}},
     "metric": {"model": {"metrics": "AUROC, foreign.Metric"}},
     "metric in a list": {"model": {"metrics": ["foreign.Metric"]}},
     "metric with options": {"model": {"metrics": {"foreign.Metric": {"task": "binary"}}}},

@@ -15,32 +15,43 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Chosen, ClientData, ModelState, Reduced
 
 __all__ = [
-    "PositionLoss", "average_chosen", "batch_weights", "choose", "expectation", "largest", "nearest_mixture",
-    "num_factors", "private_expectation",
+    "PositionLoss", "average_chosen", "batch_weights", "choose", "counted_rows", "expectation", "largest",
+    "nearest_mixture", "num_factors", "private_expectation",
 ]  # fmt: skip
 
 PositionLoss = Literal["mean", "sum"]
 """What an E-step takes for −log p(y | x, θ_m) of a sequence: the mean of the losses of its positions, or their sum."""
 
 
-def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> int:
+def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> int | Tensor:
     """How many factors like exp(−loss) a sample's likelihood has, the loss being the mean over its positions.
 
     A text that one component wrote has p(y | x, θ_m) = Π_l p(y_l | x, θ_m) = exp(−L·ℓ) over its L positions, where ℓ is
     the mean of their losses: with `sum` there are L factors. With `mean` there is one, exp(−ℓ), the L-th root of the
-    likelihood, whose posterior is closer to π. A sample without positions has one factor.
+    likelihood, whose posterior is closer to π. A sample without positions has one factor. Where some positions do not
+    count, L is the number of the others, [N, 1].
     """
+    labelled = task.target.labelled(data.y) if position_loss == "sum" else None
+    if labelled is not None:
+        return labelled.sum(-1, keepdim=True).clamp(min=1)
     return data.all_y.shape[1] if position_loss == "sum" and task.target.positions else 1
 
 
-def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def counted_rows(task: Task, data: ClientData) -> Tensor:
+    """The mask of samples [N], with 0 for a sample of whose positions none counts."""
+    return data.mask if task.target.ignored is None else task.target.counted(data.y, data.mask)
+
+
+def expectation(
+    mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int | Tensor = 1
+) -> tuple[Tensor, Tensor, Tensor]:
     """One E-step and its M-step for the mixture weights, in log space (Marfoq et al. 2021, Alg. 1, lines 5-6).
 
     Args:
         mixture: π, [M]; a weight of 0 stays 0.
         losses: ℓ(θ_m; s), [N, M], in nats.
         mask: 1 for a sample, 0 for padding, [N].
-        num_factors: F, as `num_factors` counts them: a sample's likelihood is exp(−F·ℓ).
+        num_factors: F or [N, 1], as `num_factors` counts them: a sample's likelihood is exp(−F·ℓ).
 
     Returns:
         The new π [M] (unchanged without samples), q [N, M] (0 in padded rows) and the mean negative log-likelihood []
@@ -60,7 +71,7 @@ def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int 
     likelihood = (joint - highest).exp()
     total = likelihood.sum(1, keepdim=True)
     q = likelihood * (mask.unsqueeze(1) / total)
-    negative = least[:, 0] - (highest + total.log())[:, 0] / num_factors
+    negative = least[:, 0] - ((highest + total.log()) / num_factors)[:, 0]
     num_samples = mask.sum(dtype=torch.float64)
     pi = (q.sum(0, dtype=torch.float64) / num_samples.clamp(min=1)).to(mixture.dtype)
     pi = torch.where(num_samples > 0, pi, mixture)
@@ -68,14 +79,14 @@ def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int 
 
 
 def private_expectation(
-    ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int = 1
+    ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`expectation` whose new π is noised where a context asks for it, so that a sample tells little by it.
 
     q comes from the old π, which was noised when it was new. One sample more or less changes Σ_s q_s by a vector of
     norm 1 at most; how many there are counts as public.
     """
-    pi, q, negative = expectation(mixture, losses, data.mask, num_factors)
+    pi, q, negative = expectation(mixture, losses, counted_rows(ctx.task, data), num_factors)
     if ctx.mixture_noise is None:
         return pi, q, negative
     assert ctx.secret is not None

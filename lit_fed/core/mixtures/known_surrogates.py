@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.local_solver import Penalty
-from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
+from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, counted_rows, expectation, num_factors
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.solvers.newton import check_solvable, minimise
 from lit_fed.core.task import Task
@@ -78,7 +78,9 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
     ) -> MixtureBound:
         """The posterior q under the received components and the old π."""
         assert losses is not None
-        mixture, q, value = expectation(local.mixture, losses, data.mask, num_factors(task, data, self.position_loss))
+        mixture, q, value = expectation(
+            local.mixture, losses, counted_rows(task, data), num_factors(task, data, self.position_loss)
+        )
         return MixtureBound(q, mixture, value)
 
     def argmin_local(self, bound: MixtureBound) -> Mixture:
@@ -111,7 +113,8 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     def distance_on(self, task: Task, data: ClientData, old: Mixture, new: Mixture) -> Tensor:
         """KL(new ‖ old) of the mixture weights, divided by the number F of factors of a sample."""
-        return self.distance(old, new) / num_factors(task, data, self.position_loss)
+        each = self.distance(old, new) / num_factors(task, data, self.position_loss)
+        return _mean(each[:, 0], data.mask) if each.ndim else each
 
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Mixture:
         """Mixture weights drawn evenly from the simplex."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import best_fit, one_hot
-from lit_fed.core.mixtures.e_step import expectation
+from lit_fed.core.mixtures.e_step import counted_rows, expectation
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.types import ClientData, LocalWork, ModelState, Tree
 from lit_fed.errors import check_settings
@@ -84,7 +84,7 @@ class MixtureStart(ABC):
         return work
 
     def opening(
-        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int
+        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor
     ) -> Opening:
         """The E-step of a client in a round of the start: by default the exact one.
 
@@ -96,7 +96,7 @@ class MixtureStart(ABC):
             data: its samples.
             num_factors: of a sample's likelihood, as `expectation` takes them.
         """
-        return Opening(*expectation(mixture, losses, data.mask, num_factors)[:2])
+        return Opening(*expectation(mixture, losses, counted_rows(ctx.task, data), num_factors)[:2])
 
     def report(
         self, ctx: Context, opening: Opening, losses: Tensor, data: ClientData, loss: Tensor
@@ -153,12 +153,12 @@ class Annealing(MixtureStart):
         return self.num_rounds
 
     def opening(
-        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int
+        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor
     ) -> Opening:
         beta = self.first ** (1 - ctx.round_idx / self.num_rounds)
         if self.by_client:
             losses = _client_mean(losses, data.mask).to(losses.dtype).expand_as(losses)
-        pi, q, _ = expectation(mixture**beta, beta * losses, data.mask, num_factors)
+        pi, q, _ = expectation(mixture**beta, beta * losses, counted_rows(ctx.task, data), num_factors)
         return Opening(torch.where(data.num_samples > 0, pi, mixture), q)
 
 
@@ -185,7 +185,7 @@ class Clustering(MixtureStart):
         return self.num_rounds
 
     def opening(
-        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int
+        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor
     ) -> Opening:
         fits, n = one_hot(best_fit(losses, data.mask), len(mixture), mixture.dtype), data.num_samples
         pi = ((n * fits + 1) / (n + len(mixture))).to(mixture.dtype)
@@ -272,7 +272,7 @@ class FarthestClients(MixtureStart):
         return work._replace(epochs=self.local_epochs, steps=None)
 
     def opening(
-        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int
+        self, ctx: Context, shared: Any, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor
     ) -> Opening:
         own = one_hot(torch.full_like(data.client_id, ctx.round_idx), len(mixture), mixture.dtype)
         return Opening(mixture, own * data.mask.unsqueeze(1), own * (data.client_id == shared.chosen))

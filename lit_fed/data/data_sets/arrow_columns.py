@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from lit_fed.core.targets import IGNORED
 from lit_fed.data.data_sets.base import picture_array, require, stacked_samples, with_words
 from lit_fed.errors import ConfigError
 
@@ -195,7 +196,8 @@ def _classes(part: ColumnPart, name: str) -> np.ndarray:
     if values.dtype.kind in "iu":
         fix = "-1 marks a hidden label: choose other splits by --data.dataset.split, or number the classes from 0"
         flat = values.reshape(-1)
-        _refuse_cell(flat < 0, flat, part, name, max(values[:1].size, 1), fix)
+        wrong = (flat < 0) & (flat != IGNORED) if values.ndim > 1 else flat < 0
+        _refuse_cell(wrong, flat, part, name, max(values[:1].size, 1), fix)
     return values
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_fed.core.targets import IGNORED
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import PLACE, ClientDataSet, Labels, input_array, label_array, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
@@ -204,7 +205,8 @@ def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "f":
         _refuse(~np.isfinite(array), f"{source}: array {name} contains NaN or infinity", "clean or drop these samples")
     elif name.startswith("y"):
-        _refuse(array < 0, f"{source}: array {name} contains a negative label", "number the classes from 0")
+        wrong = (array < 0) & (array != IGNORED) if array.ndim > 1 else array < 0
+        _refuse(wrong, f"{source}: array {name} contains a negative label", "number the classes from 0")
     else:
         fix = "integers are token ids, from 0 on; store features as floats"
         _refuse(array < 0, f"{source}: array {name} contains a negative integer", fix)

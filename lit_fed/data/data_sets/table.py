@@ -34,7 +34,10 @@ from lit_fed.system.files import given_path
 __all__ = ["Table"]
 
 PREFIX = "--data.dataset"
-SAY = f"set task ({PREFIX}.task) to classification (classes) or regression (quantities)"
+SAY = (
+    f"set task ({PREFIX}.task) to classification (classes) or regression (quantities), or --model.target to "
+    "Multiclass, Regression or a Likelihood of your own"
+)
 
 
 @dataclass(frozen=True)

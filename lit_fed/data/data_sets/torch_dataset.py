@@ -134,9 +134,8 @@ def _array(value: Any, place: str) -> np.ndarray:
 
 
 def _label(value: Any, place: str) -> np.ndarray:
-    """A label as an array [] or [L], int64 or float32."""
+    """A label as an array of any shape, int64 or float32."""
     array = _numbers(value, place)
-    require(array.ndim <= 1, f"{place} has shape {list(array.shape)}; a label is a number or a vector")
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 

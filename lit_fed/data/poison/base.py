@@ -45,7 +45,7 @@ class Poison(ABC):
 
 def check_classes_of(poison: Poison, target: Target, dataset: str) -> None:
     """Raise a `ConfigError` unless labels are classes."""
-    if target.continuous or target.vectors:
+    if target.continuous or target.vectors or target.ignored is not None:
         raise ConfigError(
             f"--data.poison {type(poison).__name__} changes classes, the labels of {dataset} are {target.name}; "
             "choose data with classes, or leave it out"

@@ -5,12 +5,16 @@ Partition, splits and the choice of unseen clients use independent random stream
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
+from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
 from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import (
@@ -30,7 +34,10 @@ from lit_fed.data.populations.checks import check_finite_samples, check_training
 from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
 from lit_fed.errors import ConfigError
 
-__all__ = ["DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "public_samples", "select_clients"]
+__all__ = [
+    "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "public_samples", "select_clients", "told",
+    "with_labels",
+]  # fmt: skip
 
 DEFAULT_NUM_CLIENTS = 20
 """Default number of clients of a partition."""
@@ -83,13 +90,44 @@ def build_populations(
     return (seen, unseen) if encode is None else encode(seen, unseen)
 
 
-def _quantities(population: Population) -> Population:
-    """The same clients with floating labels and without class names."""
+def told(dataset: DataSet, target: Target | None) -> DataSet:
+    """The data set, told the kind of labels that `--model.target` implies, so that it does not ask for it."""
+    if target is None:
+        return dataset
+    kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
+    known = {one.name for one in fields(dataset)} if is_dataclass(dataset) else set[str]()
+    given: dict[str, Any] = {}
+    if "task" in known and getattr(dataset, "task", "") is None and kind != "multilabel":
+        given = {"task": kind}
+    elif "labels" in known and dataset.labels == "auto" and kind == "multilabel":
+        given = {"labels": kind}
+    return replace(dataset, **given) if given else dataset  # type: ignore[type-var]
+
+
+def with_labels(population: Population, target: Target) -> Population:
+    """The same clients with labels in the type of a target; quantities have no class names.
+
+    Raises:
+        ConfigError: if the labels are texts, and the target has no classes.
+    """
+    names = population.class_names
+    require(
+        names is None or not target.continuous,
+        f"labels are the classes {', '.join((names or ())[:4])}, and --model.target {target.name} is for numbers; give "
+        "--data.dataset.task or labels regression, or another target",
+    )
     train, val, test = (
-        Split(split.x, split.y.float(), split.offsets, split.first_id, split.ids)
+        split
+        if type(split) is not Split  # drawn when needed, or on other machines
+        else Split(split.x, target.as_labels(split.y), split.offsets, split.first_id, split.ids)
         for split in (population.train, population.val, population.test)
     )
-    return population._replace(train=train, val=val, test=test, class_names=None)
+    return population._replace(train=train, val=val, test=test)
+
+
+def _quantities(population: Population) -> Population:
+    """The same clients with floating labels and without class names."""
+    return with_labels(population._replace(class_names=None), Regression())
 
 
 def public_samples(
@@ -144,7 +182,7 @@ def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels
 
     Args:
         y_train: training labels [n] or [n, L]. Floating labels mean regression (of vectors with a second axis), integer
-            labels with a second axis sequences. n = 0 if samples are generated on demand.
+            labels with a second axis sequences, with two more masks. n = 0 if samples are generated on demand.
         num_classes: number of classes if known; None: one more than the largest label.
         labels: `multilabel`: L labels 0 or 1 per sample; `regression`: labels were converted to floating ones before.
 
@@ -152,7 +190,13 @@ def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels
         The target; two classes are `Binary` (one logit), except in sequences.
     """
     shape = list(y_train.shape)
-    require(y_train.ndim in (1, 2), f"training labels have shape {shape}; store them as [n], or [n, L] for sequences")
+    if y_train.ndim == 3 and not y_train.is_floating_point():
+        return Segmentation().fitted(y_train, num_classes)
+    require(
+        y_train.ndim in (1, 2),
+        f"training labels have shape {shape}; store them as [n], [n, L] for sequences, or whole numbers [n, height, "
+        "width] for masks, or give a --model.target that takes this shape",
+    )
     if labels == "multilabel":
         return _multilabel(y_train, num_classes)
     if y_train.is_floating_point():

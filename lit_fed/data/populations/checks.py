@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.targets import Target
+from lit_fed.core.segmentation import Segmentation
+from lit_fed.core.targets import IGNORED, Sequences, Target
 from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
@@ -23,7 +25,7 @@ from lit_fed.system.spreadsheets import unquoted
 __all__ = [
     "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
     "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "taken_labels",
+    "taken_labels", "with_ignored",
 ]  # fmt: skip
 
 OPTION_OF_TABLES = "task"
@@ -42,15 +44,26 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
         return
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
         wrong = (split.y < 0) | (split.y >= target.num_values)
+        if target.ignored is not None:
+            wrong &= split.y != target.ignored
         row = _first_row(wrong)
         if row is not None:
             label = int(split.y[wrong][0])
             fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
             fix = "multilabel labels are 0 or 1" if target.vectors else fix
+            fix = f"number the classes from 0; {IGNORED} marks positions to ignore" if target.positions else fix
             raise ConfigError(
                 f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
                 f"label {label} is outside 0 … {target.num_values - 1}; {fix}"
             )
+
+
+def with_ignored(target: Target, seen: Population, unseen: Population | None = None) -> Target:
+    """The target, ignoring labels -100 at positions if there are some and it does not name another."""
+    if not isinstance(target, Sequences) or target.ignored is not None:
+        return target
+    found = any(bool((split.y == IGNORED).any()) for *_, split in all_splits(seen, unseen, samples=True))
+    return replace(target, ignore_index=IGNORED) if found else target
 
 
 def learned_constants(dataset: DataSet, seen: Population, target: Target) -> tuple[str, ...]:
@@ -93,7 +106,10 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         )
     if target.continuous:
         _check_doubtful_labels(dataset, target, seen)
+    _check_two_columns(dataset, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
+    if isinstance(target, Segmentation) and not known:
+        _check_masks(seen.train.y)
     if known or target.continuous or target.positions or target.vectors:
         return
     row = int(seen.train.y.argmax())
@@ -135,12 +151,40 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
         kind = "several labels per sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
         raise ConfigError(
             f"the training labels are floating and hold {len(values)} whole numbers ({shown}); store integers if they "
-            f"are {kind}, or give --data.dataset.labels regression if they are quantities"
+            f"are {kind}, or give --data.dataset.labels regression if they are quantities, or a --model.target: "
+            f"{'MultiLabel or VectorRegression' if target.vectors else 'Multiclass or Regression'}"
         )
     if not target.continuous and not target.positions and target.num_classes > MOST_CLASSES:
         raise ConfigError(
             f"the training labels are whole numbers up to {target.num_classes - 1}; give --data.dataset.num_classes "
-            f"{target.num_classes} if they are classes, or --data.dataset.labels regression if they are quantities"
+            f"{target.num_classes} if they are classes, or --data.dataset.labels regression if they are quantities, or "
+            "a --model.target: Multiclass, Regression, or a Likelihood of your own for counts"
+        )
+
+
+def _check_masks(y: Tensor) -> None:
+    """Refuse masks whose classes have a gap, which mostly is a label for pixels that do not count."""
+    held = y.unique()
+    held = held[held >= 0]
+    if len(held) and int(held[-1]) >= len(held):
+        shown = ", ".join([*map(str, held[:-1][:4].tolist()), *["…"] * (len(held) > 5), str(int(held[-1]))])
+        raise ConfigError(
+            f"masks hold the classes {shown}, which are not 0, 1, 2, …; give --data.dataset.num_classes, or for pixels "
+            f"that do not count --model.target Segmentation --model.target.ignore_index {int(held[-1])}"
+        )
+
+
+def _check_two_columns(dataset: DataSet, seen: Population) -> None:
+    """Refuse undeclared labels [n, 2], unless inputs are sequences of two tokens."""
+    y, x = seen.train.y, seen.train.x
+    if y.shape[1:] != (2,) or not len(y) or not _is_guessed(dataset, seen):
+        return
+    if y.is_floating_point() or x.is_floating_point() or x.shape[1:] != (2,):
+        integers = "" if y.is_floating_point() else "Sequences (a class at each of two positions), MultiLabel, "
+        raise ConfigError(
+            f"the training labels have two columns, as in {[round(one, 4) for one in y[0].tolist()]}; say what they "
+            f"are by --model.target: {integers}VectorRegression (two numbers), or a Likelihood of your own, such as "
+            "that of a time and whether its event was seen"
         )
 
 
@@ -156,6 +200,8 @@ def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | No
     is_table = hasattr(dataset, OPTION_OF_TABLES)
     option = "--data.dataset.task" if is_table else "--data.dataset.labels"
     others = "regression" if not target.continuous else "classification" if is_table else "multilabel"
+    if isinstance(target, Segmentation):
+        return f"labels are taken for masks of {target.num_classes} classes"
     if target.positions:
         return (
             f"labels are taken for classes of positions of a sequence ({option} multilabel: several labels per sample)"

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.segmentation import flat_population
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import (
@@ -98,7 +99,7 @@ class UnseenFolder(LightningDataModule):
             for client in clients:
                 for name in ("x_train", "x_val", "x_test"):
                     client.arrays[name] = facts.normalisation.apply(client.arrays[name])
-        self.unseen = to_population(clients)
+        self.unseen = flat_population(to_population(clients))
         for split in (self.unseen.train, self.unseen.val, self.unseen.test):
             split.first_id = facts.num_clients
         self.clients_per_block = facts.clients_per_block
@@ -198,7 +199,8 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
         return
     for client in clients:
         for name in ("y_train", "y_test"):
-            largest = int(client.arrays[name].max(initial=0))
+            labels = client.arrays[name]
+            largest = int(labels[labels != facts.target.ignored].max(initial=0))
             require(
                 largest < facts.target.num_values,
                 f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint has the "

@@ -29,7 +29,24 @@ def test_types_of_labels_and_inputs():
     assert data.seen.class_names == ("cat", "dog", "emu")
     assert (data.seen.train.x.unique().tolist(), data.seen.train.y.sort().values.tolist()) == ([1], [0, 1, 1, 2])
     assert data_of({"ann": (torch.tensor(X).bfloat16(), torch.tensor(Y) / 3)}).target == Regression()
-    assert data_of({"ann": (Y[:, None], np.stack([Y, Y], 1))}).target == Sequences(2)
+    assert data_of({"ann": (Y[:, None], np.stack([Y, Y, Y], 1))}).target == Sequences(2)
+
+
+@pytest.mark.parametrize(
+    ("y", "choices"),
+    [
+        (np.stack([Y, 1 - Y], 1), r"Sequences \(a class at each of two positions\), MultiLabel, VectorRegression"),
+        (
+            np.stack([Y + 0.5, Y], 1),
+            r"as in \[0.5, 0.0\]; .* by --model.target: VectorRegression \(two numbers\), or a Li",
+        ),
+    ],
+)
+def test_labels_of_two_columns_are_asked_about(y, choices):
+    with pytest.raises(ConfigError, match=choices):
+        data_of({"ann": (X, y)})
+    tokens = data_of({"ann": (np.stack([Y, Y], 1), np.stack([Y, Y], 1))})
+    assert tokens.target == Sequences(2)  # inputs have the same positions
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,9 @@ def test_labels():
     data = FederatedDataModule(TorchDataset(several, labels="multilabel"), IID(), 2)
     data.setup()
     assert data.target == MultiLabel(3)
-    data = FederatedDataModule(TorchDataset(TensorDataset(torch.randn(6, 2), torch.randn(6, 2))), IID(), 2)
+    data = FederatedDataModule(TorchDataset(TensorDataset(torch.randn(6, 2), torch.randn(6, 3))), IID(), 2)
     data.setup()
-    assert data.target == VectorRegression(2)
+    assert data.target == VectorRegression(3)
 
 
 @pytest.mark.parametrize("clients", ["speaker", "whose"])
@@ -134,7 +134,7 @@ def test_a_long_reading_says_how_far_it_is(monkeypatch, capsys):
         ((float("nan"), 0), ("x of sample 1 of Clips contains NaN",)),
         ((1.0, "cat"), ("y of sample 1 of Clips is str",)),
         ((1.0, 0.5), ("y of sample 1 of Clips is float32", "before it are int64")),
-        ((1.0, np.zeros((2, 2))), ("y of sample 1 of Clips has shape [2, 2]",)),
+        ((1.0, np.zeros((2, 2))), ("y of sample 1 of Clips is float32 of shape [2, 2]",)),
         (([1.0, 2.0], 0), ("x of sample 1 of Clips is float32 of shape [2]", "shape [1]")),
         (([[1.0], [1.0, 2.0]], 0), ("x of sample 1 of Clips cannot become an array",)),
         ((Image.new("F", (2, 2)), 0), ("x of sample 1 of Clips is an image of mode F",)),

@@ -1,0 +1,122 @@
+"""User-defined likelihoods: a target of three methods, whose gradients and mixtures follow from them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from lit_fed.core.targets import Target
+from lit_fed.errors import ConfigError
+
+__all__ = ["Likelihood"]
+
+
+class Likelihood(Target):
+    """A user-defined target: log p(y | outputs) and a prediction.
+
+    Subclasses, best frozen dataclasses, define `num_outputs`, `log_likelihood` and `predict`, in PyTorch functions that
+    run under `torch.func.vmap`. Gradients are autograd's; a mixture has the likelihood Σ_m π_m p(y | outputs_m), and
+    predicts the mean Σ_m π_m `predict`(outputs_m), so a predicted distribution is that of the mixture.
+
+    Labels are floating, of any shape [...]; with `positions = True` their first axis counts positions, losses are
+    averaged over it, and `check` may refuse what no likelihood is for. `error` is a second figure of merit, named by
+    `metric`; without one, clients are compared by their loss. `metrics` names metrics of torchmetrics or user-defined
+    ones, which are updated with predictions [n, ...] and labels [n, ...].
+    """
+
+    metric = "loss"
+    continuous = True
+
+    @abstractmethod
+    def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log p(y | outputs), [...].
+
+        Args:
+            outputs: [..., K], with any leading axes.
+            y: labels, the same leading axes and then those of one label.
+        """
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Tensor:
+        """The prediction from outputs [..., K]: numbers [...], or vectors [..., P] such as probabilities."""
+
+    def check(self, y: Tensor) -> None:
+        """Refuse training labels [n, ...] by a `ConfigError` that says what they should be."""
+
+    def error(self, predicted: Tensor, y: Tensor) -> Tensor:
+        """Error of each prediction, [...], smaller is better; its mean is called `metric`."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name of the class, which none of lit_fed has in small letters."""
+        return type(self).__name__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give a class the kind by which checkpoints compare it."""
+        super().__init_subclass__(**options)
+        if "kind" not in vars(cls):
+            cls.kind = cls.__name__
+
+    def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
+        """The target itself, if the labels pass `check` and give finite losses of the right shape."""
+        self.check(y)
+        if len(y):
+            some = y[:2]
+            outputs = y.new_zeros(len(some), *some.shape[1 : 1 + self.positions], self.num_outputs)
+            found = self.losses(outputs, some)
+            if found.shape != (len(some),):
+                raise ConfigError(
+                    f"{type(self).__name__}.log_likelihood returns {list(found.shape)} for outputs "
+                    f"{list(outputs.shape)} and labels {list(some.shape)}; return one number for each "
+                    f"{'position' if self.positions else 'sample'}, {list(outputs.shape[:-1])}"
+                )
+        return self
+
+    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """Labels [B, 1, ...] keep their own axes."""
+        return y.expand(len(y), outputs.shape[1], *y.shape[2:])
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """−log p(y | outputs); the mean over positions."""
+        return self.over_positions(-self.log_likelihood(outputs, y), y)
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The gradient by autograd; a subclass may have a closed form."""
+        gradient: Tensor = grad(lambda given: self.losses(given, y).sum())(outputs)
+        return gradient
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Refused: no label lies between two others in general."""
+        raise ConfigError(
+            f"--model.target {type(self).__name__} has no soft labels, which this algorithm trains on; choose another "
+            "--model.algorithm, or define soft_labels"
+        )
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Outputs and weight of each model, [B, M, K + 1] or [B, L, M, K + 1]: all that `score` and `shown` need."""
+        if self.positions:
+            outputs = outputs.movedim(1, 2)
+        return torch.cat([outputs, weights[:, None].expand(*outputs.shape[:-1], 1)], -1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """−log Σ_m π_m p(y | outputs_m), and `error`; means over positions."""
+        outputs, weights = prediction[..., :-1], prediction[..., -1]
+        axis = prediction.ndim - 2
+        each = self.log_likelihood(
+            outputs, y.unsqueeze(axis).expand(*y.shape[:axis], weights.shape[-1], *y.shape[axis:])
+        )
+        loss = self.over_positions(-torch.logsumexp(weights.log() + each, -1), y)
+        if type(self).error is Likelihood.error:
+            return loss, loss
+        return loss, self.over_positions(self.error(self.shown(prediction), y), y)
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """Σ_m π_m `predict`(outputs_m)."""
+        weights, each = prediction[..., -1], self.predict(prediction[..., :-1])
+        axis = weights.ndim - 1
+        return (each * weights.view(*weights.shape, *[1] * (each.ndim - weights.ndim))).sum(axis)
