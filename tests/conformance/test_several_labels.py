@@ -22,6 +22,7 @@ REFUSED = {
     "FedRoD",
     "FedAS",
     "FedPAC",
+    "CCVR",
     "KNNPer",
 }
 """Algorithms whose mathematics is that of one label."""
