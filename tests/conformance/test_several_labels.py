@@ -23,6 +23,8 @@ REFUSED = {
     "FedAS",
     "FedPAC",
     "CCVR",
+    "GPFL",
+    "PFedFDA",
     "KNNPer",
 }
 """Algorithms whose mathematics is that of one label."""
