@@ -40,7 +40,7 @@ from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.stacked_network import fresh_leaves
-from lit_fed.core.prototypes import check_classes, class_counts, class_logits, feature_width
+from lit_fed.core.prototypes import check_classes, class_counts, class_cross_entropy, feature_width
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
@@ -161,7 +161,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
     def loss(self, view: ModelView) -> Tensor:
         """ℓ(x, y) + ℓ(h(ẑ), ŷ) of each sample and the feature beside it, [B]."""
         features, labels = view.rows
-        return view.losses + self.weight * _cross_entropy(view.head(features), labels)
+        return view.losses + self.weight * class_cross_entropy(view.head(features), labels)
 
     def client_final(
         self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, data: ClientData
@@ -201,10 +201,10 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
             features = _features(given, noise, y, len(labels))
             logits = ctx.task.head(heads, features.unsqueeze(1).expand(-1, len(shares), -1))
             if self.by_label:
-                each = _cross_entropy(logits.flatten(0, 1), y.repeat_interleave(len(shares))).view(-1, len(shares))
+                each = class_cross_entropy(logits.flatten(0, 1), y.repeat_interleave(len(shares))).view(-1, len(shares))
                 loss = (shares.T[y] * each).sum(1).mean()
             else:
-                loss = _cross_entropy(logits.mean(1), y).mean()
+                loss = class_cross_entropy(logits.mean(1), y).mean()
             if self.diversity:
                 loss = loss + self.diversity * _alike(noise, features)
             return dict(zip(given, torch.autograd.grad(loss, list(given.values())), strict=True))
@@ -224,11 +224,6 @@ def _features(generator: Leaves, noise: Tensor, labels: Tensor, num_classes: int
     with torch.autocast(noise.device.type, enabled=False):
         hidden = F.linear(torch.cat([noise, one_hot], 1), generator["hidden.weight"], generator["hidden.bias"]).relu()
         return F.linear(hidden, generator["features.weight"], generator["features.bias"])
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Of outputs [B, K], [B]."""
-    return F.cross_entropy(class_logits(outputs), labels, reduction="none")
 
 
 def _alike(noise: Tensor, features: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The field calls it partial model personalisation (https://arxiv.org/abs/2204.038
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from lit_fed.core import tree
 from lit_fed.core.algorithm import LocalRun, Personal, local_run, local_step
 from lit_fed.core.context import Context
+from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.networks.start import leaves_named
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Stage
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "OWN", "SHARED", "KeptPart", "Optimizers", "PartialModel", "Patterns", "SentPart", "StagedRun", "in_turn", "joined",
-    "leaf_order", "measured", "named_leaves", "named_part", "names_of", "rate_of", "staged_run", "staged_step",
-    "whole_models",
+    "leaf_order", "measured", "module_leaves", "named_leaves", "named_part", "names_of", "rate_of", "staged_run",
+    "staged_step", "whole_models", "with_module",
 ]  # fmt: skip
 
 OWN, SHARED = "personal", "shared"
@@ -101,6 +103,27 @@ def joined(network: nn.Module, one: Leaves, other: Leaves) -> Leaves:
 def whole_models(network: nn.Module, one: Sequence[Leaves], other: Sequence[Leaves]) -> ModelState:
     """Two parts as models, in the order of the network."""
     return ModelState(*(joined(network, *pair) for pair in zip(one, other, strict=True)))
+
+
+# ---------------------------------------------------------------------- modules beside the network
+def with_module(ctx: Context, models: ModelState, build: Callable[[], nn.Module], name: str) -> ModelState:
+    """Models with the fresh leaves of a module beside those of the network, as `NAME.…`: sent and averaged with them.
+
+    `whole_models` leaves them out, and `module_leaves` finds them.
+
+    Raises:
+        ConfigError: if the network has a part of this name itself.
+    """
+    if module_leaves(models, name):
+        raise ConfigError(f"the algorithm keeps a module {name!r} beside the network, which has one; rename that one")
+    fresh = fresh_leaves(build, ctx.seed, name, ctx.task.dtype)
+    beside = {f"{name}.{key}": leaf.unsqueeze(0) for key, leaf in fresh.items()}
+    return models._replace(parameters=models.parameters | beside)
+
+
+def module_leaves(models: ModelState, name: str) -> Leaves:
+    """The leaves of a module beside the network, [1, ...], with its name in front."""
+    return {key: leaf for key, leaf in models.parameters.items() if key.startswith(f"{name}.")}
 
 
 # ---------------------------------------------------------------------- steps of one part
@@ -189,12 +212,12 @@ class PartialModel(Personal[SentPart, Any, Any]):
         parameters, buffers = named_part(whole, own)
         return SentPart(named_part(whole, names_of(whole) - own), (parameters, buffers))
 
-    def state_init(self, ctx: Context, shared: SentPart, data: ClientData) -> KeptPart:
-        """The initial own part, with statistics of its own samples for an unseen client."""
+    def state_init(self, ctx: Context, shared: SentPart, data: ClientData) -> Any:
+        """The initial own part, `KeptPart`, with statistics of its own samples for an unseen client."""
         state = KeptPart(ModelState(*shared.own))
         return KeptPart(measured(ctx, state.own, self.whole(ctx, shared, state), data))
 
-    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> Any:
+    def client_init(self, ctx: Context, shared: SentPart, state: Any, data: ClientData, losses: None) -> Any:
         """The received part with the own one."""
         return local_run(ctx, self.whole(ctx, shared, state))
 
@@ -222,6 +245,6 @@ class PartialModel(Personal[SentPart, Any, Any]):
         """The shared part with the client's own."""
         return self.whole(ctx, shared, state)
 
-    def whole(self, ctx: Context, shared: SentPart, state: KeptPart) -> ModelState:
+    def whole(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
         """Both parts as models, in the order of the network."""
         return whole_models(ctx.task.network, shared.models, state.own)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
 from lit_fed.core.networks.products import full_precision
@@ -20,8 +21,8 @@ from lit_fed.core.types import ClientData, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "ClassSums", "batch_sums", "check_classes", "class_counts", "class_logits", "class_sums", "class_vectors",
-    "feature_width", "head_leaves", "masked_mean", "per_sample", "shifted",
+    "ClassSums", "batch_sums", "check_classes", "class_counts", "class_cross_entropy", "class_features", "class_logits",
+    "class_sums", "class_vectors", "feature_width", "head_leaves", "masked_mean", "per_sample", "shifted",
 ]  # fmt: skip
 
 
@@ -84,6 +85,20 @@ def batch_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Cla
         return ClassSums(member.T @ values.reshape(-1, values.shape[-1]), member.sum(0))
 
 
+def class_features(
+    task: Task, models: ModelState, data: ClientData, rows_per_pass: int = 1024
+) -> tuple[Tensor, Tensor]:
+    """Features [N·L, D] of all samples or positions of a client under one model, and their classes [N·L, C].
+
+    A row of classes has a 1 at its class; rows of padding are 0.
+    """
+    x = data.x
+    passes = [x[lo : lo + rows_per_pass] for lo in range(0, max(len(x), 1), rows_per_pass)]
+    features = torch.cat([task.features(models, rows)[:, 0] for rows in passes])
+    member = _members(data.y, data.mask, task.target.num_classes, features.dtype)
+    return features.reshape(-1, features.shape[-1]), member
+
+
 def class_counts(data: ClientData, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Samples of each class, or positions, [C]."""
     return _members(data.y, data.mask, num_classes, dtype).sum(0)
@@ -135,6 +150,11 @@ def head_leaves(task: Task, models: ModelState) -> dict[str, Tensor]:
 def class_logits(outputs: Tensor) -> Tensor:
     """A logit for each class, [..., C]; where one output stands for two classes, that of class 0 is 0."""
     return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+
+
+def class_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of outputs [B, K] to labels [B], [B]."""
+    return F.cross_entropy(class_logits(outputs), labels, reduction="none")
 
 
 def shifted(outputs: Tensor, shift: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.partial_models import leaf_order, named_part
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
@@ -72,7 +73,8 @@ class LocalNorm(AlgorithmWrapper):
         """Normalisation as in the initial models; a client that was not in training takes its own statistics."""
         models = tree.models(shared)[0]
         if ctx.phase == "adapt":
-            models = models._replace(buffers=ctx.task.statistics(models, data.x))
+            of_network = named_part(models, leaf_order(ctx.task.network))  # without an algorithm's own modules
+            models = models._replace(buffers=ctx.task.statistics(of_network, data.x))
         norm = _take(models, ctx.task.norm_names)
         return NormState(self.inner.state_init(ctx, _put(shared, norm), data), norm)
 

@@ -58,6 +58,7 @@ SMALL: dict[str, dict] = {
     "UCFL": {"warmup_rounds": 1},
     "PFedHNPC": {"head": ("*bias",)},
     "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
+    "PFedFDA": {"ridge": 1.0},  # without, covariances of one sample magnify rounding
     "FedALA": {"sample_fraction": 1.0},  # fewer are drawn by the client's number
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
     "L2SGDPlus": {"communication_probability": 0.5, "flips_per_round": 4},
@@ -118,7 +119,8 @@ def strict_trainer(request):
 
 def network_of(algorithm):
     """A network with features that are trained, for an algorithm with a part that needs some; else a linear one."""
-    return small_mlp if isinstance(algorithm, PartialModel) or type(algorithm).__name__ == "FedProto" else Linear
+    has_parts = isinstance(algorithm, PartialModel) or type(algorithm).__name__ in ("FedProto", "PFedFDA")
+    return small_mlp if has_parts else Linear
 
 
 def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):

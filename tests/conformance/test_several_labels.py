@@ -22,6 +22,9 @@ REFUSED = {
     "FedRoD",
     "FedAS",
     "FedPAC",
+    "CCVR",
+    "GPFL",
+    "PFedFDA",
     "KNNPer",
 }
 """Algorithms whose mathematics is that of one label."""

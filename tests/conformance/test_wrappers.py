@@ -6,14 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from federated_round import distance, make_clients, same_bits
-from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everything, small_mlp
+from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everything, network_of, small_mlp
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.partial_models import PartialModel
 from lit_fed.errors import ConfigError
-from lit_fed.models import Linear
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
@@ -78,7 +76,7 @@ IDENTITIES = {
 
 
 def two_rounds(algorithm, trainer=SequentialTrainer, **options):
-    network = small_mlp if isinstance(innermost(algorithm), PartialModel) else Linear  # whose head is all there is
+    network = network_of(innermost(algorithm))
     options = {"weighting": "uniform", "network": network, "dtype": torch.float32} | options
     return after_rounds(algorithm, make_clients(SIZES, dtype=options["dtype"]), 2, trainer=trainer(), **options)
 
@@ -110,7 +108,9 @@ def test_a_wrapper_that_changes_nothing(wrapper, algorithm, client_trainer):
 @named(SUMS)
 def test_a_client_without_work_has_no_news(algorithm):
     """What finds an algorithm that says something wrong of what it sends."""
-    by_message = {"FedSGD", "FedRep", "L2GD", "L2SGDPlus", "Scaffnew", "Mime", "MimeLite", "FedNova", "IFCA", "FedDBE"}
+    by_message = {
+        "FedSGD", "FedRep", "L2GD", "L2SGDPlus", "Scaffnew", "Mime", "MimeLite", "FedNova", "IFCA", "FedDBE", "PFedFDA",
+    }  # fmt: skip
     if type(algorithm).__name__ in by_message:
         pytest.skip("its work does not follow the solver, or its message has more than models")
     seen = []

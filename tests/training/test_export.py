@@ -35,9 +35,11 @@ WEIGHTS = 4 * 3
 STORED = {
     **dict.fromkeys(["FedEM", "DFedEM", "SurrogateOptimization", "DecentralizedSurrogate"], 3 * MODEL + WEIGHTS),
     "FedEMAPFL": 2 * MODEL + 4 * 2,
+    "FedCP": 2 * MODEL + 4 * (64 * 128 + 3 * 128 + 64),  # two heads, a policy, and the sum of a head's rows
     "FedDBE": MODEL + 4 * 64,  # and a bias of its features
     "FedProto": 4 * (64 * 10 + 10) + 10 + 1,  # prototypes, their squares, which are known, and whether any is
     "FedRoD": 2 * MODEL,
+    "GPFL": MODEL + 2 * 4 * 64,  # and the gates of the own route
     "FedeRiCo": 2 * MODEL + 4 * 2,
     "IFCA": MODEL + 4 * 4,  # one model, and which of four it is
     "KNNPer": MODEL + 4 + 329 * (4 * 64 + 4 * 10 + 1),  # and as many samples as the largest client has

@@ -1,0 +1,225 @@
+"""FedCP: a conditional policy divides the features of each sample between a personal and a global head.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan. "FedCP: Separating Feature Information for Personalized Federated Learning via
+Conditional Policy". KDD 2023. https://arxiv.org/abs/2307.01217, Section 4.
+
+Symbols:
+    W^fe      -> shared.models  feature extractor, h = f(x) [D], leaves [1, ...]
+    W^hd      -> shared.models  the global head, the network's last layer, leaves [1, ...]; frozen at the clients
+    Θ         -> shared.models  conditional policy network (CPN), leaves `policy.…`
+    W_i^hd    -> state.head     the personal head of client i, leaves [1, ...]
+    v_i       -> context        Σ_c w_c/‖Σ_c w_c‖ of the rows w_c of W_i^hd at the start of the round, [D]
+    r, s      -> policy         softmax over both of relu(LayerNorm(Linear(h ⊙ v_i))) [2, D]; r + s = 1
+    loss      -> CE(W_i^hd(r ⊙ h) + W^hd(s ⊙ h), y) + λ·MMD²(h, ĥ), ĥ the features of the received W^fe
+    λ         -> weight
+Deviations:
+    The authors' code adds Gumbel noise to the policy's logits, in serving too; here the policy is their softmax.
+    MMD² has their kernel, Σ_a exp(−‖·‖²/(2a)) with a of 10, 15, 20 and 50, over the pairs of a batch.
+    As there, a client sends (W_i^hd + W^hd)/2 as its global head. There v_i is random until a client was first in a
+    round; here it is that of the initial head.
+    All parts take a step at once, but Θ is trained on features of evaluation mode.
+    A client is served the received W^fe, W^hd and Θ under its personal head.
+    An unseen client has no personal head in the paper. Ours: a copy of W^hd trains `unseen_epochs` passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
+
+from lit_fed.core.algorithm import GlobalModels, Personal, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.networks.products import full_precision
+from lit_fed.core.partial_models import module_leaves, whole_models, with_module
+from lit_fed.core.prototypes import feature_width, head_leaves, masked_mean
+from lit_fed.core.targets import Criterion, ModelView, Objective, Target
+from lit_fed.core.task import Task
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
+from lit_fed.errors import check_settings
+
+__all__ = ["ConditionalRun", "FedCP", "PersonalPolicy"]
+
+Leaves = dict[str, Tensor]
+BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+"""Variances of the Gaussian kernels."""
+
+
+class PersonalPolicy(NamedTuple):
+    """What a client keeps."""
+
+    head: Leaves  # W_i^hd, leaves [1, ...]
+
+
+class ConditionalRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # W^fe and W_i^hd, leaves [1, ...]
+    policy: Leaves  # Θ, leaves [1, ...]
+    optimizer: tuple[OptimizerState, OptimizerState]  # of W^fe and W_i^hd, and of Θ
+    loss: Tensor  # [] sum over steps of the mean cross-entropy of the batch, before the step
+    steps: Tensor  # [] steps taken
+    context: Tensor  # v_i, [D]
+
+
+@dataclass(frozen=True)
+class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
+    """Clients share a body, a global head and a policy that says which part of a sample's features each head sees.
+
+    Args:
+        weight: λ of the distance between features and those of the received body.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    serving_settings = ("unseen_epochs",)
+
+    weight: float = 5.0
+    unseen_epochs: int = 1
+
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "the personal head",
+        "personal_parts": "keeps a personal head itself, beside the global one",
+    }
+
+    def __post_init__(self) -> None:
+        check_settings(self, weight=">= 0", unseen_epochs=">= 0")
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """The initial model, with a fresh policy beside it."""
+        width, models = feature_width(ctx.task, "FedCP"), ctx.task.init(1, ctx.seed)
+        head_leaves(ctx.task, models)
+        return GlobalModels(with_module(ctx, models, partial(_Policy, width), "policy"))
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PersonalPolicy:
+        """A copy of the global head."""
+        return PersonalPolicy(head_leaves(ctx.task, shared.models))
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, data: ClientData, losses: None
+    ) -> ConditionalRun:
+        """W^fe and Θ as received, the personal head, and its v_i."""
+        run, policy = local_run(ctx, _own(ctx.task, shared, state)), module_leaves(shared.models, "policy")
+        optimizer = (run.optimizer, ctx.solver.init(ModelState(policy, {})))
+        return ConditionalRun(run.models, policy, optimizer, run.loss, run.steps, context(ctx.task, state.head))
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, batch: Batch) -> ConditionalRun:
+        """A step of W^fe, W_i^hd and Θ on the loss, from the same values; of an unseen client's head alone."""
+        task, solver, (of_models, of_policy), adapts = ctx.task, ctx.solver, work.optimizer, ctx.phase == "adapt"
+        features, own = task.features(work.models, batch.x)[:, 0], head_leaves(task, work.models)
+        received = task.features(_own(task, shared, PersonalPolicy({})), batch.x)
+        everyone = _linear(task, head_leaves(task, shared.models))
+
+        def policy_loss(policy: Leaves) -> Tensor:
+            head = lambda f: task.head(ModelState(own, {}), f.unsqueeze(1))[:, 0]  # noqa: E731
+            given = (tuple(policy[name][0] for name in POLICY), work.context, *everyone)
+            return masked_mean(conditional_losses(features, batch.y, head, task.trained_on, given), batch.mask)
+
+        gradient, loss = grad_and_value(policy_loss)(work.policy)
+        constants = (
+            tuple(work.policy[name] for name in POLICY),
+            *(one.unsqueeze(0) for one in (work.context, *everyone)),
+        )
+        models, of_models = solver.step_without_loss(
+            task, work.models, of_models, batch, ctx.lr, moving=frozenset(own) if adapts else None,
+            objective=Objective(self.loss, uses_features=True, over_batch=True, constants=constants, rows=received),
+        )  # fmt: skip
+        if not adapts:
+            policy, of_policy = solver.update(work.policy, gradient, of_policy, ctx.lr)
+            work = work._replace(policy=policy)
+        return work._replace(
+            models=models, optimizer=(of_models, of_policy), loss=work.loss + loss, steps=work.steps + 1
+        )
+
+    def loss(self, view: ModelView) -> Tensor:
+        """The cross-entropy of each sample, and λ·MMD² of the batch, [B]."""
+        away = discrepancy(view.features, view.rows, view.mask)
+        return self.weight * away + conditional_losses(
+            view.features, view.y, view.head, view.trained_on, view.constants
+        )
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, data: ClientData) -> ClientResult:
+        """W^fe, Θ and the mean of both heads go to the server, which averages them; W_i^hd stays."""
+        own = head_leaves(ctx.task, work.models)
+        both = {name: torch.lerp(shared.models.parameters[name], leaf, 0.5) for name, leaf in own.items()}
+        sent = work.models._replace(parameters=work.models.parameters | both | work.policy)
+        message = Message(sent, ctx.client_weight(data))
+        return ClientResult(message, PersonalPolicy(own), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, x: Tensor, outputs: None) -> Tensor:
+        """The prediction of W_i^hd(r ⊙ h) + W^hd(s ⊙ h)."""
+        models, leaves = _own(ctx.task, shared, state), module_leaves(shared.models, "policy")
+        features = ctx.task.features(models, x)
+        own, other = policy(features, tuple(leaves[name][0] for name in POLICY), context(ctx.task, state.head))
+        everyone = ModelState(head_leaves(ctx.task, shared.models), {})
+        scores = ctx.task.head(models, own) + ctx.task.head(everyone, other)
+        return ctx.task.mix(scores.new_ones(1), scores)
+
+
+class _Policy(nn.Sequential):
+    """Fresh layers of Θ."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, 2 * width), nn.LayerNorm(2 * width))
+
+
+POLICY = ("policy.0.weight", "policy.0.bias", "policy.1.weight", "policy.1.bias")
+"""Names of the leaves of Θ."""
+
+Given = tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]
+"""Θ, v_i [D], and weight [K, D] and bias [K] of the global head."""
+
+
+def _own(task: Task, shared: GlobalModels, state: PersonalPolicy) -> ModelState:
+    """W^fe under the personal head, without Θ."""
+    return whole_models(task.network, shared.models, ModelState(state.head, {}))
+
+
+def context(task: Task, head: Leaves) -> Tensor:
+    """v_i, [D]: the sum of the rows of a head, with norm 1."""
+    return F.normalize(_linear(task, head)[0].sum(0), dim=0)
+
+
+def _linear(task: Task, head: Leaves) -> tuple[Tensor, Tensor]:
+    """Weight [K, D] and bias [K] of the last layer."""
+    weight = head[task.last.names["weight"]][0]
+    bias = task.last.names.get("bias")
+    return weight, weight.new_zeros(len(weight)) if bias is None else head[bias][0]
+
+
+def conditional_losses(
+    h: Tensor, y: Tensor, head: Callable[[Tensor], Tensor], trained_on: Target | Criterion, given: Given
+) -> Tensor:
+    """The loss of W_i^hd(r ⊙ h) + W^hd(s ⊙ h) of each sample, [B]."""
+    leaves, v, *everyone = given
+    own, other = policy(h, leaves, v)
+    return trained_on.losses(head(own) + F.linear(other, *everyone), y)
+
+
+def policy(h: Tensor, leaves: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+    """R ⊙ h and s ⊙ h of features [..., D]."""
+    weight, bias, scale, shift = leaves
+    hidden = F.layer_norm(F.linear(h * v, weight, bias), bias.shape, scale, shift).relu()
+    r, s = hidden.unflatten(-1, (2, -1)).softmax(-2).unbind(-2)
+    return r * h, s * h
+
+
+def discrepancy(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """MMD² of two samples of vectors, [] from [B, D] or [B, L, D]; rows whose mask [B] is 0 do not count."""
+    mask = mask.to(x.dtype)
+    share = (mask / mask.sum().clamp(min=1)).view(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
+    share = (share / share[:1].numel()).flatten()
+    x, y = x.flatten(0, -2), y.flatten(0, -2)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        away = a.square().sum(-1).unsqueeze(1) + b.square().sum(-1) - 2 * a @ b.T
+        return torch.stack([torch.exp(-away / (2 * width)) for width in BANDWIDTHS]).sum(0)
+
+    with full_precision(x):
+        return share @ (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)) @ share
