@@ -49,6 +49,7 @@ __all__ = ["CLASSES", "check_modules", "classes_in", "settings_from_json", "trus
 
 CLASSES: dict[str, type] = {
     "model.algorithm": Algorithm,
+    "model.algorithm.base": Algorithm,
     "model.algorithm.start": MixtureStart,
     "model.algorithm.surrogate": Surrogate,
     "model.algorithm.topology": Topology,

@@ -62,7 +62,7 @@ def test_the_gradient_of_a_mixture_is_that_of_its_likelihood():
     weight, bias = (leaf.detach().numpy() for leaf in by)
     for client_id, (x, y) in enumerate(as_arrays(train)):
         state = tree.row(federation.states, client_id)
-        p = 1 / (1 + np.exp(-(np.einsum("nd,mkd->nm", x, weight) + bias[:, 0])))
+        p = 1 / (1 + np.exp(-(np.einsum("bi,mki->bm", x, weight) + bias[:, 0])))
         likely = state.mixture.numpy() * np.where(y[:, None] == 1, p, 1 - p)
         slope = likely / likely.sum(1, keepdims=True) * (p - y[:, None])
         expected = np.concatenate([(slope.T @ x).ravel(), slope.sum(0)]) / len(y)
