@@ -34,7 +34,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, masked_mean
@@ -52,7 +51,7 @@ FAR = 1e30
 class Datastore(NamedTuple):
     """What a client is served with."""
 
-    inner: Any  # what the base keeps of the client
+    inner: Any  # what the base keeps of the client, with π_t; () of one model
     features: Tensor  # φ(x_i), [S, M·D]
     y: Tensor  # y_i, [S]
     mask: Tensor  # [S] 1 for an entry
@@ -62,13 +61,6 @@ class Datastore(NamedTuple):
     def mixture(self) -> Tensor:
         """π_t, [M], if the base has some."""
         return self.inner.mixture  # type: ignore[no-any-return]
-
-
-class ServedWork(NamedTuple):
-    """What a client makes its datastore of."""
-
-    state: Any  # what the base keeps of the client
-    losses: Any  # `shared_losses` of its samples, or None
 
 
 @dataclass(frozen=True)
@@ -148,19 +140,23 @@ class KNNPer(Algorithm[Any, Any, Any]):
         return self.trained.shared_losses(ctx, shared, batch)
 
     def client_init(self, ctx: Context, shared: Any, state: Any, data: ClientData, losses: Any) -> Any:
-        if ctx.phase == "adapt":
-            return ServedWork(state, losses)
-        return self.trained.client_init(ctx, shared, state, data, losses)
+        """The base's; a client of the training is served with the π_t that it keeps, unless the base renews it."""
+        work = self.trained.client_init(ctx, shared, state, data, losses)
+        if ctx.phase != "adapt" or not hasattr(state, "mixture") or self.trained.adapt_work(ctx, True) is not None:
+            return work
+        seen = data.client_id < ctx.num_clients
+        return work._replace(mixture=torch.where(seen, state.mixture, work.mixture))
 
     def client_step(self, ctx: Context, shared: Any, work: Any, batch: Batch) -> Any:
         return self.trained.client_step(ctx, shared, work, batch)
 
     def client_final(self, ctx: Context, shared: Any, work: Any, data: ClientData) -> ClientResult:
         """The base's; to be served, the client keeps its features and labels."""
+        result = self.trained.client_final(ctx, shared, work, data)
         if ctx.phase != "adapt":
-            return self.trained.client_final(ctx, shared, work, data)
-        state = fitted(ctx, self.trained, shared, work, data)
-        return ClientResult(Message((), ctx.client_weight(data)), self.datastore(ctx, shared, state, data), {})
+            return result
+        state = result.state if hasattr(result.state, "mixture") else ()  # of one model, which predicts without a state
+        return ClientResult(Message((), result.message.weight), self.datastore(ctx, shared, state, data), {})
 
     def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
         return self.trained.server_step(ctx, shared, reduced, client_ids)
@@ -229,17 +225,6 @@ def check_served(ctx: Context, base: Algorithm) -> None:
             f"--model.algorithm.base is {type(base).__name__}, which serves clients by personal models, and KNNPer "
             "compares features of shared ones; give FedEM, or leave it out"
         )
-
-
-def fitted(ctx: Context, base: Algorithm, shared: Any, work: ServedWork, data: ClientData) -> Any:
-    """What the base keeps of a client when it serves it: for FedEM π_t, of an unseen client by an E-step."""
-    adapts = [base.adapt_work(ctx, seen) is not None for seen in (False, True)]
-    if not any(adapts):
-        return work.state
-    begun = base.client_init(ctx, shared, work.state, data, work.losses)
-    new = base.client_final(ctx, shared, begun, data).state
-    takes = torch.where(data.client_id < ctx.num_clients, adapts[1], adapts[0])
-    return tree.map_leaves(lambda one, old: torch.where(takes, one, old), new, work.state)
 
 
 def compared(state: Any, features: Tensor) -> Tensor:

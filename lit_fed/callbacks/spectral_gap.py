@@ -39,7 +39,7 @@ class SpectralGap(FederatedCallback):
         if not (hasattr(algorithm, "topology") and hasattr(algorithm, "mixing")):
             raise ConfigError(
                 f"--trainer.callbacks has SpectralGap, and {module.algorithm_name} has no mixing matrix; leave it out, "
-                "or choose DFedEM or DecentralizedSurrogate"
+                "or choose DPSGD, DFedEM or DecentralizedSurrogate"
             )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:

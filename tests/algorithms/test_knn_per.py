@@ -3,7 +3,7 @@ from federated_round import POSITIONS, Tagger, as_arrays, distance, make_task
 from few_classes import close, samples, started
 from references.knn_per_numpy import best_weight, predicted, predicted_by_mixture
 
-from lit_fed.algorithms import IFCA, Ditto, FedAvg, FedAvgPlus, FedEM, KNNPer
+from lit_fed.algorithms import IFCA, SCAFFOLD, Ditto, FedAvg, FedAvgPlus, FedEM, KNNPer
 from lit_fed.errors import ConfigError
 
 
@@ -81,6 +81,13 @@ def test_around_fedem_a_weight_is_chosen_and_a_mixture_refreshed():
     assert len(set(served.weight.tolist())) > 1
     without = trained(KNNPer(knn_weight=0.0, base=FedEM(2)))[0].predictions()
     assert distance(without, trained(FedEM(2))[0].predictions()) < 1e-12
+
+
+def test_around_other_algorithms_with_one_model():
+    """SCAFFOLD, whose controls are no numbers after no steps."""
+    near, _ = trained(KNNPer(2, base=SCAFFOLD()))
+    assert distance(near.shared, trained(SCAFFOLD())[0].shared) == 0
+    assert all(one.isfinite().all() for one in near.predictions())
 
 
 def test_around_clusters_neighbours_are_those_in_the_client_s_cluster():
