@@ -32,6 +32,7 @@ _ROOMS = (
     "lit_fed.core.mixtures.known_surrogates",
     "lit_fed.wrappers.compression.codecs",
     "lit_fed.wrappers.robust.attacks",
+    "lit_fed.wrappers.selection",
     "lit_fed.errors",
     "lit_fed.clients.store",
     "lit_fed.deployment.federation",

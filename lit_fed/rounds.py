@@ -44,6 +44,7 @@ from lit_fed.core.types import (
 )
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
+from lit_fed.wrappers.selection import Selection
 
 __all__ = [
     "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "start",
@@ -63,6 +64,8 @@ class FederatedRounds:
     Attributes:
         store: states of the seen clients; not set if only unseen clients are served.
         schedule_rounds: horizon of the learning-rate schedule; None: the number of rounds.
+        selection: selects the clients of a round among candidates, see `lit_fed.serving.selected`; None: all of them.
+        reports: traffic of the candidates' reports ahead of the coming round; None: there were none.
     """
 
     store: ClientStore
@@ -73,6 +76,8 @@ class FederatedRounds:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
         self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
+        self.selection: Selection | None = None
+        self.reports: PhaseTraffic | None = None
         self._round: RoundState | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -261,10 +266,11 @@ class FederatedRounds:
         assert this.phase is None, "the server takes a step in every phase"
         self.store.commit()  # before the server overwrites models of which client states may be views
         self.server.commit(this.shared)
-        self._round = None
-        up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
+        traffic = (*this.traffic,) if self.reports is None else (self.reports, *this.traffic)
+        self._round = self.reports = None
+        up, down = (sum(getattr(one, name) for one in traffic) for name in ("bits_up", "bits_down"))
         return RoundRecord(
-            ctx.round_idx, float(ctx.lr), heard_in(this.ended), this.means.means, up, down, tuple(this.traffic),
+            ctx.round_idx, float(ctx.lr), heard_in(this.ended), this.means.means, up, down, traffic,
             time.perf_counter() - this.started, faults_in(this.ended),
         )  # fmt: skip
 

@@ -18,23 +18,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.clients.base import ClientTrainer, PredictJob, Served, Trained, TrainJob
 from lit_fed.core import tree
+from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.reduce import all_reduce
+from lit_fed.core.seeds import generator
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
+from lit_fed.core.types import ClientBlock, Phase, PhaseTraffic, ServingBlock, Split, Tree
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.heartbeat import sign_of_life
 
 __all__ = [
     "BlockPredictions", "MeasuresElsewhere", "add_scores", "client_scores", "evaluate", "measure", "predict_block",
-    "predict_job", "serve",
+    "predict_job", "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
 """Memory limit of the client models adapted at once."""
+
+REPORT_BITS = 64
+"""Bits of a reported loss."""
 
 
 def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
@@ -197,3 +205,43 @@ def predict_block(
         torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
         torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- selection of a round's clients
+def selected(federation: FederatedRounds, candidates: np.ndarray, train: Split, **division: int) -> np.ndarray:
+    """The clients of the coming round, ascending [m]: those that the federation's `selection` chooses by their losses.
+
+    The traffic of the reports counts as the first of the round.
+
+    Args:
+        federation: the algorithm with its server and its clients.
+        candidates: ascending ids, each once [d]; without a selection all of them take part.
+        train: training samples.
+        division: as for `serving_blocks`: blocks and ranks.
+    """
+    selection, terms = federation.selection, federation.terms
+    if selection is None:
+        return candidates
+    ctx, shared, algorithm = federation.context("adapt"), federation.shared, federation.algorithm
+    losses = _reported(federation, candidates, train, **division)
+    rng = generator(terms.seed, ctx.round_idx, 0, "selection")
+    cohort = min(round(terms.sampling_probability * terms.num_clients), len(candidates))
+    sizes = train.sizes[train.positions(torch.from_numpy(candidates))].numpy()
+    down = sum(tree.bits(algorithm.sent(ctx, shared, one)) for one in candidates.tolist())
+    payloads, up = algorithm.num_payloads(ctx, shared, len(candidates)), REPORT_BITS * len(candidates)
+    federation.reports = PhaseTraffic(len(candidates), False, payloads, up, down)
+    return np.sort(candidates[selection.choose(losses, sizes, cohort, rng)])
+
+
+def _reported(federation: FederatedRounds, client_ids: np.ndarray, train: Split, **division: int) -> np.ndarray:
+    """Mean loss of the training samples of clients as they are served, [d] by five digits; NaN without samples."""
+    train = train.to(federation.server.device)
+    sums = torch.zeros(len(client_ids), 2, dtype=torch.float64, device=federation.server.device)
+    with torch.no_grad():
+        for block in serving_blocks(train, train, train.positions(torch.from_numpy(client_ids)), **division):
+            block = block._replace(client_ids=block.client_ids.to(sums.device))
+            for rows, found in measure(federation, block, seen=True):
+                sums[rows] += found[:, :2]
+                sign_of_life()
+    number, loss = all_reduce(sums).cpu().unbind(1)
+    return np.array([float(f"{one:.5g}") for one in (loss / number).tolist()])

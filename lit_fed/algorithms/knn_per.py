@@ -1,11 +1,11 @@
-"""kNN-Per: FedAvg whose clients predict with the global model and with their nearest own samples.
+"""kNN-Per: clients of FedAvg or FedEM that predict with the shared models and with their nearest own samples.
 
 Marfoq, Neglia, Kameni, Vidal. "Personalized Federated Learning through Local Memorization". ICML 2022.
 https://arxiv.org/abs/2111.09360, Algorithm 1.
 
 Symbols:
-    h_S    -> shared.models    the global model, leaves [1, ...]
-    φ(x)   -> its features, the inputs of the last layer, [D]
+    h_S    -> shared.models    the global model, leaves [1, ...]; of FedEM its components, leaves [M, ...]
+    φ(x)   -> its features, the inputs of the last layer, [D]; of components all of them, [M·D]
     (φ(x_i), y_i)              -> state.features, state.y, datastore of the client's own training samples
     k      -> neighbours       of a sample, nearest in the Euclidean distance d
     h_m    -> p_kNN ∝ Σ_i 1{y = y_i}·exp(−d(φ(x), φ(x_i))) over the k neighbours
@@ -19,25 +19,30 @@ Deviations:
     A datastore has as many entries as the largest client of the training has samples, or `capacity`; of a client with
     more its first ones are kept. It is made anew each time the client is served, and never leaves it.
     An unseen client needs nothing else: its datastore is that of its training samples.
-    Only FedAvg is offered below it; positions of sequences are refused, as each would be an entry of its own.
+    Ours: around FedEM (`base`) p_S is the prediction of the client's mixture, and the distance that of the components'
+    features by its weights, d² = Σ_m π_m ‖φ_m(x) − φ_m(x_i)‖²: components with equal features count as one.
+    Positions of sequences are refused, as each would be an entry of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, masked_mean
-from lit_fed.core.types import ClientData, ClientResult, LocalWork
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Datastore", "KNNPer"]
+
+Kernel = Literal["distance", "squared"]
 
 FAR = 1e30
 """Distance of an entry that does not count; finite, so that a client without any has no NaN."""
@@ -46,17 +51,25 @@ FAR = 1e30
 class Datastore(NamedTuple):
     """What a client is served with."""
 
-    features: Tensor  # φ(x_i), [S, D]
+    inner: Any  # what the base keeps of the client, with π_t; () of one model
+    features: Tensor  # φ(x_i), [S, M·D]
     y: Tensor  # y_i, [S]
     mask: Tensor  # [S] 1 for an entry
     weight: Tensor  # λ_m, []; 0 without entries
 
+    @property
+    def mixture(self) -> Tensor:
+        """π_t, [M], if the base has some."""
+        return self.inner.mixture  # type: ignore[no-any-return]
+
 
 @dataclass(frozen=True)
-class KNNPer(Algorithm[GlobalModels, Any, LocalRun]):
-    """FedAvg; a client is served a mixture of the global model and of its nearest neighbours in the model's features.
+class KNNPer(Algorithm[Any, Any, Any]):
+    """FedAvg or FedEM; a client is served a mixture of their prediction and of its nearest neighbours in the features.
 
     Args:
+        base: the algorithm that trains: `FedEM`, or another one whose clients are served by one shared model or by a
+            mixture of several, without local steps; null: FedAvg.
         neighbours: k.
         knn_weight: λ of all clients; null: each client's, by its training samples.
         kernel: exp(−d), `distance`, or exp(−d²/D), `squared`.
@@ -64,11 +77,14 @@ class KNNPer(Algorithm[GlobalModels, Any, LocalRun]):
     """
 
     serving_settings = ("neighbours", "knn_weight", "kernel", "capacity")
+    program_holds: ClassVar[str] = "features and labels of the client's training samples"
+    """What an exported model holds of samples; the export warns of it."""
 
     neighbours: int = 10
     knn_weight: float | None = 0.5
-    kernel: Literal["distance", "squared"] = "distance"
+    kernel: Kernel = "distance"
     capacity: int | None = None
+    base: Algorithm | None = None
 
     conformance_exempt: ClassVar[dict[str, str]] = {
         "regression": "it predicts the classes of neighbours",
@@ -78,77 +94,171 @@ class KNNPer(Algorithm[GlobalModels, Any, LocalRun]):
     def __post_init__(self) -> None:
         check_settings(self, neighbours="> 0", knn_weight="[0, 1]", capacity="> 0")
 
-    def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial model; labels that are not one class of a sample are refused."""
-        check_classes(ctx.task.target, "KNNPer")
-        if ctx.task.target.positions:
-            raise ConfigError(
-                "KNNPer compares samples, and these are sequences with a label for each position; choose another "
-                "--model.algorithm"
-            )
-        return super().shared_init(ctx)
+    @property
+    def trained(self) -> Algorithm:
+        """The base; the functions of `Algorithm` are FedAvg's."""
+        return Algorithm() if self.base is None else self.base
 
+    # ------------------------------------------------------------------ training: all of it is the base's
+    @property
+    def num_models(self) -> int:  # type: ignore[override]
+        return self.trained.num_models
+
+    @property
+    def message(self) -> MessageSpec:  # type: ignore[override]
+        return self.trained.message
+
+    @property
+    def participation(self) -> Participation:  # type: ignore[override]
+        return self.trained.participation
+
+    @property
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        return self.trained.incompatible
+
+    @property
+    def server_only(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.trained.server_only
+
+    def settled(self, held: Collection[str]) -> Self:
+        return self if self.base is None else replace(self, base=self.base.settled(held))
+
+    def as_stored(self, stored: Mapping[str, Any]) -> Self:
+        return self if self.base is None else replace(self, base=self.base.as_stored(stored.get("base") or {}))
+
+    def shared_init(self, ctx: Context) -> Any:
+        check_served(ctx, self.trained)
+        return self.trained.shared_init(ctx)
+
+    def state_init(self, ctx: Context, shared: Any, data: ClientData) -> Any:
+        return self.trained.state_init(ctx, shared, data)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
+        return self.trained.phases(ctx, client_ids)
+
+    def shared_losses(self, ctx: Context, shared: Any, batch: Batch) -> Tensor | None:
+        return self.trained.shared_losses(ctx, shared, batch)
+
+    def client_init(self, ctx: Context, shared: Any, state: Any, data: ClientData, losses: Any) -> Any:
+        """The base's; a client of the training is served with the π_t that it keeps, unless the base renews it."""
+        work = self.trained.client_init(ctx, shared, state, data, losses)
+        if ctx.phase != "adapt" or not hasattr(state, "mixture") or self.trained.adapt_work(ctx, True) is not None:
+            return work
+        seen = data.client_id < ctx.num_clients
+        return work._replace(mixture=torch.where(seen, state.mixture, work.mixture))
+
+    def client_step(self, ctx: Context, shared: Any, work: Any, batch: Batch) -> Any:
+        return self.trained.client_step(ctx, shared, work, batch)
+
+    def client_final(self, ctx: Context, shared: Any, work: Any, data: ClientData) -> ClientResult:
+        """The base's; to be served, the client keeps its features and labels."""
+        result = self.trained.client_final(ctx, shared, work, data)
+        if ctx.phase != "adapt":
+            return result
+        state = result.state if hasattr(result.state, "mixture") else ()  # of one model, which predicts without a state
+        return ClientResult(Message((), result.message.weight), self.datastore(ctx, shared, state, data), {})
+
+    def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
+        return self.trained.server_step(ctx, shared, reduced, client_ids)
+
+    # ------------------------------------------------------------------ serving
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client makes its datastore, without a step."""
         return LocalWork()
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """The model goes to the server; to be served, the client keeps its features and labels."""
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=self.datastore(ctx, shared, data)) if ctx.phase == "adapt" else result
-
-    def datastore(self, ctx: Context, shared: GlobalModels, data: ClientData) -> Datastore:
+    def datastore(self, ctx: Context, shared: Any, state: Any, data: ClientData) -> Datastore:
         """(φ(x_i), y_i) of the client's samples, and λ_m."""
         size = min(ctx.most_samples, self.capacity or ctx.most_samples)
-        features, y, mask = (
-            _resized(leaf, size) for leaf in (ctx.task.features(shared.models, data.x)[:, 0], data.y, data.mask)
-        )
-        mask = mask.to(features.dtype)
-        some = (mask.sum() > 0).to(features.dtype)
+        each, y, mask = (_resized(leaf, size) for leaf in (ctx.task.features(shared.models, data.x), data.y, data.mask))
+        features, mask = compared(state, each), mask.to(each.dtype)
+        some = (mask.sum() > 0).to(each.dtype)
         if self.knn_weight is not None:
-            return Datastore(features, y, mask, self.knn_weight * some)
-        outputs = ctx.task.head(shared.models, features.unsqueeze(1))
-        model = ctx.task.mix(outputs.new_ones(1), outputs).exp()
+            return Datastore(state, features, y, mask, self.knn_weight * some)
+        outputs = ctx.task.head(shared.models, each)
+        model = self.trained.log_prob(ctx, shared, state, data.x, outputs).exp()
         itself = torch.eye(size, dtype=torch.bool, device=y.device)
-        near = self.by_neighbours(
-            features, features, y, mask.expand(size, size).masked_fill(itself, 0.0), model.shape[1]
-        )
+        counts = mask.expand(size, size).masked_fill(itself, 0.0)
+        near = by_neighbours(features, features, y, counts, model.shape[1], self.neighbours, self._scale(each))
         own = torch.stack([near, model]).gather(-1, y.view(1, -1, 1).expand(2, -1, 1))[..., 0]
         grid = torch.linspace(0, 1, 11, dtype=own.dtype, device=own.device)
         mixed = torch.lerp(own[1], own[0], grid.unsqueeze(1)).clamp(min=torch.finfo(own.dtype).tiny).log()
         best = torch.stack([masked_mean(one, mask) for one in mixed]).argmax()
-        return Datastore(features, y, mask, grid.index_select(0, best.view(1))[0] * some)
+        return Datastore(state, features, y, mask, grid.index_select(0, best.view(1))[0] * some)
 
-    def by_neighbours(self, features: Tensor, stored: Tensor, y: Tensor, counts: Tensor, num_classes: int) -> Tensor:
-        """p_kNN of each class, [B, C].
+    def _scale(self, features: Tensor) -> int | None:
+        """D of the kernel exp(−d²/D); None: the kernel is exp(−d)."""
+        return features.shape[-1] if self.kernel == "squared" else None
 
-        Args:
-            features: φ(x), [B, D].
-            stored: φ(x_i), [S, D].
-            y: y_i, [S].
-            counts: whether an entry counts, [S] or for each sample [B, S], 0 or 1.
-            num_classes: C.
-        """
-        away = torch.cdist(features, stored, compute_mode="donot_use_mm_for_euclid_dist")
-        away = away if self.kernel == "distance" else away.square() / features.shape[1]
-        nearest = away.masked_fill(counts == 0, FAR).topk(min(self.neighbours, len(y)), largest=False)
-        share = (-nearest.values).softmax(-1)
-        labels = F.one_hot(y, num_classes).to(share.dtype)[nearest.indices]  # [B, k, C]
-        return (share.unsqueeze(-1) * labels).sum(1)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, 1, D] and outputs [B, 1, K] of the global model."""
+    def shared_outputs(self, ctx: Context, shared: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [B, M, D] and outputs [B, M, K] of the shared models."""
         features = ctx.task.features(shared.models, x)
         return features, ctx.task.head(shared.models, features)
 
-    def log_prob(
-        self, ctx: Context, shared: GlobalModels, state: Datastore, x: Tensor, outputs: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """log(λ_m·p_kNN + (1 − λ_m)·p_S)."""
+    def log_prob(self, ctx: Context, shared: Any, state: Any, x: Tensor, outputs: tuple[Tensor, Tensor]) -> Tensor:
+        """log(λ_m·p_kNN + (1 − λ_m)·p_S); log p_S of a client that has no datastore."""
         features, scores = outputs
-        model = ctx.task.mix(scores.new_ones(1), scores).exp()
-        near = self.by_neighbours(features[:, 0], state.features, state.y, state.mask, model.shape[1])
+        if not isinstance(state, Datastore):
+            return self.trained.log_prob(ctx, shared, state, x, scores)
+        model = self.trained.log_prob(ctx, shared, state.inner, x, scores).exp()
+        near = by_neighbours(
+            compared(state.inner, features), state.features, state.y, state.mask, model.shape[1], self.neighbours,
+            self._scale(features),
+        )  # fmt: skip
         return torch.lerp(model, near, state.weight).clamp(min=torch.finfo(model.dtype).tiny).log()
+
+
+def check_served(ctx: Context, base: Algorithm) -> None:
+    """Refuse labels that are not one class of a sample, and bases with other models than the shared ones.
+
+    Raises:
+        ConfigError: naming what does not fit.
+    """
+    check_classes(ctx.task.target, "KNNPer")
+    if ctx.task.target.positions:
+        raise ConfigError(
+            "KNNPer compares samples, and these are sequences with a label for each position; choose another "
+            "--model.algorithm"
+        )
+    works = [base.adapt_work(ctx, seen) for seen in (True, False)]
+    if type(base).shared_outputs is not Algorithm.shared_outputs or any(work and work.trains for work in works):
+        raise ConfigError(
+            f"--model.algorithm.base is {type(base).__name__}, which serves clients by personal models, and KNNPer "
+            "compares features of shared ones; give FedEM, or leave it out"
+        )
+
+
+def compared(state: Any, features: Tensor) -> Tensor:
+    """The features of all components as one vector, [B, M·D], each times √π_m.
+
+    Args:
+        state: what the base keeps of the client, with π_t where there are several components.
+        features: φ_m(x), [B, M, D].
+    """
+    if features.shape[1] > 1:
+        features = features * state.mixture.sqrt().unsqueeze(1)
+    return features.flatten(1)
+
+
+def by_neighbours(
+    features: Tensor, stored: Tensor, y: Tensor, counts: Tensor, num_classes: int, neighbours: int, scale: int | None
+) -> Tensor:
+    """p_kNN of each class, [B, C].
+
+    Args:
+        features: φ(x), [B, D].
+        stored: φ(x_i), [S, D].
+        y: y_i, [S].
+        counts: whether an entry counts, [S] or for each sample [B, S], 0 or 1.
+        num_classes: C.
+        neighbours: k.
+        scale: the kernel is exp(−d²/scale); None: exp(−d).
+    """
+    away = torch.cdist(features, stored, compute_mode="donot_use_mm_for_euclid_dist")
+    away = away if scale is None else away.square() / scale
+    nearest = away.masked_fill(counts == 0, FAR).topk(min(neighbours, len(y)), largest=False)
+    share = (-nearest.values).softmax(-1)
+    labels = F.one_hot(y, num_classes).to(share.dtype)[nearest.indices]  # [B, k, C]
+    return (share.unsqueeze(-1) * labels).sum(1)
 
 
 def _resized(rows: Tensor, size: int) -> Tensor:

@@ -43,6 +43,7 @@ from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
 from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureAggregation
+from lit_fed.wrappers.selection import Selection
 
 __all__ = ["ModelSettings", "Session", "check_augmented_steps", "check_init_seeds", "surround"]
 
@@ -84,6 +85,7 @@ class ModelSettings(NamedTuple):
     robust_aggregation: Rule | None
     attack: Attack | None
     faults: Faults | None
+    selection: Selection | None
 
     def check(self) -> None:
         """Refuse settings that are wrong whatever the data.
@@ -121,7 +123,7 @@ class ModelSettings(NamedTuple):
         return Compatibility(
             self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
-            batch_norm=self.batch_norm, personal=self.personal_parts, **known,
+            batch_norm=self.batch_norm, personal=self.personal_parts, selection=self.selection, **known,
         )  # fmt: skip
 
     @property

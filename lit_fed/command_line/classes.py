@@ -53,6 +53,8 @@ RELATIVES = {
     "mapper": "APFL", "pfedmac": "PFedMe", "aruba": "Reptile", "maml": "PerFedAvg",
     "proxskip": "Scaffnew", "flhc": "FLHC", "fd": "FedDistill",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
+    "dsgd": "DPSGD", "decentralizedsgd": "DPSGD", "dpsgd": "DPSGD, which is decentralised SGD, or FedAvg with "
+    "--model.privacy ExamplePrivacy", "powerofchoice": "FedAvg with --model.selection PowerOfChoice",
     "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
     "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",
 }  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "over_selected", "round_blocks", "sampling_probability",
-    "serving_blocks", "split_by_work", "whole_part",
+    "DrawCandidates", "cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "over_selected", "round_blocks",
+    "sampling_probability", "serving_blocks", "split_by_work", "whole_part",
 ]  # fmt: skip
 
+
+DrawCandidates: TypeAlias = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+"""Training samples of clients [A], number of clients of a round, stream -> positions of candidates [d]."""
 
 BYTES_OF_DRAW = 32
 """Bytes per client sampled with replacement: a number, an id, and both sorted."""
@@ -76,7 +79,7 @@ def sampling_probability(
 def draw_cohort(
     num_clients: int, sizes: np.ndarray, *, fraction: float = 1.0, number: int | None = None,
     sampling: Literal["uniform", "size", "poisson"] = "uniform", seed: int, round_idx: int,
-    available: np.ndarray | None = None, over_selection: float = 0.0,
+    available: np.ndarray | None = None, over_selection: float = 0.0, candidates: DrawCandidates | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Sample the clients of a round; every rank samples the same ones.
 
@@ -91,6 +94,7 @@ def draw_cohort(
         round_idx: round, from 0.
         available: mask of reachable clients, [T] bool; if too few, all of them are sampled; None: all clients.
         over_selection: o; "uniform" samples ⌈(1 + o)·m⌉ clients for m messages.
+        candidates: draws candidates instead, of whom m are selected later; with "uniform" only.
 
     Returns:
         Client ids in ascending order [m] int64; with "size" ids may repeat, with "poisson" there may be none.
@@ -108,6 +112,8 @@ def draw_cohort(
         weights = np.asarray(sizes, dtype=np.float64)[ids]
         return np.sort(rng.choice(ids, num_drawn, p=weights / weights.sum())) if weights.sum() else ids[:0]
     num_drawn = min(over_selected(num_drawn, over_selection), len(ids))
+    if candidates is not None:
+        return np.sort(ids[candidates(np.asarray(sizes)[ids], num_drawn, rng)])
     return np.sort(rng.choice(ids, num_drawn, replace=False))
 
 

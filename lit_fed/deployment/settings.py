@@ -43,11 +43,13 @@ from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
 from lit_fed.wrappers.secure.wrapper import SecureAggregation
+from lit_fed.wrappers.selection import Selection
 
 __all__ = ["CLASSES", "check_modules", "classes_in", "settings_from_json", "trusted_arguments"]
 
 CLASSES: dict[str, type] = {
     "model.algorithm": Algorithm,
+    "model.algorithm.base": Algorithm,
     "model.algorithm.start": MixtureStart,
     "model.algorithm.surrogate": Surrogate,
     "model.algorithm.topology": Topology,
@@ -60,6 +62,7 @@ CLASSES: dict[str, type] = {
     "model.downlink_compression": Codec,
     "model.robust_aggregation": Rule,
     "model.attack": Attack,
+    "model.selection": Selection,
     "data.dataset": DataSet,
     "data.partition": Partition,
     "data.poison": Poison,

@@ -26,11 +26,12 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import given_path, write_atomically
 from lit_fed.training.output import check_writable
+from lit_fed.wrappers.base import innermost
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
 
@@ -202,6 +203,7 @@ def _network(task: Task, model: ModelState) -> nn.Module:
 def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, example: Tensor) -> dict[str, Any]:
     """Description of a model for its file."""
     target, normalisation = facts.target, facts.normalisation
+    holds = getattr(innermost(federation.algorithm), "program_holds", None)
     return {
         "client": client,
         "algorithm": federation.name,
@@ -212,7 +214,7 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
         "normalisation": None if normalisation is None else normalisation._asdict(),
         "output": "value" if target.continuous else "probabilities",
         "classes": None if target.continuous else list(facts.class_names or range(target.num_classes)),
-    }
+    } | ({} if holds is None else {"holds": holds})
 
 
 def _traced(model: nn.Module, inputs: tuple[Any, ...], name: str) -> torch.export.ExportedProgram:
@@ -312,6 +314,10 @@ def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"]
     Raises:
         ConfigError: if the model cannot be traced or written in the format.
     """
+    if "holds" in model.about:
+        notice(
+            f"{path.name} holds {model.about['holds']}, which may reveal them; give it only to those who may see them"
+        )
     program = _traced(model, (model.example,), model.about["network"])
     program.example_inputs = None  # the only part that PyTorch would pickle
     for node in program.graph.nodes:

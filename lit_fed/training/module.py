@@ -6,6 +6,7 @@ import dataclasses
 import os
 import textwrap
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,7 @@ from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
 from lit_fed.wrappers.secure.wrapper import SecureAggregation
+from lit_fed.wrappers.selection import Selection
 
 __all__ = ["FederatedModule", "facts_of"]
 
@@ -112,6 +114,8 @@ class FederatedModule(LightningModule):
             `CenteredClipping`; null: their average.
         attack: what the clients of `--data.attackers` send in place of their updates; null: their updates.
         faults: how clients fail: drop out, come late, are unreachable, compute NaN; null: not at all.
+        selection: selects the clients of a round by losses that candidates report, such as `PowerOfChoice`; null: the
+            cohort of `--data.client_sampling`.
 
     Attributes:
         algorithm: the given algorithm inside the wrappers of the settings.
@@ -163,6 +167,7 @@ class FederatedModule(LightningModule):
         robust_aggregation: Rule | None = None,
         attack: Attack | None = None,
         faults: Faults | None = None,
+        selection: Selection | None = None,
     ) -> None:
         super().__init__()
         given = locals()  # the settings by name, without repeating the names
@@ -200,7 +205,7 @@ class FederatedModule(LightningModule):
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = self._remote_trainer(data)
-        data.plan_with(_Planner(self.federation))
+        data.plan_with(_Planner(self.federation, self.trainer.precision_plugin.val_step_context))
         self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
@@ -275,6 +280,7 @@ class FederatedModule(LightningModule):
         task, network = session.terms.task, self.settings.network
         server = ModuleServer(self, task, session.shared, source_of(network, task.template_seed))
         self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
+        self.federation.selection = self.settings.selection
 
     def restore_shared(
         self, checkpoint: dict[str, Any], unknown_categories: Literal["error", "zeros"] | None = None
@@ -465,6 +471,8 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
         public=None if data.public is None else type(data.public).__name__,
     )
     usual = "uniform" if data.client_sampling == "size" else settings.algorithm.participation.weighting
+    if settings.selection is not None:
+        usual = settings.selection.usual_weighting or usual
     if settings.privacy is not None:
         usual = settings.privacy.usual_weighting() or usual
     usual = settings.robustness.usual_weighting() or usual
@@ -475,6 +483,8 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     settings.robustness.check_data(facts, num_messages)
     if settings.faults is not None:
         settings.faults.check_clients(facts.num_clients)
+    if settings.selection is not None:
+        settings.selection.check_cohort(num_messages, facts.num_clients)
     if settings.secure_aggregation is not None:
         most_weight = facts.most_samples if facts.weighting == "samples" else 1
         settings.secure_aggregation.check_cohort(num_messages, most_weight)
@@ -494,10 +504,15 @@ def without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class _Planner:
-    """Plans the rounds of a data module (`lit_fed.data.module.RoundPlanner`) for a federation with a store."""
+    """Plans the rounds of a data module (`lit_fed.data.module.RoundPlanner`) for a federation with a store.
 
-    def __init__(self, federation: FederatedRounds) -> None:
-        self._federation = federation
+    Args:
+        federation: the federation.
+        measuring: context of what is measured between rounds, for its precision.
+    """
+
+    def __init__(self, federation: FederatedRounds, measuring: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._federation, self._measuring = federation, measuring
 
     @property
     def next_draw(self) -> dict[str, Any]:
@@ -507,6 +522,8 @@ class _Planner:
         hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
         # amplification by sampling holds only if the cohort is a secret
         draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
+        if federation.selection is not None:
+            draw["candidates"] = federation.selection.draw
         if faults is None:
             return draw
         there = faults.available(seed, round_idx, federation.terms.num_clients)
@@ -518,7 +535,9 @@ class _Planner:
         return self._federation.store.clients_per_block
 
     def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
-        """One rank's blocks of the coming round."""
+        """One rank's blocks of the coming round, with the selected ones of these clients."""
+        with self._measuring():
+            client_ids = serving.selected(self._federation, client_ids, train, **division)
         return self._federation.blocks(client_ids, train, **division)
 
 

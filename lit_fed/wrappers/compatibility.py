@@ -58,6 +58,7 @@ SIMULATE = (
     "this one"
 )
 
+SELECTS = "--model.selection {selection} selects clients by losses that they report, and %s"
 PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
 
 POSITIONS = "--model.weighting is positions, and %s; give samples or uniform"
@@ -264,6 +265,29 @@ REFUSED: dict[str, str] = {
         "--model.faults.over_selection wants a number of clients, and --data.client_sampling is {sampling}; give "
         "uniform, or leave it out"
     ),
+    # ------------------------------------------------------------------ clients selected by their losses
+    "selection serverless": SELECTS % "{name} has no server to select them" + "; leave it out",
+    "selection nothing": SELECTS % "{name} sends nothing to a server" + "; leave it out",
+    "selection needs_all": SELECTS % "{name} needs every client in every round" + "; leave it out",
+    "selection privacy": (
+        SELECTS % "the ε of --model.privacy covers neither these losses nor a cohort that depends on them" + "; leave "
+        "one of them out"
+    ),
+    "selection secure": (
+        SELECTS % "--model.secure_aggregation shows the server nothing but sums over clients" + "; leave one of them "
+        "out"
+    ),
+    "selection downlink": (
+        SELECTS % "--model.downlink_compression encodes one broadcast for the clients of a round" + "; leave one of "
+        "them out"
+    ),
+    "selection over_selection": (
+        SELECTS % "--model.faults.over_selection draws clients beyond those of a round" + "; leave one of them out"
+    ),
+    "selection sampling !uniformly": (
+        "--model.selection {selection} draws candidates itself, and --data.client_sampling is {sampling}; give "
+        "uniform, or leave --model.selection out"
+    ),
     # ------------------------------------------------------------------ what clients hold, and where they run
     "has_features needs_samples": DIVIDED % (SAMPLES, PARTIES),
     "has_samples needs_features": DIVIDED % (PARTIES, SAMPLES),
@@ -314,6 +338,7 @@ class Compatibility(NamedTuple):
     public: str | None = None  # class of `--data.public`; None: not given, or not known yet
     batch_norm: str = "average"
     personal: Any = None  # `PersonalSettings`
+    selection: Any = None
 
     def check(self) -> None:
         """Refuse what does not go together.
@@ -370,6 +395,7 @@ class Compatibility(NamedTuple):
             "local_norm": self.batch_norm == "local",
             "personal": None if parts is None else parts if isinstance(parts, str) else ", ".join(parts),
             "alternating": parts is not None and self.personal.training == "alternating",
+            "selection": None if self.selection is None else type(self.selection).__name__,
         }
 
     @property

@@ -4,6 +4,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from federated_round import public_like
@@ -38,6 +39,7 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.robust.attacks import Gaussian
 from lit_fed.wrappers.robust.rules import CenteredClipping
+from lit_fed.wrappers.selection import PowerOfChoice
 
 NUM_ROUNDS = 2
 
@@ -126,6 +128,20 @@ def test_nodes_equal_the_simulation(name, folders, tmp_path):
     cohorts = [everyone] * NUM_ROUNDS if algorithm.participation.needs_all_clients else [[0, 2, 3], everyone]
     equal_sides(both, cohorts)
     nodes_serve_alone(both, folders, tmp_path, settings)
+
+
+def test_nodes_report_the_losses_by_which_clients_are_selected(folders, tmp_path):
+    around = {"client_trainer": "sequential", "selection": PowerOfChoice(4)}
+    settings = FederatedModule(MIXTURE, LocalSolver(lr=0.1), **around).settings
+    both, cohorts = sides(folders, tmp_path, settings, sampling_probability=0.5), []
+    for _ in range(NUM_ROUNDS):
+        for rounds, (seen, _) in ((both.simulated, both.populations), (both.remote, both.remote_populations)):
+            rounds.selection = settings.selection
+            cohorts.append(serving.selected(rounds, np.arange(5), seen.train, clients_per_block=2))
+        assert rounds.reports == both.simulated.reports
+        assert cohorts[-1].tolist() == cohorts[-2].tolist()
+        equal_sides(both, [cohorts[-1]])
+    assert len(cohorts[-1]) == 2
 
 
 @pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "FedPer", "PFedMe"])

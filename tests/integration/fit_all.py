@@ -27,6 +27,7 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.robust.attacks import ALIE, Gaussian
 from lit_fed.wrappers.robust.rules import CenteredClipping, GeometricMedian
 from lit_fed.wrappers.secure.wrapper import SecureSum
+from lit_fed.wrappers.selection import PowerOfChoice
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ WRAPPED = {
         "data": {"attackers": 1, "poison": LabelFlip()},
     },
     "faults": {"model": {"faults": ABSENT}},
+    "selection": {"model": {"selection": PowerOfChoice(5)}},
     "own heads": {"model": {"network": NormalisedMLP, "personal": ["head"], "personal_training": "alternating"}},
 }
 """What may go around an algorithm, by name."""

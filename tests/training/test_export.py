@@ -109,6 +109,16 @@ def test_a_program_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_pat
         np.testing.assert_allclose(model(x).detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
+def test_a_program_with_features_of_samples_says_so(tmp_path, capsys):
+    module, trainer, data = fitted("KNNPer", tmp_path)
+    model = trainer.export(module, data, client=data.seen.names[0], output=str(tmp_path / "client.pt2"))
+    assert model.about["holds"] == "features and labels of the client's training samples"
+    said = (
+        "lit_fed: client.pt2 holds features and labels of the client's training samples, which may reveal the samples"
+    )
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["DFedEM", "FedAvgPlus"])
 def test_onnx_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_path):
     module, trainer, data = fitted(name, tmp_path)

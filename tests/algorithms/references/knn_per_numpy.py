@@ -29,3 +29,16 @@ def best_weight(theta, x, y, k, squared):
         each = [predicted(theta, x[i : i + 1], x[rows], y[rows], weight, k, squared)[0] for i, rows in enumerate(kept)]
         found.append(np.mean([np.log(np.maximum(one[label], 1e-300)) for one, label in zip(each, y, strict=True)]))
     return np.argmax(found) / 10
+
+
+def predicted_by_mixture(thetas, pi, x, own_x, own_y, weight, k, squared):
+    """The same around a mixture: p of the mixture, and d² = Σ_m π_m ‖φ_m(x) − φ_m(x_i)‖²."""
+    z, stored = (np.stack([features(theta, rows) for theta in thetas], axis=1) for rows in (x, own_x))
+    away = np.sqrt(np.einsum("m,nimd->ni", pi, (z[:, None] - stored[None]) ** 2))
+    model = sum(share * np.exp(log_softmax(outputs(theta, x))) for share, theta in zip(pi, thetas, strict=True))
+    away = away**2 / z.shape[-1] if squared else away
+    near = np.zeros_like(model)
+    for n, row in enumerate(away):
+        for i in np.argsort(row, kind="stable")[:k]:
+            near[n, own_y[i]] += np.exp(-row[i])
+    return weight * near / near.sum(1, keepdims=True) + (1 - weight) * model

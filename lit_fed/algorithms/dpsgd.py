@@ -1,0 +1,135 @@
+"""D-PSGD: decentralised parallel SGD; each client steps from its model while this is averaged with the neighbours'.
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu. "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for
+Decentralized Parallel Stochastic Gradient Descent". NeurIPS 2017. https://arxiv.org/abs/1705.09056, Algorithm 1.
+The other order (`order: after`) is that of Koloskova, Loizou, Boreiri, Jaggi, Stich. "A Unified Theory of Decentralized
+SGD with Changing Topology and Local Updates". ICML 2020. https://arxiv.org/abs/2003.10422, Algorithm 1.
+
+Symbols:
+    x_i -> shared            model of client i, leaves [T, 1, ...]; x_i − γ·∇F_i(x_i; ξ_i) in `work.models`
+    γ   -> ctx.lr
+    W   -> topology, mixing  mixing matrix of the round, [T, T]
+Deviations:
+    A round is the solver's local work; the paper takes one step on one batch (`solver.local_steps: 1`). Of more steps
+    the sum of their changes is added to the average.
+    A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_i/n.
+    All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
+    Running statistics are averaged as they are after the steps.
+    A client is served by its own model, an unseen one by the mean of all, which is the paper's output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, local_step
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
+from lit_fed.core.graphs.peers import Peers, models_of, own_models, put_models
+from lit_fed.core.graphs.topology import Ring, Topology
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.errors import check_settings
+
+__all__ = ["DPSGD", "PeerNumber", "WeightedRun"]
+
+
+class PeerNumber(NamedTuple):
+    """What a client keeps."""
+
+    client_id: Tensor  # [] int64, whose model it is served with
+
+
+class WeightedRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean loss of the batch times its share, before the step
+    steps: Tensor  # [] steps taken
+    share: Tensor  # [] weight of the client's loss: 1, or T·n_i/n
+
+
+@dataclass(frozen=True)
+class DPSGD(Personal[Peers, PeerNumber, WeightedRun]):
+    """Decentralised SGD, without a server: a model at each client, averaged with those of its neighbours.
+
+    Args:
+        topology: the graph between clients.
+        mixing: how the weights of neighbours follow from the graph; on a ring `lazy_metropolis` is 1/3 for each.
+        order: what is averaged: the models from before the steps (`parallel`), so that clients may send while they
+            compute, as in D-PSGD; or those from after them (`after`).
+        common_start: let all clients start from the same model, as in the paper; else each from its own.
+    """
+
+    topology: Topology = Ring()  # noqa: RUF009 - frozen
+    mixing: MixingRule = "lazy_metropolis"
+    order: Literal["parallel", "after"] = "parallel"
+    common_start: bool = True
+
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+    }
+    has_server = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "who is whose neighbour depends on the clients' numbers",
+        "local_batch_norm": "all leaves of the peers' models are mixed",
+    }
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def _matrix(self, ctx: Context) -> Tensor:
+        return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
+
+    def shared_init(self, ctx: Context) -> Peers:
+        """x_i,0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
+        self._matrix(ctx)
+        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
+        return initial_peers(ctx, 1, common=self.common_start)
+
+    def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerNumber:
+        """Its number: the network holds x_i."""
+        return PeerNumber(data.client_id)
+
+    def client_init(
+        self, ctx: Context, shared: Peers, state: PeerNumber, data: ClientData, losses: None
+    ) -> WeightedRun:
+        """Training goes on from x_i."""
+        share = ctx.client_share(data).to(ctx.task.dtype)
+        return WeightedRun(*local_run(ctx, own_models(shared, data.client_id)), share)
+
+    def client_step(self, ctx: Context, shared: Peers, work: WeightedRun, batch: Batch) -> WeightedRun:
+        """x_i − γ·∇F_i(x_i; ξ_i)."""
+        return local_step(ctx, work, batch, weight=work.share.expand(len(batch.mask), 1))
+
+    def client_final(self, ctx: Context, shared: Peers, work: WeightedRun, data: ClientData) -> ClientResult:
+        """A model goes to each neighbour, and theirs come back; the network computes with the stepped ones."""
+        bits = traffic(ctx, self.topology, work.models, data.client_id)
+        message = Message(work.models, ctx.client_weight(data), bits, bits)
+        loss = work.loss / work.share / work.steps.clamp(min=1)
+        return ClientResult(message, PeerNumber(data.client_id), {"loss": loss})
+
+    def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
+        """x_i <- Σ_j W_ij x_j − γ·∇F_i(x_i; ξ_i) for all i: what the network does, in one place."""
+        if self.order == "after":
+            return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
+        before, stepped = models_of(shared, client_ids).parameters, reduced.value
+        mixed = gossip(ctx, shared, client_ids, stepped._replace(parameters=before), self._matrix(ctx))
+        average = models_of(mixed, client_ids)
+        moved = tree.add(average.parameters, tree.sub(stepped.parameters, before))
+        return put_models(mixed, client_ids, average._replace(parameters=moved))
+
+    def collaboration(self, ctx: Context, shared: Peers, states: PeerNumber) -> Tensor:
+        """The mixing matrix of the round."""
+        return self._matrix(ctx)
+
+    def served(self, ctx: Context, shared: Peers, state: PeerNumber) -> ModelState:
+        """x_i, or the mean of all."""
+        return own_models(shared, state.client_id)
