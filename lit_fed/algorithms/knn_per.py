@@ -51,7 +51,7 @@ FAR = 1e30
 class Datastore(NamedTuple):
     """What a client is served with."""
 
-    inner: Any  # what the base keeps of the client, with π_t; () of one model
+    inner: Any  # what the base keeps of the client, such as π_t; () if it predicts without
     features: Tensor  # φ(x_i), [S, M·D]
     y: Tensor  # y_i, [S]
     mask: Tensor  # [S] 1 for an entry
@@ -155,8 +155,8 @@ class KNNPer(Algorithm[Any, Any, Any]):
         result = self.trained.client_final(ctx, shared, work, data)
         if ctx.phase != "adapt":
             return result
-        state = result.state if hasattr(result.state, "mixture") else ()  # of one model, which predicts without a state
-        return ClientResult(Message((), result.message.weight), self.datastore(ctx, shared, state, data), {})
+        state = () if type(self.trained).log_prob is Algorithm.log_prob else result.state  # that one reads no state
+        return ClientResult(Message((), result.message.weight), datastore(ctx, self, shared, state, data), {})
 
     def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
         return self.trained.server_step(ctx, shared, reduced, client_ids)
@@ -165,29 +165,6 @@ class KNNPer(Algorithm[Any, Any, Any]):
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client makes its datastore, without a step."""
         return LocalWork()
-
-    def datastore(self, ctx: Context, shared: Any, state: Any, data: ClientData) -> Datastore:
-        """(φ(x_i), y_i) of the client's samples, and λ_m."""
-        size = min(ctx.most_samples, self.capacity or ctx.most_samples)
-        each, y, mask = (_resized(leaf, size) for leaf in (ctx.task.features(shared.models, data.x), data.y, data.mask))
-        features, mask = compared(state, each), mask.to(each.dtype)
-        some = (mask.sum() > 0).to(each.dtype)
-        if self.knn_weight is not None:
-            return Datastore(state, features, y, mask, self.knn_weight * some)
-        outputs = ctx.task.head(shared.models, each)
-        model = self.trained.log_prob(ctx, shared, state, data.x, outputs).exp()
-        itself = torch.eye(size, dtype=torch.bool, device=y.device)
-        counts = mask.expand(size, size).masked_fill(itself, 0.0)
-        near = by_neighbours(features, features, y, counts, model.shape[1], self.neighbours, self._scale(each))
-        own = torch.stack([near, model]).gather(-1, y.view(1, -1, 1).expand(2, -1, 1))[..., 0]
-        grid = torch.linspace(0, 1, 11, dtype=own.dtype, device=own.device)
-        mixed = torch.lerp(own[1], own[0], grid.unsqueeze(1)).clamp(min=torch.finfo(own.dtype).tiny).log()
-        best = torch.stack([masked_mean(one, mask) for one in mixed]).argmax()
-        return Datastore(state, features, y, mask, grid.index_select(0, best.view(1))[0] * some)
-
-    def _scale(self, features: Tensor) -> int | None:
-        """D of the kernel exp(−d²/D); None: the kernel is exp(−d)."""
-        return features.shape[-1] if self.kernel == "squared" else None
 
     def shared_outputs(self, ctx: Context, shared: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [B, M, D] and outputs [B, M, K] of the shared models."""
@@ -200,10 +177,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
         if not isinstance(state, Datastore):
             return self.trained.log_prob(ctx, shared, state, x, scores)
         model = self.trained.log_prob(ctx, shared, state.inner, x, scores).exp()
-        near = by_neighbours(
-            compared(state.inner, features), state.features, state.y, state.mask, model.shape[1], self.neighbours,
-            self._scale(features),
-        )  # fmt: skip
+        near = by_neighbours(self, compared(state.inner, features), state, state.mask, model.shape[1])
         return torch.lerp(model, near, state.weight).clamp(min=torch.finfo(model.dtype).tiny).log()
 
 
@@ -227,6 +201,35 @@ def check_served(ctx: Context, base: Algorithm) -> None:
         )
 
 
+def datastore(ctx: Context, knn: KNNPer, shared: Any, state: Any, data: ClientData) -> Datastore:
+    """(φ(x_i), y_i) of a client's samples, and λ_m.
+
+    Args:
+        ctx: what every client knows.
+        knn: the settings.
+        shared: the shared state of the base.
+        state: what the base keeps of the client.
+        data: its samples.
+    """
+    size = min(ctx.most_samples, knn.capacity or ctx.most_samples)
+    each, y, mask = (_resized(leaf, size) for leaf in (ctx.task.features(shared.models, data.x), data.y, data.mask))
+    mask = mask.to(each.dtype)
+    some = (mask.sum() > 0).to(each.dtype)
+    stored = Datastore(state, compared(state, each), y, mask, some)
+    if knn.knn_weight is not None:
+        return stored._replace(weight=knn.knn_weight * some)
+    outputs = ctx.task.head(shared.models, each)
+    model = knn.trained.log_prob(ctx, shared, state, data.x, outputs).exp()
+    itself = torch.eye(size, dtype=torch.bool, device=y.device)
+    others = mask.expand(size, size).masked_fill(itself, 0.0)
+    near = by_neighbours(knn, stored.features, stored, others, model.shape[1])
+    own = torch.stack([near, model]).gather(-1, y.view(1, -1, 1).expand(2, -1, 1))[..., 0]
+    grid = torch.linspace(0, 1, 11, dtype=own.dtype, device=own.device)
+    mixed = torch.lerp(own[1], own[0], grid.unsqueeze(1)).clamp(min=torch.finfo(own.dtype).tiny).log()
+    best = torch.stack([masked_mean(one, mask) for one in mixed]).argmax()
+    return stored._replace(weight=grid.index_select(0, best.view(1))[0] * some)
+
+
 def compared(state: Any, features: Tensor) -> Tensor:
     """The features of all components as one vector, [B, M·D], each times √π_m.
 
@@ -239,25 +242,22 @@ def compared(state: Any, features: Tensor) -> Tensor:
     return features.flatten(1)
 
 
-def by_neighbours(
-    features: Tensor, stored: Tensor, y: Tensor, counts: Tensor, num_classes: int, neighbours: int, scale: int | None
-) -> Tensor:
+def by_neighbours(knn: KNNPer, features: Tensor, stored: Datastore, counts: Tensor, num_classes: int) -> Tensor:
     """p_kNN of each class, [B, C].
 
     Args:
-        features: φ(x), [B, D].
-        stored: φ(x_i), [S, D].
-        y: y_i, [S].
+        knn: the settings.
+        features: φ(x), [B, M·D].
+        stored: φ(x_i) and y_i.
         counts: whether an entry counts, [S] or for each sample [B, S], 0 or 1.
         num_classes: C.
-        neighbours: k.
-        scale: the kernel is exp(−d²/scale); None: exp(−d).
     """
-    away = torch.cdist(features, stored, compute_mode="donot_use_mm_for_euclid_dist")
-    away = away if scale is None else away.square() / scale
-    nearest = away.masked_fill(counts == 0, FAR).topk(min(neighbours, len(y)), largest=False)
+    away = torch.cdist(features, stored.features, compute_mode="donot_use_mm_for_euclid_dist")
+    if knn.kernel == "squared":
+        away = away.square() / (features.shape[1] // knn.num_models)
+    nearest = away.masked_fill(counts == 0, FAR).topk(min(knn.neighbours, len(stored.y)), largest=False)
     share = (-nearest.values).softmax(-1)
-    labels = F.one_hot(y, num_classes).to(share.dtype)[nearest.indices]  # [B, k, C]
+    labels = F.one_hot(stored.y, num_classes).to(share.dtype)[nearest.indices]  # [B, k, C]
     return (share.unsqueeze(-1) * labels).sum(1)
 
 

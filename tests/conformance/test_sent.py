@@ -47,7 +47,7 @@ COUNTED_OTHERWISE = {
 """Algorithms whose count follows what a client may remember, where what it is sent has to be complete."""
 
 REFUSED = {
-    **dict.fromkeys(["CQGGADMM", "DFedEM", "DecentralizedSurrogate", "FedeRiCo", "GADMM"], "has no server"),
+    **dict.fromkeys(["CQGGADMM", "DFedEM", "DPSGD", "DecentralizedSurrogate", "FedeRiCo", "GADMM"], "has no server"),
     "Oracle": "true group",
     "SharingADMM": "align",
 }
