@@ -171,7 +171,7 @@ class Target(ABC):
                 raise ConfigError(f"labels are {kind}, and --model.target is {given.name}; give the same target")
             return replace(given, **sizes) if fields(given)[0].init else given
         for cls in _subclasses(Target):
-            if (cls.kind, cls.positions) == (kind, positions) and cls.__module__.startswith("lit_fed."):
+            if num_classes and (cls.kind, cls.positions) == (kind, positions) and cls.__module__.startswith("lit_fed."):
                 target: Target = cls(**sizes) if fields(cls)[0].init else cls()
                 return target
         raise ConfigError(

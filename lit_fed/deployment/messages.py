@@ -60,7 +60,6 @@ POSITIVE = whole(1, 2**31)
 SEED = whole(0, 2**63)
 SAMPLES = whole(0, 2**52)
 SHARE = number(0, 1)
-CLASSES = whole(1, MOST_CLASSES)
 NAME = text(200, ".+")  # of a client
 RELEASE = text(64)  # of lit_fed
 SHAPE = list_of(whole(1, 2**31 - 1), 8)  # of a sample
@@ -133,9 +132,9 @@ NODE_FACTS = record(
 
 # ---------------------------------------------------------------------- facts of a training
 def _target(value: Any, place: str) -> tuple[Any, ...]:
-    """Kind, number of classes, whether there are positions, and the label of those that do not count, if any."""
+    """Kind, number of classes (0 for some that settings name), positions or not, and a label to ignore, if any."""
     ignored = [whole(-(2**31), 2**31)] if isinstance(value, list) and len(value) == 4 else []
-    read: tuple[Any, ...] = tuple_of(text(64), CLASSES, one_of(True, False), *ignored)(value, place)
+    read: tuple[Any, ...] = tuple_of(text(64), whole(0, MOST_CLASSES), one_of(True, False), *ignored)(value, place)
     return read
 
 

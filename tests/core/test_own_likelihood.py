@@ -135,7 +135,7 @@ def test_stored_targets_import_nothing():
         Target.from_plain(*target.plain)
     with pytest.raises(ConfigError, match="labels are Gaussian, and "):
         Target.from_plain(*target.plain, given=Multiclass())
-    assert Target.from_plain("multiclass", 4, False, Multiclass()) == Multiclass(4)
+    assert Target.from_plain("multiclass", 4, False, given=Multiclass()) == Multiclass(4)
 
 
 def data_of(y, target):
