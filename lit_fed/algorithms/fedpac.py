@@ -179,8 +179,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         task, solver, (of_head, of_body) = ctx.task, ctx.solver, work.optimizer
         head = head_leaves(task, work.models)
         if ctx.stage == "body":
-            weight = self.weight * shared.known.any().to(work.aims.dtype)
-            constants = (work.aims.unsqueeze(0), weight.unsqueeze(0))
+            constants = (work.aims.unsqueeze(0), shared.known.any().unsqueeze(0))
             objective = Objective(self.loss, uses_features=True, constants=constants)
             moved, of_body, loss = solver.step(task, work.models, of_body, batch, ctx.lr, objective=objective)
             models = moved._replace(parameters=moved.parameters | head)
@@ -190,15 +189,14 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
             loss, gradient, _ = task.value_and_grad(work.models, batch)
             moved_head, of_head = solver.update(head, {name: gradient[name] for name in head}, of_head, lr)
             models = work.models._replace(parameters=work.models.parameters | moved_head)
-        return work._replace(
-            models=models, optimizer=(of_head, of_body), loss=work.loss + loss.mean(), steps=work.steps + 1
-        )
+        total = work.loss + loss.mean()
+        return work._replace(models=models, optimizer=(of_head, of_body), loss=total, steps=work.steps + 1)
 
     def loss(self, view: ModelView) -> Tensor:
         """The task's loss + λ·(mean squared distance to the centroid of the class), [B]."""
-        aims, weight = view.constants
+        aims, aligns = view.constants
         away = (view.features - aims[view.y]).square().mean(-1)
-        return view.losses + weight * per_sample(away)  # type: ignore[no-any-return]
+        return view.losses + self.weight * torch.where(aligns, per_sample(away), 0.0)
 
     def client_final(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, data: ClientData) -> ClientResult:
         """Body, head, class sums under the new body, and h_i and v_i go to the server."""
