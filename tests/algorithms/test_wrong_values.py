@@ -137,6 +137,8 @@ WRONG = [
     ("PerFedAvg", {"inner_lr": -0.1}, r"inner_lr is -0\.1; give a number >= 0"),
     ("PerFedAvg", {"difference": 0.0}, r"difference is 0\.0; give a number > 0"),
     ("PerFedAvg", {"adapt_steps": -1}, "adapt_steps is -1; give a whole number >= 0"),
+    ("PFLDyn", {"alpha": 0.0}, r"alpha is 0\.0; give a number > 0"),
+    ("PFLDyn", {"inner_steps": 0}, "inner_steps is 0; give a whole number >= 1"),
     ("PFedMe", {"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
     (
         "PFedMe",
