@@ -14,17 +14,17 @@ def served_as(federation, data, seen, heads, sent):
 
 
 def test_rounds_are_those_of_the_reference(client_trainer):
-    federation, clients = started(FedCP(3.0, unseen_epochs=2), client_trainer)
+    federation, clients = started(FedCP(3.0, unseen_epochs=1), client_trainer)
     sent = federation.weights[0].numpy()
     heads, settings = [sent[BODY : BODY + HEAD]] * 3, {"weight": 3.0} | HEAVY
-    for cohort in ([0, 1], [2, 0]):
+    for cohort in ([0], [1, 0]):
         orders = batch_orders(federation)
         sent, heads = fedcp_round(sent, heads, clients, orders, present=cohort, **settings)
         federation.round(cohort)
         close(federation.weights, [sent])
         close(flat(federation.states), heads)
     served_as(federation, samples([4, 2, 3], seed=1), True, heads, sent)
-    orders = batch_orders(federation, "adapt", LocalWork(epochs=2), unseen_samples())
+    orders = batch_orders(federation, "adapt", LocalWork(epochs=1), unseen_samples())
     unseen = [(x, y.astype(int)) for x, y in as_arrays(unseen_samples())]
     start = sent[BODY : BODY + HEAD]
     fitted = [

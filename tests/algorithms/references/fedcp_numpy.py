@@ -26,13 +26,11 @@ def policy(theta, z, v):
 
 
 def discrepancy(x, y):
-    total = 0.0
-    for i in range(len(x)):
-        for j in range(len(x)):
-            for a, b, sign in ((x[i], x[j], 1), (y[i], y[j], 1), (x[i], y[j], -2)):
-                away = ((a - b) ** 2).sum()
-                total = total + sign * sum(np.exp(-0.5 * away / width) for width in (10, 15, 20, 50))
-    return total / len(x) ** 2
+    def kernel(a, b):
+        away = ((a[:, None] - b[None]) ** 2).sum(-1)
+        return sum(np.exp(-0.5 * away / width) for width in (10, 15, 20, 50))
+
+    return (kernel(x, x) + kernel(y, y) - kernel(x, y) - kernel(y, x)).mean()
 
 
 def scores(body, phi, everyone, theta, x, v):

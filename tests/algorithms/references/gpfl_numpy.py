@@ -51,10 +51,10 @@ def loss(theta, guides, x, y, received, weight):
     return (cross_entropies(head(theta, own), y) + cross_entropies(cosines, y) + weight["lambda"] * far).mean()
 
 
-def train(body, phi, guides, x, y, batches, *, weight_of_guides, mu, lr, momentum, weight_decay, rests=False):
+def train(body, phi, guides, x, y, batches, *, pull, mu, lr, momentum, weight_decay, rests=False):
     """All parts from the values before each step; with `rests` the head alone."""
     received, velocity = embeddings(guides).copy(), 0.0
-    weight = {"lambda": weight_of_guides, "shares": shares(y)}
+    weight = {"lambda": pull, "shares": shares(y)}
     point = np.concatenate([body, phi, guides])
     decay = np.full(len(point), weight_decay)
     decay[-GUIDES:] += mu

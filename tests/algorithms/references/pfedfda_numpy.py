@@ -19,7 +19,7 @@ def lda_head(means, cov, share):
 
 def log_density(z, mean, cov):
     away = z - mean
-    return -np.einsum("id,de,ie->i", away, np.linalg.inv(cov), away) / 2
+    return -np.einsum("ij,jk,ik->i", away, np.linalg.inv(cov), away) / 2
 
 
 def fitted(z, y, received, ridge):
