@@ -56,10 +56,16 @@ ROOT = Path(__file__).parents[2]
 
 SMALL: dict[str, dict] = {
     "UCFL": {"warmup_rounds": 1},
-    "PFedHNPC": {"head": ("*bias",)},
+    "PFedHNPC": {"head": ("*bias",), "width": 5, "depth": 2},
+    "FedRep": {"head_epochs": 2, "unseen_epochs": 2},
+    "FedBABU": {"adapt_epochs": 2},
+    "FedGen": {"generated": 7, "noise_size": 3, "width": 4, "server_steps": 3, "server_batch_size": 8},
+    "CCVR": {"virtual_features": 7, "server_steps": 5, "server_batch_size": 8},
+    "PFLDyn": {"inner_steps": 2},
+    "PFedHN": {"width": 5, "depth": 2},
     "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
     "PFedFDA": {"ridge": 1.0},  # without, covariances of one sample magnify rounding
-    "FedALA": {"sample_fraction": 1.0},  # fewer are drawn by the client's number
+    "FedALA": {"sample_fraction": 1.0, "start_passes": 3},  # fewer are drawn by the client's number
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},
     "L2SGDPlus": {"communication_probability": 0.5, "flips_per_round": 4},
     "ClusteredFL": {"max_clusters": 3, "relative": True, "mean_norm_below": 0.9, "max_norm_above": 0.0}
@@ -67,7 +73,7 @@ SMALL: dict[str, dict] = {
     "FedSALoRA": {"personal": ("*.bias",)},
     "FFALoRA": {"frozen": ("*.bias",)},
 }
-"""Hyper-parameters for these small clients, by class name, where the defaults will not do."""
+"""Hyper-parameters for these small clients, by class name, where the defaults will not do or take long."""
 
 CHECKED_ELSEWHERE = {"ranks", "resume"}
 """Checks of this list that need Lightning, and so have tests of their own."""
