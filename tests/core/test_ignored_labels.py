@@ -115,6 +115,14 @@ def test_both_trainers_and_short_sequences(algorithm, weighting):
     assert distance((a.shared, a.states), (b.shared, b.states)) < 1e-12
 
 
+def test_a_sample_without_a_label_moves_no_mixture_weight():
+    """The client's weights are those of its other sample alone."""
+    whole, terms = clients(), {"task": task(), "rounds": 1, "solver": LocalSolver(lr=0.2)}
+    alone = Split(whole.x[[0, 2, 3]], Y[[0, 2, 3]], torch.tensor([0, 1, 3]))
+    a, b = (run_rounds(FedEM(num_components=2), train=train, **terms) for train in (whole, alone))
+    torch.testing.assert_close(a.states.mixture[0], b.states.mixture[0], rtol=0, atol=1e-12)
+
+
 def test_positions_weigh_clients():
     first = FedAvg()
     a, b = (run_rounds(first, train=clients(), task=task(), rounds=1, weighting=one, total_positions=8, cohorts=[some])
