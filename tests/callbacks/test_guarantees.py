@@ -242,7 +242,7 @@ def test_constants_that_are_learned_without_noise_are_named_or_public(tmp_path, 
     facts = torch.load(tmp_path / "given" / LAST, weights_only=True)["lit_fed"]["serving"]
     mean, std = facts["normalisation"]
     assert (mean, std[0]) == ((60.0, 0.0, 0.0, 0.0), pytest.approx((200 / 3) ** 0.5))
-    assert facts["columns"]["features"][1] == ("sex", ("f", "m", "x")), "x is in no private row"
+    assert facts["columns"]["features"][1][:2] == ("sex", ("f", "m", "x")), "x is in no private row"
     (tmp_path / "public.csv").write_text("age,sex,outcome\n50,f,n\n70,m,n\n60,x,n\n")
     with pytest.raises(SystemExit):
         run(tmp_path / "refused", [*table, *given])
