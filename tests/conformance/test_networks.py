@@ -28,7 +28,7 @@ ONE_BY_ONE = dict.fromkeys(
 )
 REFUSED = {
     "LeNet5": dict.fromkeys(EXACT, r"needs the Hessian of 15031 parameters; it takes up to 2048: choose a smaller")
-    | {"SharingADMM": r"LeNet5 reads images .*, the samples are \[256\]; choose another --model.network"},
+    | {"SharingADMM": r"LeNet5 reads images .*, the samples are \[256\]"},
     "BatchNorm": dict.fromkeys(EXACT, ONE_FUNCTION)
     | ONE_BY_ONE
     | {
