@@ -254,7 +254,7 @@ def test_target(labels, num_classes, expected):
     assert infer_target(labels, num_classes) == expected
 
 
-@pytest.mark.parametrize("labels", [torch.eye(2), torch.zeros(2, 1), torch.zeros(2, 2, 2, dtype=torch.int64)])
+@pytest.mark.parametrize("labels", [torch.eye(2), torch.zeros(2, 1), torch.zeros(2, 2, 2, 2, dtype=torch.int64)])
 def test_target_of_wrong_shape(labels):
     with pytest.raises(ConfigError, match=r"shape \[2, [12].*store"):
         infer_target(labels)
