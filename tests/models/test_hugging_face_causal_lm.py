@@ -5,6 +5,7 @@ import torch
 from federated_round import Federation
 
 from lit_fed.algorithms import FedEM
+from lit_fed.clients import sequential
 from lit_fed.core import task as tasks
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import choose_trained
@@ -100,6 +101,18 @@ def test_a_mixture_trained_in_pieces(monkeypatch):
     torch.testing.assert_close(whole.states.mixture, pieces.states.mixture)
     for name, leaf in whole.shared.models.parameters.items():
         torch.testing.assert_close(leaf, pieces.shared.models.parameters[name])
+
+
+def test_predictions_take_as_many_texts_at_a_time_as_memory_allows(monkeypatch):
+    x, y = texts(5)
+    federation = Federation(FedEM(num_components=2), Split(x, y, torch.tensor([0, 5])), task_of())
+    (whole,) = federation.predictions()
+    monkeypatch.setattr(sequential, "OUTPUT_BYTES", 2 * 2 * LENGTH * WORDS * 8)  # two texts of two components
+    seen, outputs = [], Task.outputs
+    monkeypatch.setattr(Task, "outputs", lambda task, models, x: (seen.append(len(x)), outputs(task, models, x))[1])
+    (parts,) = federation.predictions()
+    assert seen[-3:] == [2, 2, 1]
+    torch.testing.assert_close(whole, parts)
 
 
 @pytest.mark.parametrize(
