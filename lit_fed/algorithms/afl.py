@@ -101,7 +101,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
 
     def shared_losses(self, ctx: Context, shared: AgnosticModels, batch: Batch) -> Tensor:
         """Losses of samples under the received model, [B, 1]."""
-        return ctx.task.losses(ctx.task.outputs(shared.models, batch.x), batch.y)
+        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: AgnosticModels, state: tuple[()], data: ClientData, losses: Tensor

@@ -149,7 +149,7 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         """The root of the tree, or the existing cluster of the lowest loss."""
         if self.newcomers == "tree":
             return torch.zeros_like(data.client_id)
-        losses = ctx.task.losses(ctx.task.outputs(shared.models, data.x), data.y)
+        losses = ctx.task.losses_of(shared.models, data.x, data.y)
         return best_fit(losses, data.mask, shared.cluster.max() + 1)
 
     def client_final(self, ctx: Context, shared: Clusters, work: ClusterRun, data: ClientData) -> ClientResult:

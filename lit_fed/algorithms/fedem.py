@@ -282,7 +282,7 @@ class FedEM(AveragedComponents):
 
     def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
         """ℓ(θ_m; s) of each sample s under each received component, [B, M] (evaluation mode)."""
-        return ctx.task.losses(ctx.task.outputs(shared.models, batch.x), batch.y)
+        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor

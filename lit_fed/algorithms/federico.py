@@ -151,7 +151,7 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
             ctx, state.client_id, rank, count, self.explore_probability, include_self=self.include_self
         )
         models = _borrow(shared, ids)
-        each = ctx.task.losses(ctx.task.outputs(models, data.x), data.y) * data.mask.unsqueeze(1)
+        each = ctx.task.losses_of(models, data.x, data.y) * data.mask.unsqueeze(1)
         divisor = data.num_samples.clamp(min=1) if self.loss == "mean" else torch.ones_like(data.num_samples)
         factors, beta = num_factors(ctx.task, data, self.position_loss), 1.0 if adapt else self.loss_momentum
         found = each.sum(0, dtype=torch.float64) * factors / divisor

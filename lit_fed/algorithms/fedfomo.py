@@ -206,7 +206,7 @@ def first_order_step(
     models: ModelState = tree.map_leaves(lambda leaf: leaf[:, 0], models_of(peers, ids))
     both = tree.map_leaves(lambda one, others: torch.cat([one, others]), previous, models)
     rows = torch.where(held.any(), held, data.mask > 0)
-    each = ctx.task.losses(ctx.task.outputs(both, data.x), data.y) * rows.unsqueeze(1)
+    each = ctx.task.losses_of(both, data.x, data.y) * rows.unsqueeze(1)
     losses = each.sum(0, dtype=torch.float64) / rows.sum().clamp(min=1)
     away = tree.leaves(tree.sub(models.parameters, previous.parameters))
     distances = torch.stack([leaf.double().reshape(len(leaf), -1).square().sum(1) for leaf in away]).sum(0).sqrt()

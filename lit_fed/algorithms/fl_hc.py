@@ -165,7 +165,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
 
 def _losses(ctx: Context, shared: UpdateClusters, data: ClientData) -> Tensor:
     """Loss of each sample under the model of each cluster, [N, C]."""
-    return ctx.task.losses(ctx.task.outputs(shared.models, data.x), data.y)
+    return ctx.task.losses_of(shared.models, data.x, data.y)
 
 
 def _distances(updates: dict[str, Tensor], metric: Literal["euclidean", "manhattan", "cosine"]) -> Tensor:

@@ -110,7 +110,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
 
     def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
         """Loss of each sample under each θ_j, [B, k] (evaluation mode)."""
-        return ctx.task.losses(ctx.task.outputs(shared.models, batch.x), batch.y)
+        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ClusterChoice, data: ClientData, losses: Tensor

@@ -72,7 +72,7 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
         """Loss of an unseen client's samples under the models of all groups, [B, G]."""
         if ctx.phase != "adapt":
             return None
-        return ctx.task.losses(ctx.task.outputs(shared.models, batch.x), batch.y)
+        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: GroupState, data: ClientData, losses: Tensor | None

@@ -80,7 +80,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
 
     def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
         """Losses of samples under the received model, [B, 1]."""
-        return ctx.task.losses(ctx.task.outputs(shared.models, batch.x), batch.y)
+        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: Tensor

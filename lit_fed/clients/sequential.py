@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -186,14 +187,15 @@ class SequentialTrainer:
             yield Batch(x, data.all_y[index], index, mask)
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
-        """Predict client after client, `rows_per_pass` samples at a time."""
+        """Predict client after client, at most `rows_per_pass` samples at a time."""
         keep_freed_memory(job.data.x.device)
         job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.client_ids.tolist()):
             data = job.data.client(client_id)
             state = tree.row(job.states, row)
-            for lo in range(0, len(data.all_y), self.rows_per_pass):
-                rows = slice(lo, lo + self.rows_per_pass)
+            step = min(self.rows_per_pass, _most_rows(job, data.all_y))
+            for lo in range(0, len(data.all_y), step):
+                rows = slice(lo, lo + step)
                 x = data.all_x[rows]
                 outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
                 prediction = job.algorithm.log_prob(job.ctx, job.shared, state, x, outputs)
@@ -203,6 +205,19 @@ class SequentialTrainer:
                     data.all_y[rows][None],
                     data.mask[rows][None],
                 )
+
+
+OUTPUT_BYTES = 2**28
+"""Outputs of samples with positions that may be in memory at once, before they are mixed."""
+
+
+def _most_rows(job: PredictJob, y: Tensor) -> int:
+    """Samples whose outputs for labels [N, L] fit into `OUTPUT_BYTES`."""
+    task = job.ctx.task
+    if not task.target.positions:
+        return len(y) or 1
+    numbers = math.prod(y.shape[1:]) * task.target.num_outputs * max(job.algorithm.num_models, 1)
+    return max(1, OUTPUT_BYTES // (numbers * task.dtype.itemsize))
 
 
 class DebugTrainer(SequentialTrainer):

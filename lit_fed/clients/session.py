@@ -309,13 +309,15 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
 
 
 def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
-    """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
+    """A network whose parameters are trained as the settings say; beside adapters by default at most the last layer."""
     given, shape, input_type = settings.network, facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
     network = build_network(maker, shape, input_type, facts.target.num_outputs)
-    trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
+    trainable, adapted = settings.trainable, settings.lora_rank is not None
+    if trainable is None and adapted:
+        trainable = [] if getattr(network, "keeps_head", False) else HEAD
     if trainable is not None:
-        choose_trained(network, list(names_of(trainable)))
+        choose_trained(network, list(names_of(trainable)), may_be_none=adapted)
     network = settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
     return pixels_last(network, facts.target, facts.label_shape)
 

@@ -377,7 +377,11 @@ class Sequences(Multiclass):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropies."""
-        return self.over_positions(super().losses(outputs, self._known(y)), y)
+        return self.over_positions(self.position_losses(outputs, y), y)
+
+    def position_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of each position, [...]; of those that do not count any number."""
+        return super().losses(outputs, self._known(y))
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """1/L of those of the positions."""

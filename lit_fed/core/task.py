@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
+from torch.utils.checkpoint import checkpoint
 
 from lit_fed.core import tree
 from lit_fed.core.networks.layers import at_rest, frozen_leaves
@@ -29,13 +30,17 @@ from lit_fed.core.networks.stacked_network import (
     check_network,
     check_trained,
     fresh_network,
+    in_graph,
     initial_seeds,
     num_models_of,
 )
-from lit_fed.core.targets import Criterion, ModelView, Objective, Target
+from lit_fed.core.targets import Criterion, ModelView, Objective, Sequences, Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
 __all__ = ["Task"]
+
+PIECE_BYTES = 2**26
+"""Outputs of positions that take more memory are made in pieces of this size, if the network says how it splits."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,20 @@ class Task(StackedNetwork):
         """
         return self.target.losses(outputs, self.target.for_models(y.unsqueeze(1), outputs))
 
+    def losses_of(self, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
+        """Log-loss of each sample and model in evaluation mode, [B, M]; see `losses`."""
+        if not self._in_pieces(y):
+            return self.losses(self.outputs(models, x), y)
+        self.network.eval()
+        leaves = self._stacked(models) | models.buffers
+        each = (self._losses_in_pieces(tree.index(leaves, m), x, y) for m in range(num_models_of(models)))
+        return torch.stack(list(each), dim=1)
+
     def sample_losses(self, models: ModelState, data: ClientData, rows_per_pass: int = 1024) -> Tensor:
         """Losses [N, M] of all samples of a client, in evaluation mode, in passes of some rows."""
         x, y = data.x, data.y
         parts = [slice(lo, lo + rows_per_pass) for lo in range(0, max(len(x), 1), rows_per_pass)]
-        return torch.cat([self.losses(self.outputs(models, x[rows]), y[rows]) for rows in parts])
+        return torch.cat([self.losses_of(models, x[rows], y[rows]) for rows in parts])
 
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
         """Labels for distillation: share·y + (1 − share)·the prediction of another model.
@@ -198,6 +212,9 @@ class Task(StackedNetwork):
         Unused parameters have gradient 0.
         """
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
+        if objective is None and self._in_pieces(batch.y[0] if per_model else batch.y):
+            yield from self._each_in_pieces(models, batch, share, moving, training=training)
+            return
         known = [] if self.memory is None else self.memory.take(models, batch.x)
         features = objective is not None and objective.uses_features
         self.set_mode(training)
@@ -221,6 +238,56 @@ class Task(StackedNetwork):
             if objective is not None:
                 self.set_mode(training)  # its loss may have evaluated other models
             yield loss.detach(), _gradient(loss, tree.named(one.parameters, moving)), one.buffers
+
+    def _in_pieces(self, y: Tensor) -> bool:
+        """Whether outputs for labels [B, L] would take so much memory that a part of the positions goes at a time."""
+        splits = self.target.positions and self.criterion is None and self.model_axis == "loop"
+        large = splits and y.ndim == 2 and y.numel() * self.target.num_outputs * self.dtype.itemsize > PIECE_BYTES
+        return large and hasattr(self.network, "split") and self.last.body is not None
+
+    def _losses_in_pieces(
+        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, moving: Collection[str] = ()
+    ) -> Tensor:
+        """Log-loss of each sample under one model, [B], in the network's mode; outputs are kept for no position.
+
+        Args:
+            leaves: all of the network.
+            x: inputs [B, ...].
+            y: labels [B, L].
+            moving: names of the leaves to differentiate by, besides the features.
+        """
+        assert isinstance(self.target, Sequences)
+        per_position, head = self.target.position_losses, self.last
+
+        def losses(features: Tensor, y: Tensor) -> Tensor:
+            return per_position(self._wide(head.outputs(leaves, features)), y)
+
+        rows = max(1, PIECE_BYTES // (self.target.num_outputs * self.dtype.itemsize))
+        features, labels = self._wide(head.features(leaves, x)).flatten(0, 1), y.flatten()
+        fixed = isinstance(head.top, nn.Module) and set(moving).isdisjoint(head.names.values())
+        each = []
+        for some, their in zip(features.split(rows), labels.split(rows), strict=True):
+            if not torch.is_grad_enabled():
+                each.append(losses(some, their))
+            elif fixed:
+                each.append(_RowLosses.apply(some, partial(losses, y=their)))
+            else:  # outputs are made once more for their gradient
+                each.append(checkpoint(losses, some, their, use_reentrant=False))
+        return self.target.over_positions(torch.cat(each).view(y.shape), y)
+
+    def _each_in_pieces(
+        self, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None, *, training: bool
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+        """`each_gradient` without the outputs of all positions at once."""
+        self.set_mode(training)
+        for m in range(num_models_of(models)):
+            parameters = in_graph({name: leaf[m].detach() for name, leaf in models.parameters.items()}, moving)
+            buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}
+            x, y = (batch.x[m], batch.y[m]) if batch.index.ndim == 2 else (batch.x, batch.y)
+            by = tree.named(parameters, moving)
+            with torch.enable_grad():
+                loss = (self._losses_in_pieces(parameters | buffers | self.frozen, x, y, by) * share[:, m]).sum()
+            yield loss.detach(), _gradient(loss, by), buffers
 
     def _losses_of(self, one: Pass, y: Tensor, objective: Objective | None, mask: Tensor | None) -> Tensor:
         """Loss of each sample in the pass of one model, [B]; the objective is that of this model."""
@@ -355,6 +422,24 @@ class Task(StackedNetwork):
         function = vmap(grad_and_value(loss_of, has_aux=True), in_dims=dims)
         gradient, (loss, buffers) = function(by, fixed, models.buffers, x, batch.y, share, batch.mask, *operands)
         return loss, tree.named(gradient, moving), buffers
+
+
+class _RowLosses(torch.autograd.Function):
+    """Losses [N] of features [N, D], one of each row; the gradient is made at once, and the outputs are forgotten."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, losses: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            given = features.detach().requires_grad_()
+            each = losses(given)
+            (slope,) = torch.autograd.grad(each.sum(), given)
+        ctx.save_for_backward(slope)
+        return each.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return gradient.unsqueeze(-1) * slope, None
 
 
 def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:

@@ -1,4 +1,4 @@
-"""Classifiers of the library transformers."""
+"""Classifiers and causal language models of the library transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
 from lit_fed.system.packages import optional_package
 
-__all__ = ["HuggingFaceClassifier"]
+__all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier"]
 
 OPTION = "--model.network"
 ATTENTION = (None, "eager", "sdpa")
@@ -28,7 +28,73 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_type: bert, hidden_size: 64}"
 
 
-class HuggingFaceClassifier(Network):
+class _HuggingFace(Network):
+    """A network of the library, of texts or images."""
+
+    vmappable = False
+    model: nn.Module
+
+    def _make(
+        self, kind: str, input_shape: tuple[int, ...], num_outputs: int, weights: str | None,
+        config: str | dict[str, Any] | None, pad_token_id: int | None, dropout: float | None,
+    ) -> set[str]:  # fmt: skip
+        """Build the library's network; returns names of parameters that the weights lack."""
+        library = optional_package(
+            "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
+        )
+        with _silent(library):
+            settings = _configuration(library, weights, config)
+            _set_dropout(settings, dropout, config)
+            _check_kind(library, settings, kind)
+            if pad_token_id is not None:
+                settings.pad_token_id = pad_token_id
+            if kind == "ImageClassification":
+                _set_image_size(settings, input_shape, weights)
+            else:
+                _check_texts(settings, input_shape[0], kind)
+            if kind == "CausalLM":
+                _check_words(settings, num_outputs)
+            else:
+                settings.num_labels = num_outputs
+            settings.use_cache = False
+            self.model, random = _build(library, kind, settings, weights)
+        self.reads_images, self.pad_token_id = kind == "ImageClassification", getattr(settings, "pad_token_id", None)
+        self.vocab_size: int | None = getattr(settings, "vocab_size", None)
+        # makes dropout by function visible to code that searches the modules for dropout
+        self.drops = nn.Dropout(max(_dropouts(settings).values(), default=0.0))
+        return random
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of texts [B, L] or images [B, C, H, W]; [B, L, K] of each token.
+
+        Raises:
+            ConfigError: if tokens are not integers, or (on a CPU) outside the vocabulary.
+        """
+        return self._called(self.model, x).logits  # type: ignore[no-any-return]
+
+    def _called(self, part: nn.Module, x: Tensor) -> Any:
+        """What the network, or its part without the last layer, returns."""
+        if self.reads_images:
+            return part(pixel_values=x)
+        if x.is_floating_point():
+            raise ConfigError(
+                f"{type(self).__name__} reads tokens, the samples hold {x.dtype}; store them as int64 (uint8 is taken "
+                "for pixels)"
+            )
+        mask = None
+        if self.pad_token_id is not None:
+            mask = x != self.pad_token_id
+            mask = (mask | ~mask.any(1, keepdim=True)).long()  # attention over no token is undefined
+        try:
+            return part(input_ids=x, attention_mask=mask)
+        except IndexError as error:
+            raise ConfigError(
+                f"a token is outside the vocabulary of {self.vocab_size}, or a text too long; correct it, or give "
+                f"{OPTION}.config.vocab_size"
+            ) from error
+
+
+class HuggingFaceClassifier(_HuggingFace):
     """Classifiers of texts, tokens or images of the library transformers (extra `transformers`), by name.
 
     Wolf et al. "Transformers: State-of-the-Art Natural Language Processing". EMNLP 2020 (demonstrations).
@@ -50,8 +116,6 @@ class HuggingFaceClassifier(Network):
         dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
     """
 
-    vmappable = False
-
     def __init__(
         self,
         input_shape: tuple[int, ...],
@@ -63,55 +127,12 @@ class HuggingFaceClassifier(Network):
         dropout: float | None = 0.0,
     ) -> None:
         super().__init__()
-        library = optional_package(
-            "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
-        )
         kind = _kind(input_shape, per_token)
-        with _silent(library):
-            settings = _configuration(library, weights, config)
-            _set_dropout(settings, dropout, config)
-            _check_kind(library, settings, kind)
-            if pad_token_id is not None:
-                settings.pad_token_id = pad_token_id
-            if kind == "Image":
-                _set_image_size(settings, input_shape, weights)
-            else:
-                _check_texts(settings, input_shape[0], kind)
-            settings.num_labels, settings.use_cache = num_outputs, False
-            self.model, random = _build(library, kind, settings, weights)
-        self.reads_images, self.pad_token_id = kind == "Image", getattr(settings, "pad_token_id", None)
-        self.vocab_size: int | None = getattr(settings, "vocab_size", None)
-        self.scores_tokens = kind == "Sequence" and hasattr(self.model, "score")
+        random = self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        self.scores_tokens = kind == "SequenceClassification" and hasattr(self.model, "score")
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
         self.head_names = frozenset(outside | {f"model.{name}" for name in random})
-        # makes dropout by function visible to code that searches the modules for dropout
-        self.drops = nn.Dropout(max(_dropouts(settings).values(), default=0.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] of texts [B, L] or images [B, C, H, W]; [B, L, K] per token.
-
-        Raises:
-            ConfigError: if tokens are not integers, or (on a CPU) outside the vocabulary.
-        """
-        if self.reads_images:
-            return self.model(pixel_values=x).logits  # type: ignore[no-any-return]
-        if x.is_floating_point():
-            raise ConfigError(
-                f"{type(self).__name__} reads tokens, the samples hold {x.dtype}; store them as int64 (uint8 is taken "
-                "for pixels)"
-            )
-        mask = None
-        if self.pad_token_id is not None:
-            mask = x != self.pad_token_id
-            mask = (mask | ~mask.any(1, keepdim=True)).long()  # attention over no token is undefined
-        try:
-            return self.model(input_ids=x, attention_mask=mask).logits  # type: ignore[no-any-return]
-        except IndexError as error:
-            raise ConfigError(
-                f"a token is outside the vocabulary of {self.vocab_size}, or a text too long; correct it, or give "
-                f"{OPTION}.config.vocab_size"
-            ) from error
 
     def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
         """Features of a text are those of its last token, for decoders whose last layer scores every token.
@@ -129,6 +150,69 @@ class HuggingFaceClassifier(Network):
             handle.remove()
 
 
+class HuggingFaceCausalLM(_HuggingFace):
+    """Causal language models of the library transformers (extra `transformers`) with their own last layer.
+
+    Outputs at a token are the logits of the token that follows; weights that this layer shares with the embedding stay
+    shared. Labels are those tokens, -100 where none counts, as `--data.dataset.next_token` of `HuggingFace` makes them.
+    Outputs of long texts over many words are made in pieces, so that they are never in memory at once. With
+    `--model.lora_rank` adapters alone are trained, unless `--model.trainable` says otherwise.
+
+    Clients train one after another, since the library's attention masks depend on the samples' values.
+
+    Args:
+        input_shape: number of tokens of one text.
+        num_outputs: K, the words of the vocabulary.
+        weights: folder of `save_pretrained`, or hub name of a model; null: random weights.
+        config: without weights: folder or file with a `config.json`, or its fields including `model_type`; with
+            weights: fields to change.
+        pad_token_id: padding token, which is masked in attention; null: that of the configuration.
+        dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
+    """
+
+    keeps_head = True
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        weights: str | None = None,
+        config: str | dict[str, Any] | None = None,
+        pad_token_id: int | None = None,
+        dropout: float | None = 0.0,
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 1:
+            raise ConfigError(
+                f"HuggingFaceCausalLM reads texts [length], the samples are {list(input_shape)}; choose another "
+                f"{OPTION}"
+            )
+        self._make("CausalLM", input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        known = {id(leaf): name for name, leaf in self.named_parameters()}
+        self.head_names = frozenset(known[id(leaf)] for leaf in self._words.parameters())
+
+    def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
+        """Features of a text are those of all its tokens; None where more than one layer follows them."""
+        x = torch.zeros(1, 2, dtype=torch.int64, device=next(self.parameters()).device)
+        mode = self.training
+        self.eval()
+        with torch.no_grad():
+            same = torch.equal(self(x), self._words(self._tokens(x)))
+        self.train(mode)
+        return (self._tokens, self._words) if same else None
+
+    @property
+    def _words(self) -> nn.Module:
+        """The last layer."""
+        words: nn.Module = self.model.get_output_embeddings()  # type: ignore[operator]
+        return words
+
+    def _tokens(self, x: Tensor) -> Tensor:
+        """Features [B, L, D]."""
+        base: Any = self.model.base_model
+        return self._called(base, x).last_hidden_state  # type: ignore[no-any-return]
+
+
 def _kind(input_shape: tuple[int, ...], per_token: bool) -> str:
     """The task's name in transformers."""
     if len(input_shape) not in (1, 3) or (per_token and len(input_shape) != 1):
@@ -137,14 +221,18 @@ def _kind(input_shape: tuple[int, ...], per_token: bool) -> str:
             f"HuggingFaceClassifier reads {wanted}, the samples are {list(input_shape)}; choose another {OPTION}, such "
             "as MLP"
         )
-    return "Image" if len(input_shape) == 3 else "Token" if per_token else "Sequence"
+    return f"{'Image' if len(input_shape) == 3 else 'Token' if per_token else 'Sequence'}Classification"
 
 
 def _check_kind(library: Any, settings: Any, kind: str) -> None:
-    if type(settings) not in getattr(library, f"MODEL_FOR_{kind.upper()}_CLASSIFICATION_MAPPING"):
-        what = {"Image": "images", "Token": "tokens", "Sequence": "texts"}[kind]
+    mapping = "CAUSAL_LM" if kind == "CausalLM" else f"{kind.removesuffix('Classification').upper()}_CLASSIFICATION"
+    if type(settings) not in getattr(library, f"MODEL_FOR_{mapping}_MAPPING"):
+        what = {
+            "ImageClassification": "classifier of images", "TokenClassification": "classifier of tokens",
+            "SequenceClassification": "classifier of texts", "CausalLM": "causal language model",
+        }[kind]  # fmt: skip
         raise ConfigError(
-            f"HuggingFaceClassifier: transformers has no classifier of {what} for {type(settings).__name__}; choose "
+            f"{OPTION}: transformers has no {what} for {type(settings).__name__}; choose "
             "another model_type or other weights, or correct the data"
         )
 
@@ -282,20 +370,29 @@ def _check_texts(settings: Any, length: int, kind: str) -> None:
     longest = getattr(settings, "max_position_embeddings", None)
     if longest is not None and length > longest:
         raise ConfigError(
-            f"HuggingFaceClassifier reads at most {longest} tokens, but the texts have {length}; give shorter ones, or "
-            f"with random weights {OPTION}.config.max_position_embeddings"
+            f"{type(settings).__name__} reads at most {longest} tokens, but the texts have {length}; shorten them, "
+            f"or with random weights {OPTION}.config.max_position_embeddings"
         )
-    if kind == "Sequence" and getattr(settings, "pad_token_id", None) is None:
+    if kind == "SequenceClassification" and getattr(settings, "pad_token_id", None) is None:
         raise ConfigError(
             f"{OPTION}.pad_token_id: {type(settings).__name__} has no padding token; give the token, or -1 if "
             "texts are not padded"
         )
 
 
+def _check_words(settings: Any, num_outputs: int) -> None:
+    if settings.vocab_size != num_outputs:
+        raise ConfigError(
+            f"{OPTION}: {type(settings).__name__} has {settings.vocab_size} words, and labels have {num_outputs} "
+            f"values; give --model.target Sequences --model.target.num_classes {settings.vocab_size}, or without "
+            f"weights {OPTION}.config.vocab_size {num_outputs}"
+        )
+
+
 # ------------------------------------------------------------------ weights
 def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple[nn.Module, set[str]]:
     """Build the network; also returns names of parameters that the weights lack."""
-    factory = getattr(library, f"AutoModelFor{kind}Classification")
+    factory = getattr(library, f"AutoModelFor{kind}")
     sizes_alone = torch.empty(0).device.type == "meta"  # no weights are read
     if weights is None or sizes_alone:
         try:

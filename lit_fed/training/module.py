@@ -93,7 +93,8 @@ class FederatedModule(LightningModule):
             served; null: 1.
         trainable: patterns of names of trained parameters, such as `[layer4.*, fc]`, or `head` for the last layer; the
             others are frozen and stored once for all models and clients. Null: the network's `requires_grad`.
-        lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default.
+        lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default, of a
+            causal language model nothing.
         lora_targets: patterns of names of layers that get an adapter, such as `*query`; null: all frozen ones.
         lora_alpha: adapters are scaled by this divided by their rank; null: unscaled.
         metrics: metrics of the clients beside accuracy and loss: names of torchmetrics classes, such as

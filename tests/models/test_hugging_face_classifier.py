@@ -124,7 +124,7 @@ def test_clients_are_trained_one_after_another():
             {"config": BERT | {"hidden_size": 9}},
             r"config cannot be built \(ValueError: The hidden size \(9\) is not a mul",
         ),
-        ({"config": BERT, "shape": (10,)}, "reads at most 9 tokens, but the texts have 10; give shorter ones"),
+        ({"config": BERT, "shape": (10,)}, "reads at most 9 tokens, but the texts have 10; shorten them"),
         (
             {"config": BERT, "shape": (2, 3)},
             r"reads texts \[length\] or images .*, the samples are \[2, 3\]; choose anot",

@@ -71,7 +71,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     def losses(self, task: Task, models: ModelState, batch: Batch) -> Tensor:
         """ℓ(θ_m; s) under each received component, [B, M]."""
-        return task.losses(task.outputs(models, batch.x), batch.y)
+        return task.losses_of(models, batch.x, batch.y)
 
     def build(
         self, task: Task, models: ModelState, local: Mixture, data: ClientData, losses: Tensor | None
@@ -166,7 +166,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
         """Find the proximal point at the received w exactly, which fixes g."""
         penalty = Penalty(self.prox_weight, models.parameters)
         point = minimise(task, models, data, penalty)
-        loss = _mean(task.losses(task.outputs(point, data.x), data.y)[:, 0], data.mask)
+        loss = _mean(task.losses_of(point, data.x, data.y)[:, 0], data.mask)
         return MoreauBound(point, loss, loss + penalty.value(point.parameters)[0])
 
     def argmin_local(self, bound: MoreauBound) -> ProxPoint:
@@ -220,7 +220,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
 
     def losses(self, task: Task, models: ModelState, batch: Batch) -> Tensor:
         """ℓ(w; s) under the received model, [B, 1]."""
-        return task.losses(task.outputs(models, batch.x), batch.y)
+        return task.losses_of(models, batch.x, batch.y)
 
     def build(
         self, task: Task, models: ModelState, local: tuple[()], data: ClientData, losses: Tensor | None

@@ -26,7 +26,7 @@ from lit_fed.system.machine import require_memory
 
 __all__ = [
     "ForwardMemory", "Pass", "StackedNetwork", "check_models", "check_network", "check_trained", "fresh_network",
-    "initial_seeds", "num_models_of",
+    "in_graph", "initial_seeds", "num_models_of",
 ]  # fmt: skip
 
 Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
@@ -274,7 +274,7 @@ class StackedNetwork:
     def _joint_pass(
         self, models: ModelState, x: Tensor, *, features: bool, moving: Collection[str] | None
     ) -> Pass:  # fmt: skip
-        parameters = _in_graph({name: leaf.detach() for name, leaf in models.parameters.items()}, moving)
+        parameters = in_graph({name: leaf.detach() for name, leaf in models.parameters.items()}, moving)
         with torch.enable_grad():
             if not features:
                 outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
@@ -289,7 +289,7 @@ class StackedNetwork:
     ) -> Pass:  # fmt: skip
         """Forward pass of model m with a graph, in the network's mode."""
         parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
-        parameters = _in_graph(parameters, moving)
+        parameters = in_graph(parameters, moving)
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
         with torch.enable_grad(), fast_products():
             return self._passed(parameters, buffers, x, call, features=features)
@@ -378,7 +378,7 @@ def num_models_of(models: ModelState) -> int:
     return next(iter(models.parameters.values())).shape[0]
 
 
-def _in_graph(parameters: dict[str, Tensor], moving: Collection[str] | None) -> dict[str, Tensor]:
+def in_graph(parameters: dict[str, Tensor], moving: Collection[str] | None) -> dict[str, Tensor]:
     """Detached leaves, of which those that move require a gradient."""
     return {name: leaf.requires_grad_(moving is None or name in moving) for name, leaf in parameters.items()}
 

@@ -26,7 +26,7 @@ MOST_NAMES = 12
 """Maximum number of parameter names in a message."""
 
 
-def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
+def choose_trained(network: nn.Module, trainable: Sequence[str] | str, *, may_be_none: bool = False) -> None:
     """Freeze all parameters of a network except those chosen.
 
     Args:
@@ -34,6 +34,7 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
         trainable: patterns (`fnmatch`) for names of parameters, or of modules with all their parameters; `head` alone
             means the `head_names` of the network, else the parameters of the last module, in the order of registration,
             that owns parameters.
+        may_be_none: nothing need be chosen, as beside adapters.
 
     Raises:
         ConfigError: if a pattern matches no parameter, naming the existing ones.
@@ -52,7 +53,7 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
         if not found:
             raise ConfigError(_no_such(pattern, network, list(parameters)))
         chosen |= found
-    if not chosen:
+    if not chosen and not may_be_none:
         raise ConfigError(
             f"--model.trainable is {trainable!r}, and nothing of {type(network).__name__} would be trained; give head, "
             "or patterns of names of parameters, or leave it out to train all"

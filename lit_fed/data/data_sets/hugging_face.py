@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_fed.core.targets import IGNORED
 from lit_fed.data.data_sets.arrow_columns import (
     ColumnPart,
     InputKind,
@@ -27,7 +28,7 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
 
-__all__ = ["NUM_BYTE_TOKENS", "HuggingFace", "byte_tokens", "word_tokens"]
+__all__ = ["NUM_BYTE_TOKENS", "HuggingFace", "byte_tokens", "next_tokens", "token_lists", "word_tokens"]
 
 ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """Role of official splits by name: 0 training, 1 validation, 2 test."""
@@ -71,6 +72,11 @@ class HuggingFace(PooledDataSet):
             `ClassLabel` names the labels that hold; `auto`: lists of integers are labels of the positions of a
             sequence, lists of floats regression targets; `regression`: quantities, also integers.
         num_classes: number of classes without a `ClassLabel`; null: one more than the largest training label.
+        next_token: labels are the token that follows each token, for a causal language model; -100, which counts
+            nowhere, at padding. `num_classes` is the vocabulary.
+        prompt_column: with `next_token`, column of texts that stand before the others and are not learned.
+        packed: with `next_token`, the texts of a client follow one another in blocks of `max_length`, instead of one
+            text a row.
         tokenizer: folder or hub name of a tokenizer for `transformers`; null: UTF-8 bytes, b as b + 1, padded with 0.
         max_length: tokens of a text; longer texts are truncated.
         image_size: height and width to scale images to; null: no scaling.
@@ -85,6 +91,9 @@ class HuggingFace(PooledDataSet):
     client_column: str | None = None
     labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
     num_classes: int | None = None  # type: ignore[misc]
+    next_token: bool = False
+    prompt_column: str | None = None
+    packed: bool = False
     tokenizer: str | None = None
     max_length: int = 128
     image_size: tuple[int, int] | None = None
@@ -93,6 +102,18 @@ class HuggingFace(PooledDataSet):
         object.__setattr__(self, "input_columns", names_of(self.input_columns))
         scaled = self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"
         check_settings(self, prefix=PLACE, num_classes=">= 2", max_length=">= 1", image_size=scaled)
+        for name in ("prompt_column", "packed"):
+            require(
+                self.next_token or not getattr(self, name),
+                f"{PLACE}.{name} is {getattr(self, name)}, which needs {PLACE}.next_token true",
+            )
+        require(
+            not self.packed or self.prompt_column is None,
+            f"{PLACE}.packed is true, and a block may begin within a prompt; leave out prompt_column",
+        )
+        if self.next_token and self.num_classes is None:
+            words = NUM_BYTE_TOKENS if self.tokenizer is None else len(_tokenizer(self.tokenizer))
+            object.__setattr__(self, "num_classes", words)
 
     def prepare(self) -> None:
         """Download a hub data set into the cache of `datasets`."""
@@ -105,13 +126,15 @@ class HuggingFace(PooledDataSet):
         columns = self._columns(parts)
         for part in parts:
             require(len(part.rows) > 0, f"{part.place} has no rows; choose other splits by --data.dataset.split")
-        y, class_names = self._labels(parts, columns.labels)
         owner, names = (None, None) if columns.client is None else whose_rows(parts, columns.client)
         split = np.repeat([part.role for part in parts], [len(part.rows) for part in parts])
         _check_owners(parts, owner, names, split)
-        return Samples(
-            self._inputs(parts, columns), y, owner, names, class_names=class_names, split=split if split.any() else None
-        )
+        if self.next_token:
+            x, y, rows = self._continued(parts, columns, split if owner is None else 3 * owner + split)
+            owner, split, class_names = None if owner is None else owner[rows], split[rows], None
+        else:
+            x, (y, class_names) = self._inputs(parts, columns), self._labels(parts, columns.labels)
+        return Samples(x, y, owner, names, class_names=class_names, split=split if split.any() else None)
 
     # ------------------------------------------------------------------ from the hub or a folder
     def _opened(self) -> Any:
@@ -166,14 +189,15 @@ class HuggingFace(PooledDataSet):
     # ------------------------------------------------------------------ columns
     def _columns(self, parts: list[ColumnPart]) -> Columns:
         """Roles of the columns; a `ConfigError` names a missing column, or inputs of several kinds."""
-        labels = names_of(self.label_column)
-        require(bool(labels), "--data.dataset.label_column is empty; name the column of labels")
+        labels = () if self.next_token else names_of(self.label_column)
+        require(bool(labels) or self.next_token, "--data.dataset.label_column is empty; name the column of labels")
         for part in parts:
             known = part.rows.column_names
             given = {
                 "input_columns": self.input_columns,
                 "label_column": labels,
                 "client_column": (self.client_column,),
+                "prompt_column": (self.prompt_column,),
             }
             for option, names in given.items():
                 for name in names:
@@ -182,7 +206,9 @@ class HuggingFace(PooledDataSet):
                         f"--data.dataset.{option} {name}: {part.place} has no such column; it has {', '.join(known)}",
                     )
         first = parts[0]
-        free = [name for name in first.rows.column_names if name not in (*labels, self.client_column)]
+        free = [
+            name for name in first.rows.column_names if name not in (*labels, self.client_column, self.prompt_column)
+        ]
         kinds: dict[str, InputKind | None] = {name: first.kind(name) for name in self.input_columns or free}
         if not self.input_columns:
             kinds = _chosen(kinds, first)
@@ -205,6 +231,34 @@ class HuggingFace(PooledDataSet):
         if self.tokenizer is None:
             return byte_tokens(texts, self.max_length)
         return word_tokens(texts, self.tokenizer, self.max_length, "--data.dataset.tokenizer")
+
+    def _continued(
+        self, parts: list[ColumnPart], columns: Columns, group: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens and those that follow, both [n, max_length], and the row [n] that each sample begins in.
+
+        Args:
+            parts: of the data set.
+            columns: one of texts.
+            group: rows [N] of equal numbers may share a block.
+        """
+        (name,) = columns.inputs
+        require(columns.kind == "text", f"{PLACE}.next_token needs a column of texts, and {name} holds {columns.kind}s")
+        ids, pad = token_lists(text_column(parts, name), self.tokenizer)
+        rows, prompts = np.arange(len(ids)), [0] * len(ids)
+        if self.prompt_column is not None:
+            before, _ = token_lists(text_column(parts, self.prompt_column), self.tokenizer, ends=False)
+            prompts = [len(one) for one in before]
+            ids = [[*prompt, *text] for prompt, text in zip(before, ids, strict=True)]
+        if self.packed:
+            order = np.argsort(group, kind="stable")
+            starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+            joined = [[token for row in rows for token in ids[row]] for rows in np.split(order, starts[1:])]
+            cuts = [range(0, max(len(one) - 1, 1), self.max_length) for one in joined]
+            rows = np.repeat(order[starts], [len(one) for one in cuts])
+            ids = [one[lo : lo + self.max_length + 1] for one, cut in zip(joined, cuts, strict=True) for lo in cut]
+            prompts = [0] * len(ids)
+        return *next_tokens(ids, prompts, self.max_length, pad), rows
 
     def _labels(self, parts: list[ColumnPart], names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Labels [n] or [n, L] of all rows, and names of the classes or labels."""
@@ -278,6 +332,13 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
     Raises:
         ConfigError: if the package is missing, or the tokenizer cannot be loaded.
     """
+    known = _tokenizer(tokenizer, option)
+    found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
+    return np.asarray(found["input_ids"], dtype=np.int64)
+
+
+def _tokenizer(tokenizer: str, option: str = f"{PLACE}.tokenizer") -> Any:
+    """The library's tokenizer, with a padding token."""
     transformers = optional_package("transformers", "transformers>=5.24", "hf", f"{option} {tokenizer}")
     try:
         known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
@@ -290,5 +351,45 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
         known.pad_token = known.eos_token
     if known.pad_token is None:
         raise ConfigError(f"{option} {tokenizer}: has no padding token; set its pad_token")
-    found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
-    return np.asarray(found["input_ids"], dtype=np.int64)
+    return known
+
+
+def token_lists(texts: list[str], tokenizer: str | None, *, ends: bool = True) -> tuple[list[list[int]], int]:
+    """Tokens of each text, whole, and the padding token.
+
+    Args:
+        texts: n texts.
+        tokenizer: folder or hub name; None: bytes, as `byte_tokens`, in which 0 ends a text.
+        ends: whether the token that ends a text follows, if there is one.
+    """
+    if tokenizer is None:
+        end = [0] if ends else []
+        return [[*(one + 1 for one in text.encode("utf-8", "surrogatepass")), *end] for text in texts], 0
+    known = _tokenizer(tokenizer)
+    end = [known.eos_token_id] if ends and known.eos_token_id is not None else []
+    found = known(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return [[*one, *end] for one in found], known.pad_token_id
+
+
+def next_tokens(ids: list[list[int]], prompts: list[int], max_length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and those that follow, both [n, max_length] int64, from the first `max_length` + 1 tokens of each text.
+
+    Args:
+        ids: tokens of n texts.
+        prompts: how many tokens at the beginning of each are not learned.
+        max_length: L.
+        pad: padding token.
+
+    Example:
+        >>> x, y = next_tokens([[5, 6, 7], [5, 6, 7, 8]], [0, 2], 3, pad=0)
+        >>> x.tolist(), y.tolist()
+        ([[5, 6, 0], [5, 6, 7]], [[6, 7, -100], [-100, 7, 8]])
+    """
+    x = np.full((len(ids), max_length), pad, dtype=np.int64)
+    y = np.full((len(ids), max_length), IGNORED, dtype=np.int64)
+    for row, (text, prompt) in enumerate(zip(ids, prompts, strict=True)):
+        known = text[: max_length + 1]
+        x[row, : len(known) - 1] = known[:-1]
+        y[row, : len(known) - 1] = known[1:]
+        y[row, : max(prompt - 1, 0)] = IGNORED
+    return x, y

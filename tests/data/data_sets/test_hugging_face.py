@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, VectorRegression
+from lit_fed.core.targets import IGNORED, Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.data import IID, HuggingFace, build_populations
 from lit_fed.data.data_sets.hugging_face import NUM_BYTE_TOKENS, word_tokens
 from lit_fed.data.module import FederatedDataModule
@@ -275,3 +275,34 @@ def test_classes_nobody_has(tmp_path):
     data.setup()
     assert data.target == Multiclass(5)
     assert data.seen.train.y.dtype == torch.int64
+
+
+# ---------------------------------------------------------------------- language models
+def test_labels_are_the_tokens_that_follow(tmp_path):
+    columns = {"text": ["ab", "c", "defg"], "ask": ["x", "", "yz"], "who": ["anna", "bob", "anna"]}
+    folder = saved(tmp_path / "d", columns)
+    given = {"next_token": True, "max_length": 5, "client_column": "who", "input_columns": "text"}
+    samples = HuggingFace(folder, **given, prompt_column="ask").load()
+    a, none = ord("a") + 1, IGNORED
+    x, y, z = (ord(one) + 1 for one in "xyz")
+    assert samples.x.tolist() == [[x, a, a + 1, 0, 0], [a + 2, 0, 0, 0, 0], [y, z, a + 3, a + 4, a + 5]]
+    assert samples.y.tolist() == [
+        [a, a + 1, 0, none, none], [0, none, none, none, none], [none, a + 3, a + 4, a + 5, a + 6]
+    ]  # fmt: skip
+    packed = HuggingFace(folder, **given, packed=True).load()
+    assert packed.x.tolist() == [[a, a + 1, 0, a + 3, a + 4], [a + 5, a + 6, 0, 0, 0], [a + 2, 0, 0, 0, 0]]
+    assert packed.y.tolist() == [
+        [a + 1, 0, a + 3, a + 4, a + 5], [a + 6, 0, none, none, none], [0, none, none, none, none]
+    ]  # fmt: skip
+    assert packed.owner.tolist() == [0, 0, 1]
+    data = FederatedDataModule(HuggingFace(folder, **given), test_fraction=0)
+    data.setup()
+    assert data.target == Sequences(NUM_BYTE_TOKENS, IGNORED)
+
+
+def test_wrong_settings_of_language_models(tmp_path):
+    folder = saved(tmp_path / "d", {"text": ["a", "b"], "n": [1, 2]})
+    refused("prompt_column is text, which needs --data.dataset.next_token true", path=folder, prompt_column="text")
+    refused("a block may begin within a prompt", path=folder, next_token=True, packed=True, prompt_column="text")
+    refused("next_token needs a column of texts", path=folder, next_token=True, input_columns="n")
+    refused("prompt_column ask", "it has text, n", path=folder, next_token=True, prompt_column="ask")
