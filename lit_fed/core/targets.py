@@ -163,7 +163,7 @@ class Target(ABC):
 
         Example:
             >>> Target.from_plain("binary", 2, False), Target.from_plain("multiclass", 5, True)
-            (Binary(), Sequences(num_classes=5))
+            (Binary(), Sequences(num_classes=5, ignore_index=None))
         """
         sizes: dict[str, Any] = {"num_classes": num_classes} | ({} if ignored is None else {"ignore_index": ignored})
         if given is not None:

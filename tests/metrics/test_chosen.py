@@ -1,7 +1,5 @@
 """Metrics of one client after another, against scikit-learn on the same predictions."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -9,13 +7,10 @@ import torchmetrics
 from sklearn import metrics as sk
 from torchmetrics import classification
 
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, VectorRegression
+from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.metrics.selection import choose_metrics
 
-MULTILABEL = SimpleNamespace(
-    kind="multilabel", num_classes=3, name="multilabel", continuous=False, positions=False,
-    shown=lambda prediction: prediction[..., 1].exp(),
-)  # fmt: skip
+MULTILABEL = MultiLabel(3)
 
 
 def measured(given, target, clients, parts=1, padding=0):

@@ -47,5 +47,5 @@ def test_the_classifier_begins_as_a_linear_layer_does():
 @pytest.mark.parametrize("network", [MobileNetV2, ResNet18, ResNet34])
 @pytest.mark.parametrize("input_shape", [(3072,), (32, 32), (1, 32, 32), (4, 32, 32), (3, 0, 32), (3, 32, 0)])
 def test_samples_that_are_no_coloured_images_are_refused(network, input_shape):
-    with pytest.raises(ConfigError, match=rf"{network.__name__} reads images \[3, height >= 1, width >= 1\], .*; ch"):
+    with pytest.raises(ConfigError, match=rf"{network.__name__} reads images \[3, .*; (choose|they look)"):
         network(input_shape, 3)

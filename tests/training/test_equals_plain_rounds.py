@@ -39,6 +39,7 @@ class Clients(FederatedDataModule):
         none = make_clients([0] * 6, num_features=6, dtype=torch.float32)
         self.seen = Population(train, none, test, [str(one) for one in range(6)], GROUPS)
         self.target, self.input_shape, self.fingerprint = BINARY, (6,), "six clients"
+        self.label_shape = ()
         self.public_samples = None if self.public is None else public_like(train)
 
 
