@@ -146,7 +146,7 @@ def test_a_run_equals_plain_rounds():
     assert rounds.terms.weighting == "uniform"
     again = started(
         FedAvg(), train, PowerOfChoice(4), 2, task=rounds.terms.task, solver=rounds.terms.solver,
-        batch_size=rounds.terms.batch_size, weighting="uniform", num_rounds=3,
+        batch_size=rounds.terms.batch_size, weighting="uniform", num_rounds=3, seed=rounds.terms.seed,
     )  # fmt: skip
     total = torch.zeros(2, dtype=torch.float64)
     for _ in range(3):
