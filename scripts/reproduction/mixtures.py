@@ -9,7 +9,7 @@ from reproduction.markdown import Part, grid
 from reproduction.measures import STEPS
 from reproduction.pictures import panels
 from reproduction.runs import Record, Run
-from reproduction.settings import LABELS, some_settings
+from reproduction.settings import LABELS, runs_of, settings_of, some_settings
 from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, mean
 
 COMPARED = ("local", "fedavg", "fedavg_plus", "fedem")
@@ -184,4 +184,18 @@ def _starts(found: Results) -> list[str] | None:
     return grid(["clients", "samples", "method", "mean", "worst to best"], rows) if rows else None
 
 
-TABLES = [Table("when-mixtures-help", runs, body, picture)]
+def _bodies(found: Results) -> dict[str, Part]:
+    """A table for each data set: bodies that clients share under heads of their own, with a mixture and without."""
+    parts: dict[str, Part] = {}
+    for name, setting in settings_of("bodies", found.scale).items():
+        records = found.each(setting)
+        keys = BOTH if any(BOTH[1] in one["summary"] for some in records.values() for one in some) else (ACCURACY,)
+        rows = [[LABELS[method], found.cell(some, *keys)] for method, some in records.items()]
+        parts[name] = grid(["method", " / ".join(("seen", "unseen")[: len(keys)])], rows)
+    return parts
+
+
+TABLES = [
+    Table("when-mixtures-help", runs, body, picture),
+    Table("shared-bodies", runs_of("bodies"), _bodies),
+]
