@@ -39,7 +39,7 @@ def starts(setting: Setting, method: str, seeds: Sequence[int]) -> Sequence[int]
     usual = number == "3" and not start.startswith("peers")
     if start in REMEDIES and not (usual and setting.name == "starts_digits"):
         return ()
-    return seeds if usual and setting.name in ("starts_digits", "starts_quickstart") else seeds[:FEW]
+    return seeds if usual and setting.name in ("starts_digits", "starts_dirichlet") else seeds[:FEW]
 
 
 def body(found: Results) -> dict[str, Part]:
