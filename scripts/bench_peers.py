@@ -56,6 +56,8 @@ PEERS = {
     "fedjax": ("fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "dm-haiku==0.0.12"),
 }
 """Programs of scripts/peers/ and what their environments hold; None: this process's environment."""
+LABELS = {"lean": "forty lines of PyTorch", "lit_fed": "**lit_fed**", "pfl": "pfl-research", "flower": "Flower"}
+LABELS |= {"fedjax": "FedJAX"}
 
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -194,10 +196,24 @@ def page(rows: dict[str, dict[str, float]], facts: dict[str, str]) -> str:
             "", f"## {one.what}", "",
             f"{one.num_clients} clients of 50 to {one.most_samples} samples, all in every round, one local epoch, "
             f"batches of {one.batch_size}; {one.rounds[1]} rounds from the start of the process to its end.",
-            "", "| figure | value |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in row.items()),
+            "", "| program | whole process | of that lit_fed takes | start | a round | loss |",
+            "|---|---:|---:|---:|---:|---:|",
+            *(f"| {cells} |" for cells in _programs(row)),
         ]  # fmt: skip
     lines += ["", ", ".join(f"{name} {value}" for name, value in facts.items()) + "."]
     return written(__file__, {"workloads": lines[1:]})
+
+
+def _programs(row: dict[str, float]) -> list[str]:
+    """A line of cells for each program, the fastest process first."""
+    peers = sorted((peer for peer in PEERS if f"{peer}, loss" in row), key=lambda peer: row[f"{peer}, whole process"])
+    lines = []
+    for peer in peers:
+        whole, each, start, loss = (row[f"{peer}, {what}"] for what in ("whole process", "a round", "start", "loss"))
+        share = row.get(f"lit_fed / {peer}, whole process")
+        taken = "" if share is None else f"{share:.2f}"
+        lines.append(f"{LABELS[peer]} | {whole:.1f} s | {taken} | {start:.1f} s | {1000 * each:.0f} ms | {loss:.3f}")
+    return lines
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ def test_algorithm_goes_over_an_experiment(parse, algorithm):
     config = parse(ROOT / "configs/experiment/quickstart.yaml", part)
     wanted = yaml.safe_load(part.read_text())["model"]["algorithm"]
     assert config.model.algorithm.class_path.endswith(wanted["class_path"])
-    assert config.data.partition.init_args.label_groups == 3
+    assert config.data.partition.init_args.num_groups == 3
 
 
 @pytest.mark.parametrize(("folder", "base"), [("algorithm", Algorithm), ("model", Network), ("data", DataSet)])

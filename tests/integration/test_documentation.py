@@ -195,7 +195,7 @@ def test_own_folder_is_read(tmp_path):
 def test_quickstart_in_python_has_the_numbers_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = [block for block in blocks("docs/guides/library.md") if block.title == "quickstart.py"]
-    text = block.text.replace("max_epochs=200, check_val_every_n_epoch=10", "max_epochs=4")
+    text = block.text.replace("max_epochs=100, check_val_every_n_epoch=10", "max_epochs=4")
     assert text != block.text
     assert len([line for line in block.text.splitlines() if line.strip()]) <= 20
     names = {}
