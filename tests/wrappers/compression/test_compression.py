@@ -373,6 +373,9 @@ def test_codecs_have_to_fit_the_models():
     message = "--model.compression QSGD has nothing to encode: .* 64 numbers .* the largest has 63; .*_scope whole"
     with pytest.raises(ConfigError, match=message):
         Compression(QSGD()).check_models(FedAvg(), ctx, small)
+    for scope in ("leaf", "whole"):  # FedRep keeps the only layer of a linear network
+        with pytest.raises(ConfigError, match="nothing to encode: no leaf of this network is sent; leave it out"):
+            Compression(TopK(k=1), scope=scope).check_models(FedAvg(), ctx, Shared(ModelState({}, {})))
 
 
 # ---------------------------------------------------------------------- the recursions alone
