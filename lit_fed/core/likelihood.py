@@ -51,6 +51,14 @@ class Likelihood(Target):
         """Error of each prediction, [...], smaller is better; its mean is called `metric`."""
         raise NotImplementedError
 
+    def compared(self, shown: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions and labels as metrics of torchmetrics take them, from `shown` and labels, both [n, ...]."""
+        return shown, y
+
+    def columns(self, shown: Tensor) -> dict[str, Tensor]:
+        """What `shown` gives [n, ...], by the names of columns in tables of predictions."""
+        return {"prediction": shown}
+
     @property
     def name(self) -> str:
         """The name of the class, which none of lit_fed has in small letters."""

@@ -64,6 +64,11 @@ class Target(ABC):
         """The label of positions that do not count; None: all count."""
         return None
 
+    @property
+    def partly_labelled(self) -> bool:
+        """Whether some positions or values of a label may not count."""
+        return self.ignored is not None
+
     def labelled(self, y: Tensor) -> Tensor | None:
         """Which positions count, bool [..., L]; None: all."""
         return None
@@ -72,6 +77,14 @@ class Target(ABC):
         """The mask of samples [...], with 0 for a sample of whose positions [..., L] none counts."""
         labelled = self.labelled(y)
         return mask if labelled is None else mask * labelled.any(-1)
+
+    def queries(self, y: Tensor) -> Tensor:
+        """The query of each label, [n] int64, for metrics of retrieval: a client's samples are one query."""
+        return torch.zeros(len(y), dtype=torch.int64)
+
+    def num_terms(self, y: Tensor) -> int:
+        """Terms of which the loss of a sample is the mean, where all count."""
+        return y.shape[1] if self.positions else 1
 
     def num_positions(self, y: Tensor, mask: Tensor) -> Tensor:
         """Positions that count in all samples whose mask [N] is 1, [] float64."""

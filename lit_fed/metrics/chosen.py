@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.metrics.client_table import client_statistics
+from lit_fed.system.names import lies_below
 from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class ClientMetric:
         metric.distributed_available_fn = _alone  # each client is evaluated on one rank
         self._one_column = target.kind == "binary" and not type(metric).__name__.startswith("Multiclass")
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
+        self._is_library = lies_below(type(metric).__module__, "torchmetrics")
+        self._ranks = isinstance(metric, torchmetrics.retrieval.base.RetrievalMetric)
         self.averages = self._is_curve and self._average in ("macro", "weighted")
         if self.averages:
             metric.average = "none"
@@ -78,9 +82,14 @@ class ClientMetric:
         except (ValueError, RuntimeError) as error:  # the metric is undefined for these samples
             self._failure = str(error)
 
-    def facing(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and labels for the metric; of two classes the probability of the second."""
-        return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous()
+    def facing(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Predictions and labels for the metric, of two classes the probability of the second; of rankings queries."""
+        queries = (self.target.queries(labels),) if self._ranks else ()
+        if self._is_library and isinstance(self.target, Likelihood):
+            shown, labels = self.target.compared(shown, labels)
+        if self._ranks and labels.is_floating_point() and bool((labels == labels.round()).all()):
+            labels = labels.long()  # which metrics of relevances 0 and 1 need
+        return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous(), *queries
 
     def _add_ranges(self, shown: Tensor, labels: Tensor) -> None:
         """Track minimum and maximum of values that must not be constant."""

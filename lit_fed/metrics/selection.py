@@ -45,12 +45,13 @@ EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
 COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker", "kept"}
 """Columns of clients.csv beside results and mixture weights."""
 
-LIBRARY = ("torchmetrics.classification", "torchmetrics.regression")
+LIBRARY = ("torchmetrics.classification", "torchmetrics.regression", "torchmetrics.retrieval")
 """Packages whose classes may be named by text."""
 
 ARGUMENTS = names_in(
     """
-    adjusted alternative average beta fpr_range ignore_index keep_sequence_dim log_prob max_fpr min_precision min_recall
+    adaptive_k adjusted aggregation alternative average beta empty_target_action fpr_range ignore_index
+    keep_sequence_dim log_prob max_fpr max_k min_precision min_recall
     min_sensitivity min_specificity multiclass_mode multidim_average multioutput n_bins norm normalization normalize
     num_classes num_groups num_labels num_outputs p power reduction squared t_test task threshold thresholds top_k
     validate_args variant weights zero_division
@@ -206,7 +207,7 @@ def _no_such_metric(path: str, error: Exception) -> ConfigError:
 
 
 def _places() -> tuple[ModuleType, ...]:
-    return torchmetrics, torchmetrics.classification, torchmetrics.regression
+    return torchmetrics, torchmetrics.classification, torchmetrics.regression, torchmetrics.retrieval
 
 
 def _names_of_metrics(place: ModuleType) -> list[str]:
@@ -229,7 +230,7 @@ def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
     Raises:
         ConfigError: naming the metric, the labels and an alternative.
     """
-    given = target.metrics if given is None else given
+    given = with_classes(target.metrics) if given is None else given
     return ChosenMetrics([_chosen(one, target) for one in wanted_metrics(given)], target)
 
 
@@ -268,6 +269,13 @@ def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> N
         raise ConfigError(
             f"{OPTION} {wanted.shown} measures {found}, but {labels}; choose for example {EXAMPLES[target.continuous]}"
         )
+    if (package, kind) == ("torchmetrics", "retrieval"):
+        if target.kind not in ("binary", "regression") and not isinstance(target, Likelihood):
+            raise ConfigError(
+                f"{OPTION} {wanted.shown} ranks by one score for each sample, but {labels}; give two classes, numbers, "
+                "or --model.target Ranking"
+            )
+        return
     if package == "torchmetrics" and kind not in ("classification", "regression"):
         raise ConfigError(
             f"{OPTION} {wanted.shown} is of torchmetrics.{kind} and measures neither classes nor numbers; choose for "
