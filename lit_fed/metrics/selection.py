@@ -135,7 +135,7 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
         how = f"give it another name, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
         if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):
             raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
-        keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined")}
+        keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined", "_pooled")}
         if one.name in ("accuracy", "mse"):
             raise ConfigError(f"{OPTION} has {one.shown}, but {one.name} is always measured; leave it out, or {how}")
         if keys & known:
