@@ -35,6 +35,7 @@ from lit_fed.data.populations.checks import (
     taken_labels,
     with_ignored,
 )
+from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, notice
 from lit_fed.system.packages import DataFrame
 
@@ -92,6 +93,8 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: share of each client's samples kept for validation.
         test_fraction: share of each client's samples kept for testing if the data set has no test split; 0: no test
             samples.
+        split: how each client's samples are divided by these shares: at `random`, or `stratified`, with about the
+            same share of each class in each split.
         unseen_fraction: share of the clients held out of training and served as unseen clients; if above 0 at least
             one, and at least one client trains.
         client_fraction: share of the clients sampled in each round, at least one; with `poisson` the probability of
@@ -133,12 +136,15 @@ class FederatedDataModule(LightningDataModule):
         attackers: float | None = None,
         poison: Poison | None = None,
         public: PooledDataSet | None = None,
+        split: SplitKind = "random",
     ) -> None:
         super().__init__()
         if batch_size < 0:
             raise ConfigError(
                 f"--data.batch_size is {batch_size}; give a whole number >= 1, or 0 for the whole local set"
             )
+        if split == "stratified" and dataset.is_remote:
+            raise ConfigError("--data.split is stratified, and nodes divide their own samples; leave it out")
         if not 0 < client_fraction <= 1:
             raise ConfigError(f"--data.client_fraction is {client_fraction}; give a number above 0 and up to 1")
         if not 0 <= seed < 2**32:
@@ -159,6 +165,7 @@ class FederatedDataModule(LightningDataModule):
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
         self.eval_clients, self.augment = eval_clients, written_out(augment)
         self.attackers, self.poison, self.public = attackers, poison, public
+        self.split = split
         self.public_samples: PublicSamples | None = None
         self.seen: Population | None = None
         self.unseen: Population | None = None
@@ -221,7 +228,7 @@ class FederatedDataModule(LightningDataModule):
         seen, unseen = build_populations(
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
-            unseen_fraction=self.unseen_fraction, seed=self.seed,
+            unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
         seen, unseen = self._labelled(seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
