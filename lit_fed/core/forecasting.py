@@ -54,7 +54,7 @@ class Quantiles(Likelihood):
     def __post_init__(self) -> None:
         check_settings(self, {"scale": "> 0"}, "--model.target")
         rising = list(self.levels) == sorted(set(self.levels))
-        if not (rising and 0.5 in self.levels and 0 < self.levels[0] and self.levels[-1] < 1):
+        if not (rising and 0.5 in self.levels and self.levels[0] > 0 and self.levels[-1] < 1):
             raise ConfigError(
                 f"--model.target.levels is {list(self.levels)}; give rising numbers in (0, 1), with 0.5 among them"
             )

@@ -47,8 +47,8 @@ class Ranking(Likelihood):
         wrong = (relevance * (1 - relevance) != 0) if self.relevance == "binary" else relevance < 0
         if bool(wrong.any()):
             raise ConfigError(
-                f"the first column of the labels is a relevance, such as {float(relevance[wrong][0]):g}; give 0 and 1, or "
-                "numbers >= 0 with --model.target.relevance graded"
+                f"the first column of the labels is a relevance, such as {float(relevance[wrong][0]):g}; give 0 and 1, "
+                "or numbers >= 0 with --model.target.relevance graded"
             )
 
     def queries(self, y: Tensor) -> Tensor:

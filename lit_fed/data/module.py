@@ -13,10 +13,11 @@ from torch import Tensor
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import Regression, Target
 from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, written_out
 from lit_fed.data.data_sets.base import DataSet, Normalisation, PooledDataSet
+from lit_fed.data.data_sets.columns import OF_LABELS
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts, name_digests
@@ -32,6 +33,7 @@ from lit_fed.data.populations.checks import (
     learned_constants,
     num_classes_of,
     outlying_inputs,
+    scale_of_labels,
     taken_labels,
     with_ignored,
 )
@@ -244,7 +246,7 @@ class FederatedDataModule(LightningDataModule):
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
-        for said in (said_of_labels, outlying_inputs(seen, unseen)):
+        for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
 
@@ -270,6 +272,11 @@ class FederatedDataModule(LightningDataModule):
             seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             target = given.fitted(seen.train.y, num_classes)
         self.target = with_ignored(target, seen, unseen)
+        if seen.label_scale is not None:
+            if isinstance(target, Regression):
+                self.target = target.standardised(*seen.label_scale)
+            else:
+                seen = seen._replace(label_scale=None, learned=tuple(one for one in seen.learned if one != OF_LABELS))
         check_labels(self.target, seen, unseen)
         self.label_shape = tuple(seen.train.y.shape[1:])
         if not isinstance(self.target, Segmentation):
@@ -323,6 +330,7 @@ class FederatedDataModule(LightningDataModule):
             input_shape=self.input_shape,
             input_type=str(train.x.dtype).removeprefix("torch."),
             label_shape=self.label_shape,
+            label_scale=self.seen.label_scale,
             target=self.target,
             num_clients=train.num_clients,
             total_samples=train.num_samples,

@@ -42,6 +42,9 @@ TASKS = {
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
 """Examples of metrics of numbers (True) and of classes."""
 
+SUFFIXES = "", "_decile", "_worst", "_std", "_unweighted", "_undefined", "_pooled"
+"""Ends of the keys of a metric."""
+
 COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker", "kept"}
 """Columns of clients.csv beside results and mixture weights."""
 
@@ -135,7 +138,7 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
         how = f"give it another name, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
         if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):
             raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
-        keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined", "_pooled")}
+        keys = {f"{one.name}{suffix}" for suffix in SUFFIXES}
         if one.name in ("accuracy", "mse"):
             raise ConfigError(f"{OPTION} has {one.shown}, but {one.name} is always measured; leave it out, or {how}")
         if keys & known:

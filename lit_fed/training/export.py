@@ -25,12 +25,14 @@ from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import given_path, write_atomically
 from lit_fed.training.output import check_writable
+from lit_fed.training.raw_columns import RawColumns
 from lit_fed.wrappers.base import innermost
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
@@ -65,10 +67,29 @@ class PersonalModel(nn.Module):
             for name, constants in normalisation._asdict().items():
                 self.register_buffer(name, torch.tensor(constants, dtype=torch.float32).view(shape))
         self.example, self.about = example, about
+        self.encoder: RawColumns | None = None
         self.eval()
+
+    def take_columns(self, columns: TableColumns | None) -> None:
+        """Take the columns of the training's table as inputs [N, R] in place of their encoding.
+
+        Raises:
+            ConfigError: if the training was not on a table.
+        """
+        if columns is None:
+            raise ConfigError("--raw_columns is true, and the training was not on a table; leave it out")
+        self.encoder = RawColumns(columns)
+        self.example = torch.zeros(2, len(columns.features))
+        self.about |= {
+            "input_shape": ["N", len(columns.features)],
+            "input_names": [one.name for one in columns.features],
+            "columns": self.encoder.about,
+        }
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities [N, C] of inputs [N, ...], of sequences [N, L, C]; for regression the predicted values [N]."""
+        if self.encoder is not None:
+            x = self.encoder(x)
         if self.normalised:
             x = (x - self.mean) / self.std
         return self.combination(x, [component(x) for component in self.components])  # type: ignore[no-any-return]

@@ -261,7 +261,7 @@ def prediction_table(
         return pd.DataFrame(columns | _vector_columns(served, target, class_names))
     columns["label"] = served.labels.flatten().numpy()
     if target.continuous:
-        return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
+        return pd.DataFrame(columns | {"prediction": target.shown(served.log_prob).numpy()})
     log_prob = served.log_prob.flatten(0, -2)
     columns["prediction"] = log_prob.argmax(1).numpy()
     if class_names is not None:

@@ -7,7 +7,7 @@ from federated_round import Plain, run_rounds
 from scipy import stats
 from sklearn.metrics import mean_pinball_loss
 
-from lit_fed import FedEM, FederatedDataModule, FederatedModule, FederatedTrainer, Quantiles, Ranking
+from lit_fed import FedEM, Quantiles, Ranking
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation, num_factors
@@ -15,7 +15,6 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
-from lit_fed.training.output import prediction_table
 
 LEVELS = (0.1, 0.5, 0.8)
 

@@ -29,8 +29,8 @@ from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import notice
 
 __all__ = [
-    "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts", "split_of", "split_rows",
-    "stored_split", "with_validation",
+    "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts",
+    "split_of", "split_rows", "stored_split", "with_validation",
 ]  # fmt: skip
 
 
@@ -170,9 +170,12 @@ def with_validation(
         None
         if unseen is None
         else cut_validation(
-            unseen, val_fraction, seed, range(first_unseen, first_unseen + unseen.train.num_clients),
+            unseen,
+            val_fraction,
+            seed,
+            range(first_unseen, first_unseen + unseen.train.num_clients),
             stratified=stratified,
-        ),  # fmt: skip
+        ),
     )
 
 
