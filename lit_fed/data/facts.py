@@ -102,7 +102,7 @@ class TrainingFacts(NamedTuple):
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
         kind, num_classes, positions, *ignored = plain["target"]
         given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
-        if plain["label_scale"] is not None and isinstance(given["target"], Regression):
+        if plain.get("label_scale") is not None and isinstance(given["target"], Regression):
             given["target"] = given["target"].standardised(*plain["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
