@@ -25,7 +25,6 @@ _ROOMS = (
     "lit_fed.core.likelihood",
     "lit_fed.core.segmentation",
     "lit_fed.core.forecasting",
-    "lit_fed.core.ranking",
     "lit_fed.core.task",
     "lit_fed.core.graphs.topology",
     "lit_fed.core.graphs.mixing",

@@ -103,7 +103,9 @@ class FederatedParser(LightningArgumentParser):
         added: list[str] = super().add_function_arguments(function, *args, **options_of_own_network(function, kwargs))
         return added
 
-    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Namespace:
+    def parse_args(  # type: ignore[override]  # of overloads
+        self, args: Any = None, *more: Any, **options: Any
+    ) -> Namespace:
         """Parse arguments; a list may be given without brackets, as `a,b`, wherever one is taken."""
         try:
             parsed: Namespace = super().parse_args(args, *more, **options)

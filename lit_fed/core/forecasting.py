@@ -60,7 +60,7 @@ class Quantiles(Likelihood):
             )
 
     @property
-    def metrics(self) -> Any:  # type: ignore[override]  # the levels are those of the object
+    def metrics(self) -> Any:  # the levels are those of the object
         """Pinball loss of the predicted quantiles, and coverage of the interval between the outer levels."""
         options = {"levels": self.levels, "missing": self.missing}
         return [
@@ -132,7 +132,8 @@ class Quantiles(Likelihood):
         if self.missing is None:
             return each.mean(-1)
         count = y != self.missing
-        return torch.where(count, each, 0).sum(-1) / count.sum(-1).clamp(min=1)
+        mean: Tensor = torch.where(count, each, 0).sum(-1) / count.sum(-1).clamp(min=1)
+        return mean
 
 
 def pinball(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics
+    import torchmetrics.retrieval.base
 else:
     torchmetrics = imported_later("torchmetrics")
 

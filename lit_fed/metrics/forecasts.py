@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -51,7 +49,7 @@ class _OfQuantiles(Metric):
 class PinballLoss(_OfQuantiles):
     """The mean pinball loss of all levels, as `sklearn.metrics.mean_pinball_loss` has it for one."""
 
-    higher_is_better: ClassVar[bool] = False
+    higher_is_better = False
 
     def of_values(self, predicted: Tensor, y: Tensor) -> Tensor:
         return pinball(predicted, y, predicted.new_tensor(self.levels)).mean(-1)

@@ -50,7 +50,8 @@ class Pool:
     def _gathered(self, device: torch.device, label_type: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
         """Positions of clients [n], rising, predictions and labels of all ranks; None without samples."""
         owner = torch.cat([torch.full((len(y),), place) for place, _, y in self._parts] or [torch.zeros(0).long()])
-        each = [torch.cat([part[k] for part in self._parts]) if self._parts else torch.zeros(0) for k in (1, 2)]
+        columns = [shown for _, shown, _ in self._parts], [labels for _, _, labels in self._parts]
+        each = [torch.cat(one) if one else torch.zeros(0) for one in columns]
         if num_ranks() > 1:
             shapes = torch.zeros(2, MOST_AXES, dtype=torch.int64)  # number of axes, and their sizes; 0 without samples
             for row, one in zip(shapes, each, strict=True):
@@ -61,7 +62,7 @@ class Pool:
                 each = [torch.cat(gather_all_tensors(one.double().flatten().to(device))).cpu() for one in each]
             types = torch.float32, label_type
             each = [
-                one.to(kind).view(len(owner), *row[1 : int(row[0])].tolist())
+                one.to(kind).view(len(owner), *map(int, row[1 : int(row[0])]))
                 for one, kind, row in zip(each, types, shapes, strict=True)
             ]
         if not len(owner):

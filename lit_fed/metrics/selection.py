@@ -21,6 +21,7 @@ from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics
+    import torchmetrics.retrieval
 else:
     torchmetrics = imported_later("torchmetrics")
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_fed.core.ranking import Ranking
+from lit_fed.core.likelihood import Ranking
 from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
 from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
