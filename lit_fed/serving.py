@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +31,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, Phase, PhaseTraffic, ServingBlock, Split, Tree
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
+from lit_fed.metrics.pooled import Pool
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.heartbeat import sign_of_life
 
@@ -133,8 +135,9 @@ class MeasuresElsewhere(Protocol):
 
 
 def measure(
-    federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+    federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None,
+    pool: Pool | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
     """Serve a block of clients, as many at a time as memory allows, and predict their samples.
 
     Args:
@@ -142,6 +145,7 @@ def measure(
         block: the clients.
         seen: whether they took part in training.
         chosen: K additional metrics of the same predictions.
+        pool: gets the predictions that these metrics see (not from `MeasuresElsewhere`); None: nobody does.
 
     Yields:
         Positions of the clients among those evaluated [C], and one row each, [C, 3 + M + K] float64: the sums of
@@ -158,9 +162,15 @@ def measure(
         client_ids = block.client_ids[lo : lo + at_once]
         states = serve(federation, client_ids, block.train, seen=seen)
         job = predict_job(federation, client_ids, block.data, states)
-        meter = chosen.meter(len(client_ids)) if chosen else None
+        places = block.rows[lo : lo + at_once].tolist()
+        add = None if pool is None else partial(_add_to, pool, places)
+        meter = chosen.meter(len(client_ids), add) if chosen else None
         sums = client_scores(federation.client_trainer, job, meter)
         yield block.rows[lo : lo + at_once], _whole_rows(sums, states, meter)
+
+
+def _add_to(pool: Pool, places: list[int], row: int, shown: Tensor, labels: Tensor) -> None:
+    pool.add(places[row], shown, labels)
 
 
 def _whole_rows(rows: Tensor, states: Tree, meter: ClientMeter | None) -> Tensor:

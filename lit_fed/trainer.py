@@ -328,6 +328,7 @@ class FederatedTrainer(Trainer):
         format: Literal["pt", "onnx"] = "pt",
         output: str = "",
         unknown_categories: Unknown = None,
+        raw_columns: bool = False,
     ) -> PersonalModel | None:
         """Write a client's personal model as a program that runs without lit_fed.
 
@@ -345,6 +346,8 @@ class FederatedTrainer(Trainer):
             format: `pt` for `torch.export.load`, or `onnx`.
             output: `.pt2` or `.onnx` file.
             unknown_categories: as for `personalize`.
+            raw_columns: after training on a table, take its columns: numbers, numbers of categories, NaN where a value
+                is missing; the program encodes them. Else it takes the encoded inputs.
 
         Returns:
             The model as a module, on rank zero; None elsewhere.
@@ -359,6 +362,8 @@ class FederatedTrainer(Trainer):
             refuse_remote(datamodule, "export")
         told = (client, clients, weights_only, unknown_categories)
         exported = self.personal_model(model, datamodule, ckpt_path, *told)
+        if exported is not None and raw_columns:
+            exported.take_columns(federated(model).facts.columns)
         if exported is not None:
             save_program(exported, path, format)
             sys.stdout.write(f"program: {path}\n")

@@ -127,7 +127,7 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
 
     def shared_init(self, ctx: Context) -> Owned:
         """φ_i (line 1)."""
-        if self.position_loss == "sum" and ctx.task.target.ignored is not None:
+        if self.position_loss == "sum" and ctx.task.target.partly_labelled:
             raise ConfigError(
                 "--model.algorithm.position_loss is sum, and samples have labels to ignore, so that their numbers of "
                 "positions differ; give mean"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_fed import serving
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.client_table import outlier
@@ -55,11 +56,11 @@ def log_results(module: FederatedModule, prefix: str, results: dict[str, float])
 def report_population(module: FederatedModule, population: str, split: str) -> None:
     """Log the statistics of one population's table under `{split}/{population}/…` and keep its rows."""
     table: Any = module.tables[population]
-    rows = table.compute()
+    rows, pooled = table.compute(), pooled_values(module, population, table)
     table.reset()
     module.keep_rows(population, rows)
     for name, some in reported_rows(module, population, rows).items():
-        log_results(module, f"{split}/{name}", module.statistics(some))
+        log_results(module, f"{split}/{name}", module.statistics(some) | pooled[name])
     _notice_outlier(module, population, split, rows)
     if module.trainer.is_global_zero:
         _notice_chosen(module, population, split)
@@ -75,6 +76,16 @@ def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dic
     """
     honest = getattr(data_of(module.trainer), population).honest
     return {population: rows} | ({} if honest is None else {"honest": rows[honest]})
+
+
+def pooled_values(module: FederatedModule, population: str, table: ClientTable) -> dict[str, dict[str, float]]:
+    """Chosen metrics of the samples of all clients together, by reported group of clients as of `reported_rows`."""
+    clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
+    groups = {population: None} | ({} if clients.honest is None else {"honest": clients.honest.nonzero()[:, 0]})
+    remote = isinstance(module.federation.client_trainer, serving.MeasuresElsewhere)
+    if not chosen.pooled or remote:
+        return {name: {} for name in groups}
+    return {name: table.pool.values(chosen, table.rows.device, kept) for name, kept in groups.items()}
 
 
 def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
@@ -200,7 +211,8 @@ class TrainingSplitEvaluation(Callback):
         table = own.clone()
         table.reset()
         measure_population(trainer, module, population, "train", table)
+        pooled = pooled_values(module, population, table)
         for name, rows in reported_rows(module, population, table.compute()).items():
-            results = module.statistics(rows)
+            results = module.statistics(rows) | pooled[name]
             named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
             log_results(module, f"train/{name}", named)

@@ -108,6 +108,7 @@ def evaluation_keys(data: FederatedDataModule, chosen: ChosenMetrics, split: str
     populations = ["seen", *(["unseen"] if data.unseen else []), *(["honest"] if data.attackers is not None else [])]
     one = torch.ones(1, max(3, len(chosen)))
     statistics = summarise(one[:, :3], data.target.metric) | chosen.statistics(one[:, : len(chosen)], one[:, 0])
+    statistics |= {f"{name}_pooled": 0.0 for name in chosen.names if chosen.pooled and not data.dataset.is_remote}
     names = ["loss@served" if split == "train" and key == "loss" else key for key in statistics]
     return {f"{split}/{population}/{name}" for population in populations for name in names}
 

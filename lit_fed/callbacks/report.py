@@ -149,7 +149,8 @@ class RunReport(FederatedCallback):
         if self.pictures:
             from lit_fed.pictures.run import draw
 
-            draw(folder, table, self.formats, private=private)
+            chosen = {one.name: one.larger_is_better for one in module.chosen_metrics.metrics}
+            draw(folder, table, self.formats, private=private, chosen=chosen)
         attackers = data_of(trainer).populations[0].attackers
         counted = {} if attackers is None else {"attackers": len(attackers)}
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
@@ -200,7 +201,7 @@ def _git_commit() -> str | None:
 
 
 def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequence[str] = ()) -> None:
-    """Print the statistics over clients of one split, a line for each population; chosen metrics in a second table.
+    """Print the statistics over clients of one split, a line for each population; chosen metrics in a table ahead.
 
     Args:
         results: the statistics, by key.
@@ -217,14 +218,15 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
     if not rows:
         sys.stdout.write(f"{split}: no client has samples in this split, so nothing was measured\n")
         return
-    print_rows(split, ["clients", *shown], rows)
-    if chosen:
+    if chosen:  # asked for, so first
         _print_chosen(results, split, chosen)
+    print_rows(split, ["clients", *shown], rows)
 
 
 def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> None:
     """Print a line for each chosen metric and population."""
-    shown = {"mean": "", "worst decile": "_decile", "worst client": "_worst", "undefined": "_undefined"}
+    suffixes = {"mean": "", "worst decile": "_decile", "worst client": "_worst", "pooled": "_pooled"}
+    shown = suffixes | {"undefined": "_undefined"}
     rows = []
     for name, population in itertools.product(names, REPORTED):
         *found, undefined = (results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import partial
 from typing import Any, NoReturn
 
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lit_fed.command_line.arguments import with_values
 from lit_fed.command_line.classes import as_function, explain_class, options_of_own_network
 from lit_fed.command_line.help import FederatedHelp
 from lit_fed.command_line.start_page import COMMANDS
@@ -40,6 +42,11 @@ UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(-*[
 REFUSED_OPTION = re.compile(r"^(?:--([\w.]+):\s+)?Option '(\w+)' is not accepted(?:[;\s]+did you mean \S*?(\w+)\?)?")
 """Beginning of a message about an option that a class or a section does not have, in its parser or, with the name of
 the class's option, in one around it."""
+
+BARE_LIST = re.compile(
+    r"^(--[\w.]+):\s+expected (?:tuple|list|sequence)\b.*(?:Got|Given) value: ([^\s\[\]{}]*,[^\[\]{}]*)$", re.M | re.I
+)
+"""Message about a list without brackets."""
 
 OF_CLASS = re.compile(r"--\w+(\.\w+)*:")
 """Beginning of a line about an option of a class or a section, after a line with the name of that."""
@@ -95,6 +102,20 @@ class FederatedParser(LightningArgumentParser):
         """Add the arguments of a function that makes a network, without the sizes of the data."""
         added: list[str] = super().add_function_arguments(function, *args, **options_of_own_network(function, kwargs))
         return added
+
+    def parse_args(  # type: ignore[override]  # of overloads
+        self, args: Any = None, *more: Any, **options: Any
+    ) -> Namespace:
+        """Parse arguments; a list may be given without brackets, as `a,b`, wherever one is taken."""
+        try:
+            parsed: Namespace = super().parse_args(args, *more, **options)
+        except ConfigError as error:
+            found = BARE_LIST.search(str(error))
+            bracketed = [] if found is None else with_values(args or [], partial(_bracketed, found))
+            if bracketed in ([], args):
+                raise
+            return self.parse_args(bracketed, *more, **options)
+        return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Stop with jsonargparse's message in plain words and the nearest names.
@@ -177,6 +198,10 @@ def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:
     """All arguments as text, without checking them again, which takes longer than writing them."""
     text: str = parser.dump(config, skip_unset=False, skip_validation=True, **options)
     return text
+
+
+def _bracketed(found: re.Match[str], option: str, value: str) -> str:
+    return f"[{value}]" if (option, value) == (found[1], found[2]) else value
 
 
 def _refused_by_object(message: str) -> list[str]:

@@ -64,6 +64,11 @@ class Target(ABC):
         """The label of positions that do not count; None: all count."""
         return None
 
+    @property
+    def partly_labelled(self) -> bool:
+        """Whether some positions or values of a label may not count."""
+        return self.ignored is not None
+
     def labelled(self, y: Tensor) -> Tensor | None:
         """Which positions count, bool [..., L]; None: all."""
         return None
@@ -72,6 +77,14 @@ class Target(ABC):
         """The mask of samples [...], with 0 for a sample of whose positions [..., L] none counts."""
         labelled = self.labelled(y)
         return mask if labelled is None else mask * labelled.any(-1)
+
+    def queries(self, y: Tensor) -> Tensor:
+        """The query of each label, [n] int64, for metrics of retrieval: a client's samples are one query."""
+        return torch.zeros(len(y), dtype=torch.int64)
+
+    def num_terms(self, y: Tensor) -> int:
+        """Terms of which the loss of a sample is the mean, where all count."""
+        return y.shape[1] if self.positions else 1
 
     def num_positions(self, y: Tensor, mask: Tensor) -> Tensor:
         """Positions that count in all samples whose mask [N] is 1, [] float64."""
@@ -403,11 +416,48 @@ class Sequences(Multiclass):
 
 @dataclass(frozen=True)
 class Regression(_Gaussian):
-    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² and a constant, which is left out."""
+    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² and a constant, which is left out.
+
+    Of standardised labels outputs and loss are those of (y − mean)/std; predictions and `mse` are in the units of y.
+
+    Attributes:
+        mean: of the training labels; 0: they are taken as they are.
+        std: standard deviation of the training labels; 1 likewise.
+    """
 
     num_classes: int = field(default=1, init=False, repr=False)
+    mean: float = field(default=0.0, init=False, repr=False)
+    std: float = field(default=1.0, init=False, repr=False)
 
     kind = "regression"
+
+    def standardised(self, mean: float, std: float) -> Self:
+        """The target of labels with this mean and standard deviation."""
+        target = replace(self)
+        for name, value in (("mean", mean), ("std", std)):
+            object.__setattr__(target, name, value)
+        return target
+
+    def _standard(self, y: Tensor) -> Tensor:
+        return y if (self.mean, self.std) == (0, 1) else (y - self.mean) / self.std
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return super().losses(outputs, self._standard(y))
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return super().residual(outputs, self._standard(y))
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        return share * y + (1 - share) * self.shown(outputs)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss, square = super().score(prediction, self._standard(y))
+        return loss, square if self.std == 1 else square * self.std**2
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """The predicted values, [B], in the units of the labels."""
+        values = super().shown(prediction)
+        return values if (self.mean, self.std) == (0, 1) else self.mean + self.std * values
 
 
 @dataclass(frozen=True)

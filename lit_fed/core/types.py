@@ -349,6 +349,7 @@ class Population(NamedTuple):
     attackers: Tensor | None = None  # [A] int64 ascending, those that attack; None: nobody was asked for
     learned: tuple[str, ...] = ()  # constants that were learned from the training samples, in words
     stored_type: str = ""  # NumPy's name of the type in which inputs were stored: uint8 is scaled; "": not known
+    label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
 
     @property
     def num_measured(self) -> int:

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core import segmentation  # noqa: F401 - `from_plain` finds its target
-from lit_fed.core.targets import Target
+from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `from_plain` finds their targets
+from lit_fed.core.targets import Regression, Target
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
 
@@ -47,6 +47,7 @@ class TrainingFacts(NamedTuple):
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
     named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have numbers alone
     total_positions: int = 0  # labelled positions of all training samples, where they are weights
+    label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
 
     @property
@@ -101,6 +102,8 @@ class TrainingFacts(NamedTuple):
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
         kind, num_classes, positions, *ignored = plain["target"]
         given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
+        if plain.get("label_scale") is not None and isinstance(given["target"], Regression):
+            given["target"] = given["target"].standardised(*plain["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         for name in ("groups", "sizes"):

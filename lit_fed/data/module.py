@@ -13,10 +13,11 @@ from torch import Tensor
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import Regression, Target
 from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, written_out
 from lit_fed.data.data_sets.base import DataSet, Normalisation, PooledDataSet
+from lit_fed.data.data_sets.columns import OF_LABELS
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts, name_digests
@@ -32,9 +33,11 @@ from lit_fed.data.populations.checks import (
     learned_constants,
     num_classes_of,
     outlying_inputs,
+    scale_of_labels,
     taken_labels,
     with_ignored,
 )
+from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, notice
 from lit_fed.system.packages import DataFrame
 
@@ -92,6 +95,8 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: share of each client's samples kept for validation.
         test_fraction: share of each client's samples kept for testing if the data set has no test split; 0: no test
             samples.
+        split: how each client's samples are divided by these shares: at `random`, or `stratified`, with about the
+            same share of each class in each split.
         unseen_fraction: share of the clients held out of training and served as unseen clients; if above 0 at least
             one, and at least one client trains.
         client_fraction: share of the clients sampled in each round, at least one; with `poisson` the probability of
@@ -133,12 +138,15 @@ class FederatedDataModule(LightningDataModule):
         attackers: float | None = None,
         poison: Poison | None = None,
         public: PooledDataSet | None = None,
+        split: SplitKind = "random",
     ) -> None:
         super().__init__()
         if batch_size < 0:
             raise ConfigError(
                 f"--data.batch_size is {batch_size}; give a whole number >= 1, or 0 for the whole local set"
             )
+        if split == "stratified" and dataset.is_remote:
+            raise ConfigError("--data.split is stratified, and nodes divide their own samples; leave it out")
         if not 0 < client_fraction <= 1:
             raise ConfigError(f"--data.client_fraction is {client_fraction}; give a number above 0 and up to 1")
         if not 0 <= seed < 2**32:
@@ -159,6 +167,7 @@ class FederatedDataModule(LightningDataModule):
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
         self.eval_clients, self.augment = eval_clients, written_out(augment)
         self.attackers, self.poison, self.public = attackers, poison, public
+        self.split = split
         self.public_samples: PublicSamples | None = None
         self.seen: Population | None = None
         self.unseen: Population | None = None
@@ -221,7 +230,7 @@ class FederatedDataModule(LightningDataModule):
         seen, unseen = build_populations(
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
-            unseen_fraction=self.unseen_fraction, seed=self.seed,
+            unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
         seen, unseen = self._labelled(seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
@@ -237,7 +246,7 @@ class FederatedDataModule(LightningDataModule):
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
-        for said in (said_of_labels, outlying_inputs(seen, unseen)):
+        for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
 
@@ -263,6 +272,11 @@ class FederatedDataModule(LightningDataModule):
             seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             target = given.fitted(seen.train.y, num_classes)
         self.target = with_ignored(target, seen, unseen)
+        if seen.label_scale is not None:
+            if isinstance(target, Regression):
+                self.target = target.standardised(*seen.label_scale)
+            else:
+                seen = seen._replace(label_scale=None, learned=tuple(one for one in seen.learned if one != OF_LABELS))
         check_labels(self.target, seen, unseen)
         self.label_shape = tuple(seen.train.y.shape[1:])
         if not isinstance(self.target, Segmentation):
@@ -316,6 +330,7 @@ class FederatedDataModule(LightningDataModule):
             input_shape=self.input_shape,
             input_type=str(train.x.dtype).removeprefix("torch."),
             label_shape=self.label_shape,
+            label_scale=self.seen.label_scale,
             target=self.target,
             num_clients=train.num_clients,
             total_samples=train.num_samples,

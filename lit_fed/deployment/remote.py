@@ -238,7 +238,7 @@ class RemoteTrainer:
         """
         target = self.rounds.terms.task.target
         is_share, signed = target.metric == "accuracy", target.metric == "loss"
-        partial = target.ignored is not None
+        partial = target.partly_labelled
         for place, wrong in implausible_rows(rows, counts, is_share=is_share, signed=signed, partial=partial).items():
             error = ClientError(ids[place], f"its node {node}", None, wrong)
             if self.pool.missing != "drop":

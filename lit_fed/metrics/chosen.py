@@ -7,23 +7,29 @@ client, as areas under curves do, but only one number per client is kept.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.metrics.client_table import client_statistics
+from lit_fed.system.names import lies_below
 from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics
+    import torchmetrics.retrieval.base
 else:
     torchmetrics = imported_later("torchmetrics")
 
 __all__ = ["ChosenMetrics", "ClientMeter", "ClientMetric", "quiet"]
+
+
+Add = Callable[[int, Tensor, Tensor], None]
 
 
 class ClientMetric:
@@ -49,6 +55,8 @@ class ClientMetric:
         metric.distributed_available_fn = _alone  # each client is evaluated on one rank
         self._one_column = target.kind == "binary" and not type(metric).__name__.startswith("Multiclass")
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
+        self._is_library = lies_below(type(metric).__module__, "torchmetrics")
+        self._ranks = isinstance(metric, torchmetrics.retrieval.base.RetrievalMetric)
         self.averages = self._is_curve and self._average in ("macro", "weighted")
         if self.averages:
             metric.average = "none"
@@ -63,24 +71,32 @@ class ClientMetric:
         plain = type(metric) in _shares() and metric.top_k == 1 and metric.ignore_index is None
         return plain and self._average == "micro"
 
-    def update(self, shown: Tensor, labels: Tensor) -> None:
+    def update(self, shown: Tensor, labels: Tensor, owner: Tensor | None = None) -> None:
         """Add samples of the current client.
 
         Args:
             shown: from `Target.shown`, [n, C] or [n].
             labels: [n], or [n, C] for multilabel targets.
+            owner: clients of the samples, [n], whose queries differ; None: one.
         """
         if self._is_curve:
             self._add_classes(labels)
         self._add_ranges(shown, labels)
         try:
-            self.metric.update(*self.facing(shown, labels))
+            self.metric.update(*self.facing(shown, labels, owner))
         except (ValueError, RuntimeError) as error:  # the metric is undefined for these samples
             self._failure = str(error)
 
-    def facing(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and labels for the metric; of two classes the probability of the second."""
-        return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous()
+    def facing(self, shown: Tensor, labels: Tensor, owner: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Predictions and labels for the metric, of two classes the probability of the second; of rankings queries."""
+        queries: tuple[Tensor, ...] = (self.target.queries(labels),) if self._ranks else ()
+        if queries and owner is not None:
+            queries = (torch.unique(torch.stack([owner, *queries]), dim=1, return_inverse=True)[1],)
+        if self._is_library and isinstance(self.target, Likelihood):
+            shown, labels = self.target.compared(shown, labels)
+        if self._ranks and labels.is_floating_point() and bool((labels == labels.round()).all()):
+            labels = labels.long()  # which metrics of relevances 0 and 1 need
+        return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous(), *queries
 
     def _add_ranges(self, shown: Tensor, labels: Tensor) -> None:
         """Track minimum and maximum of values that must not be constant."""
@@ -104,6 +120,15 @@ class ClientMetric:
         if isinstance(self.metric, _curves()[0]):
             positives = positives[1]
         self._count, self._positives = self._count + count, self._positives + positives
+
+    def of_all(self, shown: Tensor, labels: Tensor, owner: Tensor) -> float:
+        """The metric of the samples of several clients together; see `update`."""
+        reason = self.reason
+        with quiet():
+            self.update(shown, labels, owner)
+            number = self.take()
+        self.reason = reason
+        return number
 
     def take(self) -> float:
         """Return the current client's value, NaN if undefined, and reset for the next client."""
@@ -161,9 +186,14 @@ class ChosenMetrics:
         """Their keys in the results."""
         return [one.name for one in self.metrics]
 
-    def meter(self, num_clients: int) -> ClientMeter:
-        """Sums of these metrics over this many clients."""
-        return ClientMeter(self, num_clients)
+    def meter(self, num_clients: int, add: Add | None = None) -> ClientMeter:
+        """Sums of these metrics over this many clients; `add` gets all predictions."""
+        return ClientMeter(self, num_clients, add)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether samples of all clients are measured together: predictions at positions are too many to be held."""
+        return len(self) > 0 and not self.target.positions
 
     def statistics(self, values: Tensor, num_samples: Tensor) -> dict[str, float]:
         """Statistics over clients of each metric, see `client_statistics`.
@@ -192,10 +222,11 @@ class ClientMeter:
     Args:
         chosen: the metrics.
         num_clients: C.
+        add: gets the number of a client, 0 … C − 1, some of its predictions and their labels; None: nobody does.
     """
 
-    def __init__(self, chosen: ChosenMetrics, num_clients: int) -> None:
-        self._chosen = chosen
+    def __init__(self, chosen: ChosenMetrics, num_clients: int, add: Add | None = None) -> None:
+        self._chosen, self._add = chosen, add
         self._values = torch.full((num_clients, len(chosen)), float("nan"), dtype=torch.float64)
         self._row: int | None = None  # current client
         self._done: set[int] = set()
@@ -224,6 +255,8 @@ class ClientMeter:
                     some, their = (one[their != target.ignored] for one in (some, their))
                 for one in self._chosen.metrics:
                     one.update(some, their)
+                if self._add is not None:
+                    self._add(row, some, their)
 
     def values(self) -> Tensor:
         """Values of all clients, [C, K] float64; NaN if undefined."""

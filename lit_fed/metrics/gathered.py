@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lit_fed.metrics.pooled import Pool
 from lit_fed.system.heartbeat import exchange
 
 __all__ = ["ClientTable"]
@@ -36,6 +37,12 @@ class ClientTable(Metric):
         super().__init__(**{"dist_sync_fn": _of_all_ranks} | kwargs)
         zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
         self.add_state("rows", zeros, dist_reduce_fx="sum")
+        self.pool = Pool()
+
+    def reset(self) -> None:
+        """Forget all results."""
+        super().reset()
+        self.pool.clear()
 
     def update(self, positions: Tensor, rows: Tensor) -> None:
         """Add rows of the clients at `positions` [C].

@@ -21,6 +21,7 @@ from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics
+    import torchmetrics.retrieval
 else:
     torchmetrics = imported_later("torchmetrics")
 
@@ -42,15 +43,19 @@ TASKS = {
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
 """Examples of metrics of numbers (True) and of classes."""
 
+SUFFIXES = "", "_decile", "_worst", "_std", "_unweighted", "_undefined", "_pooled"
+"""Ends of the keys of a metric."""
+
 COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker", "kept"}
 """Columns of clients.csv beside results and mixture weights."""
 
-LIBRARY = ("torchmetrics.classification", "torchmetrics.regression")
+LIBRARY = ("torchmetrics.classification", "torchmetrics.regression", "torchmetrics.retrieval")
 """Packages whose classes may be named by text."""
 
 ARGUMENTS = names_in(
     """
-    adjusted alternative average beta fpr_range ignore_index keep_sequence_dim log_prob max_fpr min_precision min_recall
+    adaptive_k adjusted aggregation alternative average beta empty_target_action fpr_range ignore_index
+    keep_sequence_dim log_prob max_fpr max_k min_precision min_recall
     min_sensitivity min_specificity multiclass_mode multidim_average multioutput n_bins norm normalization normalize
     num_classes num_groups num_labels num_outputs p power reduction squared t_test task threshold thresholds top_k
     validate_args variant weights zero_division
@@ -134,7 +139,7 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
         how = f"give it another name, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
         if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):
             raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
-        keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined")}
+        keys = {f"{one.name}{suffix}" for suffix in SUFFIXES}
         if one.name in ("accuracy", "mse"):
             raise ConfigError(f"{OPTION} has {one.shown}, but {one.name} is always measured; leave it out, or {how}")
         if keys & known:
@@ -206,7 +211,7 @@ def _no_such_metric(path: str, error: Exception) -> ConfigError:
 
 
 def _places() -> tuple[ModuleType, ...]:
-    return torchmetrics, torchmetrics.classification, torchmetrics.regression
+    return torchmetrics, torchmetrics.classification, torchmetrics.regression, torchmetrics.retrieval
 
 
 def _names_of_metrics(place: ModuleType) -> list[str]:
@@ -229,7 +234,7 @@ def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
     Raises:
         ConfigError: naming the metric, the labels and an alternative.
     """
-    given = target.metrics if given is None else given
+    given = with_classes(target.metrics) if given is None else given
     return ChosenMetrics([_chosen(one, target) for one in wanted_metrics(given)], target)
 
 
@@ -268,6 +273,13 @@ def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> N
         raise ConfigError(
             f"{OPTION} {wanted.shown} measures {found}, but {labels}; choose for example {EXAMPLES[target.continuous]}"
         )
+    if (package, kind) == ("torchmetrics", "retrieval"):
+        if target.kind not in ("binary", "regression") and not isinstance(target, Likelihood):
+            raise ConfigError(
+                f"{OPTION} {wanted.shown} ranks by one score for each sample, but {labels}; give two classes, numbers, "
+                "or --model.target Ranking"
+            )
+        return
     if package == "torchmetrics" and kind not in ("classification", "regression"):
         raise ConfigError(
             f"{OPTION} {wanted.shown} is of torchmetrics.{kind} and measures neither classes nor numbers; choose for "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,10 @@ MOST_CURVES = 12
 """Upper limit of clients with a panel of curves each; of more, means over clients are drawn."""
 
 
-def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",), *, private: bool = False) -> None:
+def draw(
+    folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",), *, private: bool = False,
+    chosen: Mapping[str, bool | None] | None = None,
+) -> None:  # fmt: skip
     """Draw the figures of a run into `plots/`.
 
     Args:
@@ -48,21 +51,25 @@ def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",),
         clients: a row per client, as in clients.csv.
         formats: of each figure, `png`, `pdf` or `svg`.
         private: make `plots/` readable by its owner only.
+        chosen: names of chosen metrics, and whether larger is better; the first one is drawn ahead of the accuracy.
     """
     plots = folder / "plots"
     plots.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
     with mpl.rc_context(style.COLUMN):
-        for name, figure in _figures(folder, clients):
+        for name, figure in _figures(folder, clients, chosen):
             for suffix in formats:
                 style.save(figure, (plots / name).with_suffix(f".{suffix}"))
 
 
-def _figures(folder: Path, clients: pd.DataFrame) -> list[tuple[str, Any]]:
+def _figures(
+    folder: Path, clients: pd.DataFrame, chosen: Mapping[str, bool | None] | None = None
+) -> list[tuple[str, Any]]:
     metric = next(one for one in ("accuracy", "mse", "loss") if one in clients)
-    figures = [
-        *_history_figures(folder, metric),
-        (f"client_{metric}.png", _histogram(clients, metric)),
-    ]
+    figures = []
+    for one, larger_is_better in [*list((chosen or {}).items())[:1], (metric, metric == "accuracy")]:
+        if np.isfinite(clients[one]).any() or one == metric:
+            figures += _history_figures(folder, one)
+            figures.append((f"client_{one}.png", _histogram(clients, one, larger_is_better)))
     if "pi_0" in clients:
         figures.append(("mixture_weights.png", mixture_heat_map(clients)))
     return [*figures, *_component_figures(folder, metric), *weight_figures(folder)]
@@ -126,7 +133,7 @@ def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str) -> An
     return figure
 
 
-def _histogram(clients: pd.DataFrame, metric: str) -> Any:
+def _histogram(clients: pd.DataFrame, metric: str, larger_is_better: bool | None) -> Any:
     """Histograms of the clients' results, unseen ones below: the worst decile is hatched, infinite ones are counted."""
     factor, unit = style.percent(metric)
     found = {
@@ -147,8 +154,8 @@ def _histogram(clients: pd.DataFrame, metric: str) -> Any:
         axes.set(ylabel="clients", xscale=scale)
         axes.yaxis.set_major_locator(style.few_ticks(whole=True, most=5 if axes is panels[0] else 3))
         axes.grid(visible=False, axis="x")
-    if len(values["seen"]):
-        _mark_worst_decile(panels[0], values["seen"], metric, edges, unit)
+    if len(values["seen"]) and larger_is_better is not None:
+        _mark_worst_decile(panels[0], values["seen"], edges, unit, larger_is_better=larger_is_better)
     panels[-1].set_xlabel(f"test {metric} of a client{unit}")
     style.legend_above(figure)
     return figure
@@ -160,9 +167,8 @@ def _bins(values: np.ndarray, scale: str) -> np.ndarray:
     return np.histogram_bin_edges(values, bins=20)
 
 
-def _mark_worst_decile(axes: Any, values: pd.Series, metric: str, edges: np.ndarray, unit: str) -> None:
+def _mark_worst_decile(axes: Any, values: pd.Series, edges: np.ndarray, unit: str, *, larger_is_better: bool) -> None:
     """Hatch the max(1, ⌊T/10⌋) worst clients."""
-    larger_is_better = metric == "accuracy"
     worst = values.sort_values(ascending=larger_is_better)[: max(1, len(values) // 10)]
     sign, sign_of_unit = "≤" if larger_is_better else "≥", "%" if unit else ""
     label = f"worst decile of the seen: {sign} {worst.iloc[-1]:.3g}{sign_of_unit}"

@@ -12,6 +12,7 @@ import copy
 import importlib
 import io
 import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +26,7 @@ from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import merge_adapters
@@ -33,10 +35,62 @@ from lit_fed.system.files import given_path, write_atomically
 from lit_fed.training.output import check_writable
 from lit_fed.wrappers.base import innermost
 
-__all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
+__all__ = ["PersonalModel", "RawColumns", "check_program_file", "personal_model", "save_program"]
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
 """File ending of each format."""
+
+
+class RawColumns(nn.Module):
+    """Inputs [N, W] of columns [N, R]: fills in missing values (NaN), and encodes categories one-hot.
+
+    Args:
+        columns: encoding of the training's table.
+
+    Raises:
+        ConfigError: if missing values are filled in by each client's own, which only its rows say.
+    """
+
+    fill: Tensor
+    source: Tensor
+    code: Tensor
+    kind: Tensor
+
+    def __init__(self, columns: TableColumns) -> None:
+        super().__init__()
+        if columns.own_fills is not None:
+            raise ConfigError(
+                "--raw_columns is true, and missing values are filled in by each client's own rows (impute_by client), "
+                "which a program does not have; leave --raw_columns out, or train with impute_by all"
+            )
+        nan, fills, inputs = math.nan, [], []  # of each input: its column, the category's number, and its kind
+        for place, one in enumerate(columns.features):
+            if one.categories is None:
+                fills.append(nan if one.fill is None else float(one.fill))
+                inputs.append((place, 0, 0))
+            else:
+                fills.append(float(one.categories.index(one.fill)) if one.fill in one.categories else -1.0)
+                inputs += [(place, code, 1) for code in range(len(one.categories))]
+            inputs += [(place, 0, 2)] * one.indicator
+        self.columns = columns
+        self.register_buffer("fill", torch.tensor(fills))
+        for name, each in zip(("source", "code", "kind"), zip(*inputs, strict=True), strict=True):
+            self.register_buffer(name, torch.tensor(each))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode rows; a missing number without a fill stays NaN, and an unknown category is in no input."""
+        missing = x.isnan()
+        known = torch.where(missing, self.fill, x)[:, self.source]
+        encoded = torch.where(self.kind == 1, (known == self.code).to(x.dtype), known)
+        return torch.where(self.kind == 2, missing[:, self.source].to(x.dtype), encoded)
+
+    @property
+    def about(self) -> list[dict[str, Any]]:
+        """Name of each column, and its categories in the order of their numbers; None: it is a number."""
+        return [
+            {"name": one.name, "categories": None if one.categories is None else list(one.categories)}
+            for one in self.columns.features
+        ]
 
 
 class PersonalModel(nn.Module):
@@ -65,10 +119,29 @@ class PersonalModel(nn.Module):
             for name, constants in normalisation._asdict().items():
                 self.register_buffer(name, torch.tensor(constants, dtype=torch.float32).view(shape))
         self.example, self.about = example, about
+        self.encoder: RawColumns | None = None
         self.eval()
+
+    def take_columns(self, columns: TableColumns | None) -> None:
+        """Take the columns of the training's table as inputs [N, R] in place of their encoding.
+
+        Raises:
+            ConfigError: if the training was not on a table.
+        """
+        if columns is None:
+            raise ConfigError("--raw_columns is true, and the training was not on a table; leave it out")
+        self.encoder = RawColumns(columns)
+        self.example = torch.zeros(2, len(columns.features))
+        self.about |= {
+            "input_shape": ["N", len(columns.features)],
+            "input_names": [one.name for one in columns.features],
+            "columns": self.encoder.about,
+        }
 
     def forward(self, x: Tensor) -> Tensor:
         """Probabilities [N, C] of inputs [N, ...], of sequences [N, L, C]; for regression the predicted values [N]."""
+        if self.encoder is not None:
+            x = self.encoder(x)
         if self.normalised:
             x = (x - self.mean) / self.std
         return self.combination(x, [component(x) for component in self.components])  # type: ignore[no-any-return]

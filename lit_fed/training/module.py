@@ -361,7 +361,10 @@ class FederatedModule(LightningModule):
     ) -> None:
         """Serve some clients, predict their samples and add the results to a table (default: of their population)."""
         results: Any = self.tables[population] if table is None else table
-        measured = serving.measure(self.federation, block, seen=population == "seen", chosen=self.chosen_metrics)
+        pool = results.pool if self.chosen_metrics.pooled else None
+        measured = serving.measure(
+            self.federation, block, seen=population == "seen", chosen=self.chosen_metrics, pool=pool
+        )
         for positions, rows in measured:
             results.update(positions, rows[:, : results.rows.shape[1]])
             self.tell("on_clients_served", len(positions))

@@ -90,6 +90,9 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
                 key = f"test/{population}/{name}{suffix}"
                 assert summary[key] == module.results[key] == pytest.approx(value, rel=1e-6)
                 assert float(last[key]) == pytest.approx(value, rel=1e-6)
+            every = pd.concat(tables.values())
+            pooled = score(every["label"], every["p_1"])
+            assert summary[f"test/{population}/{name}_pooled"] == pytest.approx(pooled, rel=1e-6)
     columns = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
     assert list(clients)[:9] == columns
     assert list(clients)[9:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]

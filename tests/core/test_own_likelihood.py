@@ -77,6 +77,10 @@ def test_c_index_counts_comparable_pairs(survival):
     metric = survival.ConcordanceIndex()
     metric.update(torch.tensor([2.0, 1.0, 2.0, 3.0]), labels)  # of four pairs two right, one a tie
     assert float(metric.compute()) == 0.625
+    for time, predicted, index in (([1.0, 1, 2], [1.0, 2, 3], 1), ([1.0, 2, 3], [3.0, 2, 1], 0)):  # as lifelines has it
+        metric.reset()
+        metric.update(torch.tensor(predicted), torch.tensor([[one, 1.0] for one in time]))
+        assert float(metric.compute()) == index
     chosen = choose_metrics(None, survival.Weibull())
     assert chosen.names == ["concordance_index"]
     assert not len(choose_metrics([], survival.Weibull()))

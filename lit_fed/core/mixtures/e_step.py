@@ -34,12 +34,12 @@ def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> in
     labelled = task.target.labelled(data.y) if position_loss == "sum" else None
     if labelled is not None:
         return labelled.sum(-1, keepdim=True).clamp(min=1)
-    return data.all_y.shape[1] if position_loss == "sum" and task.target.positions else 1
+    return task.target.num_terms(data.all_y) if position_loss == "sum" else 1
 
 
 def counted_rows(task: Task, data: ClientData) -> Tensor:
     """The mask of samples [N], with 0 for a sample of whose positions none counts."""
-    return data.mask if task.target.ignored is None else task.target.counted(data.y, data.mask)
+    return task.target.counted(data.y, data.mask) if task.target.partly_labelled else data.mask
 
 
 def expectation(

@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Feature", "TableColumns", "TableEncoder", "TableRows", "as_text", "encode", "fill_in", "is_numeric",
-    "is_table_file", "marked", "missing_values", "numbers", "read_rows", "require_all_values", "require_values",
-    "rows_of_frame", "split_names", "standardisation", "table_name", "texts",
+    "OF_LABELS", "DatePart", "Feature", "TableColumns", "TableEncoder", "TableRows", "as_text", "dated", "encode",
+    "fill_in", "is_numeric", "is_table_file", "marked", "missing_values", "numbers", "read_rows",
+    "require_all_values", "require_values", "rows_of_frame", "split_names", "standardisation", "table_name",
+    "texts",
 ]  # fmt: skip
 
 
 MOST_CATEGORIES = 100
 """Maximum number of categories inferred for a text column."""
+
+OF_LABELS = "mean and standard deviation of labels"
 
 CONSTANT = 1e-7
 """A column counts as constant below this ratio of standard deviation and mean, near float32 resolution."""
@@ -62,6 +65,9 @@ class TableColumns(NamedTuple):
     unknown_categories: Literal["error", "zeros"]
     missing_values: tuple[str, ...] = ()  # texts that mark a missing value, or column=text
     own_fills: Imputation | None = None  # each client's own fills where it has values; None: those of all clients
+    query_column: str | None = None  # number of the query of each row, beside the label
+    dates: tuple[str, ...] = ()  # columns of dates
+    date_parts: tuple[str, ...] = ()  # inputs of each; (): days
 
     @property
     def numeric(self) -> list[int]:
@@ -100,6 +106,7 @@ class TableEncoder:
         impute: what takes the place of missing values; None: they are refused.
         impute_value: of `constant`.
         indicators: one more input for each column with missing training values.
+        label_scale: also find mean and standard deviation of the labels.
     """
 
     rows: TableRows
@@ -110,6 +117,7 @@ class TableEncoder:
     impute: Imputation | None = None
     impute_value: float = 0.0
     indicators: bool = False
+    label_scale: bool = False
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """Replace row numbers [n] by inputs [n, W]."""
@@ -130,7 +138,10 @@ class TableEncoder:
         if self.standardize and columns.numeric:
             normalisation = standardisation(known, columns)
             inputs = normalisation.apply(inputs)
+        scale = self._label_scale(seen) if self.label_scale else None
         learned = () if self.public is not None else _learned(columns.features, normalisation)
+        if scale is not None and self.public is None:
+            learned = (*learned, OF_LABELS)
 
         def encoded(population: Population) -> Population:
             splits = [
@@ -139,10 +150,22 @@ class TableEncoder:
             ]
             train, val, test = splits
             return population._replace(
-                train=train, val=val, test=test, columns=columns, normalisation=normalisation, learned=learned
-            )
+                train=train, val=val, test=test, columns=columns, normalisation=normalisation, learned=learned,
+                label_scale=scale,
+            )  # fmt: skip
 
         return encoded(seen), None if unseen is None else encoded(unseen)
+
+    def _label_scale(self, seen: Population) -> tuple[float, float] | None:
+        """Mean and standard deviation of the labels, from sums over clients; None if they are constant."""
+        ends = seen.train.offsets[1:-1].numpy()
+        clients = np.split(seen.train.y.numpy(), ends)
+        if self.public is not None:
+            clients = [numbers(self.public, self.columns.label_column)]
+        count = sum(map(len, clients))
+        mean = float(summed([y.sum(dtype=np.float64) for y in clients])) / count
+        std = float(np.sqrt(summed([np.square(y.astype(np.float64) - mean).sum() for y in clients]) / count))
+        return (mean, std) if std > CONSTANT * abs(mean) else None
 
     def _learned(self, feature: Feature, train_rows: np.ndarray) -> Feature:
         """The feature with its indicator, and the categories of the training rows in alphabetical order."""
@@ -161,7 +184,8 @@ class TableEncoder:
         require(
             len(categories) <= MOST_CATEGORIES or feature.name in self.category_columns,
             f"{self.rows.source}: column {feature.name!r} holds {len(categories)} different texts, each of which would "
-            "become an input; leave the column out by ignored_columns, or name it in category_columns",
+            "become an input; leave the column out by ignored_columns, or name it in category_columns (dates: in "
+            "date_columns)",
         )
         most = max(categories, key=lambda one: counts[one], default="")
         return feature._replace(categories=categories, fill=most if self.impute == "most_frequent" else feature.fill)
@@ -512,6 +536,45 @@ def marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> Tab
     return rows._replace(frame=frame)
 
 
+DatePart = Literal["year", "month", "day", "weekday", "hour"]
+
+OF_PANDAS = {"weekday": "day_of_week"}
+
+
+def dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableRows:
+    """The rows with dates as numbers, or with a column for each of their parts in place of theirs.
+
+    Args:
+        rows: the table.
+        dates: columns of dates, in ISO 8601 (2024-01-31, 2024-01-31 13:00) or stored as times.
+        parts: as of `DatePart`, the weekday from 0, Monday; (): days since 1970-01-01.
+
+    Raises:
+        ConfigError: naming the first row whose value is no date.
+    """
+    import pandas as pd
+
+    frame = rows.frame.copy(deep=False)
+    for name in dates:
+        values, missing = frame[name], missing_values(frame[name])
+        known = values.mask(missing | is_numeric(values)).astype(object)  # numbers would count as nanoseconds
+        found = pd.to_datetime(known, format="ISO8601", errors="coerce", utc=True)
+        wrong = ~missing & found.isna().to_numpy()
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise rows.error(
+                row, name, f"{as_text(values.iloc[row])!r} is no date; write 2024-01-31, or 2024-01-31 13:00"
+            )
+        if not parts:
+            frame[name] = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+            continue
+        place = list(frame.columns).index(name)
+        frame = frame.drop(columns=name)
+        for offset, part in enumerate(parts):
+            frame.insert(place + offset, f"{name} {part}", getattr(found.dt, OF_PANDAS.get(part, part)))
+    return rows._replace(frame=frame)
+
+
 def missing_values(values: pd.Series[Any]) -> np.ndarray:
     """Mask of missing values, [n] bool: None, NaN, or an empty text."""
     missing = values.isna().to_numpy(dtype=bool)
@@ -597,7 +660,7 @@ def _check_kind(rows: TableRows, column: str) -> None:
 
     values = rows.frame[column]
     kind = values.dtype
-    fix = "convert them to numbers or texts, or leave the column out by ignored_columns"
+    fix = "name dates in date_columns, convert others to numbers or texts, or leave the column out by ignored_columns"
     text = pd.api.types.is_string_dtype(kind) or pd.api.types.is_object_dtype(kind)
     known = text or isinstance(kind, pd.CategoricalDtype) or is_numeric(values)
     if not known or pd.api.types.is_complex_dtype(kind):

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from lit_fed.data.data_sets.base import MOST_CLASSES, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import (
+    DatePart,
     Feature,
     TableColumns,
     TableEncoder,
     TableRows,
     as_text,
+    dated,
     is_numeric,
     is_table_file,
     marked,
@@ -34,6 +36,10 @@ from lit_fed.system.files import given_path
 __all__ = ["Table"]
 
 PREFIX = "--data.dataset"
+LISTS = (
+    "feature_columns", "ignored_columns", "category_columns", "unseen_clients", "missing_values", "date_columns",
+    "date_parts",
+)  # fmt: skip
 SAY = (
     f"set task ({PREFIX}.task) to classification (classes) or regression (quantities), or --model.target to "
     "Multiclass, Regression or a Likelihood of your own"
@@ -59,11 +65,17 @@ class Table(PooledDataSet):
         feature_columns: input columns, in this order; null: all others.
         ignored_columns: columns to leave out.
         category_columns: columns with categories that look like numbers, or with many categories.
+        date_columns: columns with dates, as 2024-01-31 or 2024-01-31 13:00: days since 1970-01-01.
+        date_parts: some of `year`, `month`, `day`, `weekday`, `hour`, each an input in place of the days.
+        query_column: column with the number of the query (a user, a search) of each row, for `--model.target Ranking`;
+            labels are then pairs of relevance and query.
         split_column: column with `train`, `val` or `test`; null: split by fractions. If it has no `val` or no `test`,
             a fraction of the training rows is taken.
         unseen_clients: names of clients held out of training.
         unseen_path: another file with the same columns, whose clients are held out of training.
         task: `classification` or `regression`; null: inferred from the labels.
+        standardize_labels: standardise labels of a `Regression` by mean and standard deviation of the training rows:
+            losses are those of standardised labels, predictions and `mse` in the units of the column.
         standardize: standardise numeric columns by mean and standard deviation of the training rows, from sums over
             clients; checkpoints keep them for later clients.
         unknown_categories: for a text in no training row: `error`, or `zeros` in all inputs of the column.
@@ -85,10 +97,14 @@ class Table(PooledDataSet):
     feature_columns: Names | None = None
     ignored_columns: Names = ()
     category_columns: Names = ()
+    date_columns: Names = ()
+    date_parts: Names = ()
+    query_column: str | None = None
     split_column: str | None = None
     unseen_clients: Names = ()
     unseen_path: str | None = None
     task: Literal["classification", "regression"] | None = None
+    standardize_labels: bool = True
     standardize: bool = True
     unknown_categories: Literal["error", "zeros"] = "error"
     separator: str = ","
@@ -100,7 +116,7 @@ class Table(PooledDataSet):
     constants: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("feature_columns", "ignored_columns", "category_columns", "unseen_clients", "missing_values"):
+        for name in LISTS:
             given = getattr(self, name)
             object.__setattr__(self, name, None if given is None else names_of(given))
         for name, needs in (("indicators", self.impute), ("impute_by", self.impute not in (None, "constant"))):
@@ -116,7 +132,12 @@ class Table(PooledDataSet):
                 f"{PREFIX}.{name} is {given}, which needs a client_column; set client_column, or use "
                 "--data.unseen_fraction",
             )
-        names = ("client_column", "label_column", "split_column")
+        for part in self.date_parts:
+            require(
+                part in get_args(DatePart) and bool(self.date_columns),
+                f"{PREFIX}.date_parts is {part!r}; give some of {', '.join(get_args(DatePart))}, and date_columns",
+            )
+        names = ("client_column", "label_column", "split_column", "query_column")
         roles = [(name, getattr(self, name)) for name in names if getattr(self, name)]
         features = [("feature_columns", one) for one in self.feature_columns or ()]
         for position, (name, column) in enumerate(roles):
@@ -132,19 +153,22 @@ class Table(PooledDataSet):
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows, num_own = self._read()
         self._check_columns(rows)
+        rows = dated(rows, names_of(self.date_columns), names_of(self.date_parts))
         names_of_inputs, marks = self._inputs(rows), names_of(self.missing_values)
         rows = marked(rows, marks, names_of_inputs)
         columns = TableColumns(
             self._features(rows, names_of_inputs), self.label_column, self.client_column, self.split_column,
             self.separator, self.unknown_categories, marks, self.impute if self.impute_by == "client" else None,
+            self.query_column, names_of(self.date_columns), names_of(self.date_parts),
         )  # fmt: skip
         public = self._public(rows, columns)
         labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
         categories = names_of(self.category_columns)
         encoder = TableEncoder(
-            rows, columns, categories, self.standardize, public, self.impute, self.impute_value, self.indicators
-        )
+            rows, columns, categories, self.standardize, public, self.impute, self.impute_value, self.indicators,
+            self.standardize_labels and class_names is None and self.query_column is None,
+        )  # fmt: skip
         return Samples(
             np.arange(len(rows.frame)), labels, owner, names, class_names, self._split(rows),
             self._unseen(rows, owner, names, num_own), encoder,
@@ -176,6 +200,8 @@ class Table(PooledDataSet):
             return None
         option = f"{PREFIX}.constants"
         public = read_rows([(self.constants, option)], self.separator)
+        public.require_columns(columns.dates, f"{option} must have the column")
+        public = dated(public, columns.dates, columns.date_parts)
         names = [*(one.name for one in columns.features), self.label_column]
         public.require_columns(names, f"{option} must have the column")
         public = marked(public, columns.missing_values, names[:-1])
@@ -189,16 +215,18 @@ class Table(PooledDataSet):
             bool(self.label_column),
             f"label_column is not set; give one of the columns {', '.join(map(str, rows.frame.columns[:20]))}",
         )
-        for name in ("client_column", "label_column", "split_column"):
+        for name in ("client_column", "label_column", "split_column", "query_column"):
             column = getattr(self, name)
             rows.require_columns([column] if column else [], name)
-        for name in ("feature_columns", "ignored_columns", "category_columns"):
+        for name in ("feature_columns", "ignored_columns", "category_columns", "date_columns"):
             rows.require_columns(getattr(self, name) or (), name)
 
     def _inputs(self, rows: TableRows) -> tuple[str, ...]:
         """Names of the input columns."""
-        taken = {self.client_column, self.label_column, self.split_column, *self.ignored_columns}
-        names = names_of(self.feature_columns or ()) or tuple(
+        taken = {self.client_column, self.label_column, self.split_column, self.query_column, *self.ignored_columns}
+        given = names_of(self.feature_columns or ())
+        parts = {name: [f"{name} {part}" for part in self.date_parts] or [name] for name in self.date_columns}
+        names = tuple(each for one in given for each in parts.get(one, [one])) or tuple(
             one for one in map(str, rows.frame.columns) if one not in taken
         )
         require(bool(names), f"{rows.source}: no input column is left; add some, or set feature_columns")
@@ -238,7 +266,14 @@ class Table(PooledDataSet):
         if floating and self.task is None:
             self._check_floating(rows, values.to_numpy(dtype=np.float64))
         if (self.task or ("regression" if floating else "classification")) == "regression":
-            return numbers(rows, self.label_column).astype(np.float32), None
+            y = numbers(rows, self.label_column).astype(np.float32)
+            if self.query_column is None:
+                return y, None
+            return np.stack([y, numbers(rows, self.query_column).astype(np.float32)], 1), None
+        require(
+            self.query_column is None,
+            f"{PREFIX}.query_column is {self.query_column!r}, and labels are classes; give --model.target Ranking",
+        )
         found = texts(rows, self.label_column, mixed=self.task is not None)
         names = _sorted_names(found, numeric=is_numeric(values) and values.dtype.kind != "b")
         require(

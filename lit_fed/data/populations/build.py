@@ -25,14 +25,15 @@ from lit_fed.data.data_sets.base import (
     Normalisation,
     PooledDataSet,
     Samples,
+    is_first_process,
     require,
 )
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
 from lit_fed.data.populations.checks import check_finite_samples, check_training
-from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
-from lit_fed.errors import ConfigError
+from lit_fed.data.populations.splits import SplitKind, classes_of, divided_rows, split_of, with_validation
+from lit_fed.errors import ConfigError, notice
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "public_samples", "select_clients", "told",
@@ -52,6 +53,7 @@ def build_populations(
     test_fraction: float = 0.2,
     unseen_fraction: float = 0.0,
     seed: int = 0,
+    split: SplitKind = "random",
 ) -> tuple[Population, Population | None]:
     """Load a data set and divide it into clients and splits.
 
@@ -64,6 +66,7 @@ def build_populations(
         test_fraction: share of each client's pooled samples for testing; ignored if clients have their own splits.
         unseen_fraction: share of the clients held out of training.
         seed: seed of the partition, the splits and the choice of unseen clients.
+        split: `random`, or `stratified` by the labels of each client.
 
     Returns:
         Seen clients, and unseen clients or None; both in the order of the data set.
@@ -74,10 +77,10 @@ def build_populations(
     encode: Encode | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
-        seen, unseen = with_validation(*dataset.load(), val_fraction, seed)
+        seen, unseen = with_validation(*dataset.load(), val_fraction, seed, stratified=split == "stratified")
     elif isinstance(dataset, PooledDataSet):
         samples = dataset.load()
-        seen = _divide_pool(dataset, samples, partition, num_clients, val_fraction, test_fraction, seed)
+        seen = _divide_pool(dataset, samples, partition, num_clients, val_fraction, test_fraction, seed, split)
         seen, unseen = _set_aside(seen, samples)
         encode = samples.encode
     else:
@@ -280,6 +283,7 @@ def _divide_pool(
     val_fraction: float,
     test_fraction: float,
     seed: int,
+    split: SplitKind,
 ) -> Population:
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
@@ -294,13 +298,26 @@ def _divide_pool(
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
-    rows = divided_rows(parts, samples.split, val_fraction, test_fraction, seed)
+    labels = classes_of(samples.y) if split == "stratified" else None
+    rows = divided_rows(parts, samples.split, val_fraction, test_fraction, seed, labels)
+    if labels is not None:
+        _say_rare_classes(parts, labels, 1 + (val_fraction > 0) + (test_fraction > 0))
     train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
     return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names,
         stored_type=str(samples.x.dtype) if samples.stored_type is None else samples.stored_type,
     )  # fmt: skip
+
+
+def _say_rare_classes(parts: list[np.ndarray], labels: np.ndarray, num_splits: int) -> None:
+    """Say in one line at how many clients a class has too few samples for each split to have one."""
+    rare = sum(bool((np.unique(labels[part], return_counts=True)[1] < num_splits).any()) for part in parts)
+    if rare and is_first_process():
+        notice(
+            f"--data.split stratified: at {rare} of {len(parts)} clients a class has fewer than {num_splits} samples, "
+            "so that some split has none of it"
+        )
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:

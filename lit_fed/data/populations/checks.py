@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.segmentation import Segmentation
-from lit_fed.core.targets import IGNORED, Sequences, Target
+from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
 from lit_fed.core.types import Population, PublicSamples, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
@@ -25,7 +25,7 @@ from lit_fed.system.spreadsheets import unquoted
 __all__ = [
     "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
     "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "taken_labels", "with_ignored",
+    "scale_of_labels", "taken_labels", "with_ignored",
 ]  # fmt: skip
 
 OPTION_OF_TABLES = "task"
@@ -210,6 +210,31 @@ def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | No
         otherwise = f" (set {option} {others} otherwise)" if is_table or target.vectors else ""
         return f"labels are taken for quantities, a regression{otherwise}"
     return f"labels are taken for {target.num_classes} classes, as whole numbers (set {option} {others} otherwise)"
+
+
+FAR_FROM_ONE = 10.0
+"""Deviations of labels above it, or below its inverse, are named."""
+
+
+def scale_of_labels(dataset: DataSet, target: Target, seen: Population) -> str | None:
+    """Message on standardised labels, or on quantities whose deviation is far from 1; None: there is nothing to say."""
+    if not isinstance(target, Regression):
+        return None
+    if seen.label_scale is not None:
+        mean, std = seen.label_scale
+        return (
+            f"labels are standardised by the mean {mean:.4g} and deviation {std:.4g} of the training rows: loss is "
+            "that of standardised labels, predictions and mse are in units of the column (set "
+            "--data.dataset.standardize_labels false otherwise)"
+        )
+    y = looked_at(seen.train).y
+    std = float(y.std()) if len(y) > 1 else 1.0
+    if dataset.is_remote or std == 0 or 1 / FAR_FROM_ONE <= std <= FAR_FROM_ONE:
+        return None
+    return (
+        f"the deviation of the training labels is {std:.3g}, and losses and E-steps take them to have a variance of 1 "
+        "around the predictions; scale them to about 1, and the learning rate may stay"
+    )
 
 
 def outlying_inputs(seen: Population, unseen: Population | None = None) -> str | None:

@@ -10,20 +10,32 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import Normalisation, input_array, label_array, make_split
+from lit_fed.data.data_sets.base import (
+    MOST_CLASSES,
+    Normalisation,
+    input_array,
+    is_first_process,
+    label_array,
+    make_split,
+)
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.errors import notice
 
 __all__ = [
-    "SplitRows", "cut_validation", "divided_rows", "numbers_of", "split_counts", "split_of", "split_rows",
-    "stored_split", "with_validation",
+    "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts",
+    "split_of", "split_rows", "stored_split", "with_validation",
 ]  # fmt: skip
+
+
+SplitKind = Literal["random", "stratified"]
+"""How a client's samples are divided; stratified: each split has about its share of each class."""
 
 
 class SplitRows(NamedTuple):
@@ -50,8 +62,14 @@ def split_counts(num_samples: int, val_fraction: float, test_fraction: float) ->
     return num_samples - num_val - num_test, num_val, num_test
 
 
-def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed: int, client_id: int) -> SplitRows:
+def split_rows(
+    rows: np.ndarray, val_fraction: float, test_fraction: float, seed: int, client_id: int,
+    labels: np.ndarray | None = None,
+) -> SplitRows:  # fmt: skip
     """Shuffle a client's samples and cut them into splits.
+
+    Stratified splits are systematic samples: the i-th of the n shuffled samples of a class stands at (i + u)/n, with u
+    in [0, 1) drawn for the class, so that each split has about its share of each class.
 
     Args:
         rows: sample indices [n] of the client.
@@ -59,15 +77,33 @@ def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed
         test_fraction: share for testing.
         seed: seed of the splits.
         client_id: selects the random stream.
+        labels: class of each row [n], for stratified splits; None: they are random.
     """
-    shuffled = generator(seed, 0, client_id, "split").permutation(rows)
+    random = generator(seed, 0, client_id, "split")
+    order = random.permutation(len(rows)) if labels is not None else None
+    shuffled = random.permutation(rows) if order is None else rows[order]
+    if labels is not None and order is not None:
+        place = np.zeros(len(rows))
+        for one in np.unique(labels):
+            own = np.flatnonzero(labels[order] == one)
+            place[own] = (np.arange(len(own)) + random.random()) / len(own)
+        shuffled = shuffled[np.argsort(place, kind="stable")]
     num_train, num_val, _ = split_counts(len(rows), val_fraction, test_fraction)
     return SplitRows(*np.split(shuffled, [num_train, num_train + num_val]))
 
 
+def classes_of(y: np.ndarray) -> np.ndarray | None:
+    """Labels [n] by which splits are stratified; None where they have no few values, such as numbers or positions."""
+    few = y.ndim == 1 and (y.dtype.kind in "iub" or len(np.unique(y)) <= MOST_CLASSES)
+    if not few and is_first_process():
+        notice("--data.split is stratified, but the labels are no classes of a sample, so splits are random")
+    return y if few else None
+
+
 def divided_rows(
-    parts: list[np.ndarray], split: np.ndarray | None, val_fraction: float, test_fraction: float, seed: int
-) -> list[SplitRows]:
+    parts: list[np.ndarray], split: np.ndarray | None, val_fraction: float, test_fraction: float, seed: int,
+    labels: np.ndarray | None = None,
+) -> list[SplitRows]:  # fmt: skip
     """The splits of all clients: those of the data set, completed by fractions.
 
     Args:
@@ -76,16 +112,19 @@ def divided_rows(
         val_fraction: share of each client's samples for validation if the data set assigns none.
         test_fraction: likewise for testing.
         seed: seed of the splits.
+        labels: classes [n], for stratified splits.
     """
+
+    def cut_of(client_id: int, rows: np.ndarray, val: float, test: float) -> SplitRows:
+        return split_rows(rows, val, test, seed, client_id, None if labels is None else labels[rows])
+
     if split is None:
-        return [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
+        return [cut_of(client_id, part, val_fraction, test_fraction) for client_id, part in enumerate(parts)]
     val, test = (0.0 if (split == one).any() else part for one, part in ((1, val_fraction), (2, test_fraction)))
     divided = []
     for client_id, part in enumerate(parts):
         own = [part[split[part] == one] for one in range(3)]
-        cut = (
-            split_rows(own[0], val, test, seed, client_id) if val or test else SplitRows(own[0], own[1][:0], own[2][:0])
-        )
+        cut = cut_of(client_id, own[0], val, test) if val or test else SplitRows(own[0], own[1][:0], own[2][:0])
         divided.append(SplitRows(cut.train, np.concatenate([own[1], cut.val]), np.concatenate([own[2], cut.test])))
     return divided
 
@@ -111,7 +150,7 @@ def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation
 
 
 def with_validation(
-    seen: Population, unseen: Population | None, val_fraction: float, seed: int
+    seen: Population, unseen: Population | None, val_fraction: float, seed: int, *, stratified: bool = False
 ) -> tuple[Population, Population | None]:
     """Cut validation samples from the training samples if the data set has no validation split.
 
@@ -120,20 +159,29 @@ def with_validation(
         unseen: clients held out of training, or None.
         val_fraction: share of each client's training samples for validation.
         seed: seed of the splits.
+        stratified: by labels.
     """
     own_validation = any(population.val.num_samples for population in (seen, unseen) if population is not None)
     if val_fraction == 0 or own_validation:
         return seen, unseen
     first_unseen = seen.train.num_clients  # unseen clients continue the numbering of streams
     return (
-        cut_validation(seen, val_fraction, seed, range(first_unseen)),
+        cut_validation(seen, val_fraction, seed, range(first_unseen), stratified=stratified),
         None
         if unseen is None
-        else cut_validation(unseen, val_fraction, seed, range(first_unseen, first_unseen + unseen.train.num_clients)),
+        else cut_validation(
+            unseen,
+            val_fraction,
+            seed,
+            range(first_unseen, first_unseen + unseen.train.num_clients),
+            stratified=stratified,
+        ),
     )
 
 
-def cut_validation(population: Population, val_fraction: float, seed: int, client_ids: Sequence[int]) -> Population:
+def cut_validation(
+    population: Population, val_fraction: float, seed: int, client_ids: Sequence[int], *, stratified: bool = False
+) -> Population:
     """Move a share of each client's training samples to the validation split.
 
     Args:
@@ -141,12 +189,16 @@ def cut_validation(population: Population, val_fraction: float, seed: int, clien
         val_fraction: share of each client's training samples for validation.
         seed: seed of the splits.
         client_ids: number of each client's random stream, T.
+        stratified: by labels.
     """
     train = population.train
     if isinstance(train, DrawnSplit):
         return _draw_validation(population, train, val_fraction, seed, client_ids)
+    labels = classes_of(train.y.numpy()) if stratified else None
     rows = [
-        split_rows(np.arange(start, end), val_fraction, 0.0, seed, client_id)
+        split_rows(
+            np.arange(start, end), val_fraction, 0.0, seed, client_id, None if labels is None else labels[start:end]
+        )
         for client_id, (start, end) in zip(client_ids, pairwise(train.offsets.tolist()), strict=True)
     ]
     x, y = train.x.numpy(), train.y.numpy()

@@ -30,6 +30,7 @@ from lit_fed.data.data_sets.columns import (
     TableColumns,
     TableRows,
     as_text,
+    dated,
     encode,
     fill_in,
     is_table_file,
@@ -291,12 +292,17 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     """
     rows = read_rows([(str(path), OPTION)], columns.separator)
     columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
+    rows.require_columns(columns.dates, f"{OPTION} {path}, column")
+    rows = dated(rows, columns.dates, columns.date_parts)
     wanted = [one.name for one in columns.features]
-    wanted += [one for one in (columns.label_column, columns.client_column, columns.split_column) if one]
+    roles = columns.label_column, columns.client_column, columns.split_column, columns.query_column
+    wanted += [one for one in roles if one]
     rows.require_columns(wanted, f"{OPTION} {path}, column")
     rows = marked(rows, columns.missing_values, [one.name for one in columns.features])
     x, labelled = encode(rows, columns), ~missing_values(rows.frame[columns.label_column])
     y = _table_labels(rows, columns.label_column, labelled, class_names)
+    if columns.query_column is not None:
+        y = np.stack([y, numbers(rows, columns.query_column).astype(np.float32)], 1)
     if columns.client_column is None:
         clients = np.full(len(x), table_name(path), dtype=object)
     else:

@@ -3,7 +3,9 @@ import gzip
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from lit_fed.core.likelihood import Ranking
 from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
 from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
@@ -170,7 +172,7 @@ def test_without_clients_a_partition_divides_the_rows(tmp_path):
 def test_labels(labels, task, target, names):
     frame = pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": labels})
     data = FederatedDataModule.from_frame(
-        frame, client=None, label="y", table={"task": task}, partition=IID(), num_clients=1
+        frame, client=None, label="y", table={"task": task, "standardize_labels": False}, partition=IID(), num_clients=1
     )
     data.setup()
     assert (data.target, data.seen.class_names) == (target, names)
@@ -300,7 +302,7 @@ def test_the_bound_on_classes_does_not_grow_with_the_table(rows):
     with pytest.raises(ConfigError, match="holds 70 different whole numbers; set task"):
         target()
     assert target(task="classification") == Multiclass(70)
-    assert target(task="regression") == Regression()
+    assert target(task="regression", standardize_labels=False) == Regression()
     frame["grade"] = frame["score"] % 3 + 0.0
     with pytest.raises(ConfigError, match=r"'grade' holds 3 whole numbers as fractions, such as 0.0; set task"):
         target("grade", ignored_columns="score")
@@ -497,3 +499,77 @@ def test_marks_of_one_column_leave_the_others_alone(tmp_path):
     data = data_of(table(tmp_path, text, missing_values="chol=0", impute="mean", standardize=False), test_fraction=0)
     assert data.seen.train.x[:, 0].unique().tolist() == [5, 6, 7]
     assert data.seen.train.x[:, 1].unique().tolist() == [0, 1]
+
+
+DATED = """site,visit,dose,y
+ann,2024-01-01,1,0.5
+ann,2024-01-03 12:00,2,3.5
+bob,1970-01-02,3,0.25
+bob,2024-02-29,4,11.0
+"""
+
+
+def test_dates_are_days_or_parts(tmp_path):
+    options = {"client_column": "site", "label_column": "y", "date_columns": "visit", "standardize": False}
+    seen = data_of(table(tmp_path, DATED, **options), test_fraction=0).seen
+    assert seen.columns.input_names == ["visit", "dose"]
+    assert sorted(seen.train.x[:, 0].tolist()) == [1, 19723, 19725.5, 19782]
+    seen = data_of(table(tmp_path, DATED, **options, date_parts="month,weekday"), test_fraction=0).seen
+    assert seen.columns.input_names == ["visit month", "visit weekday", "dose"]
+    assert sorted(seen.train.x[:, 0].tolist()) == [1, 1, 1, 2]
+    assert sorted(seen.train.x[:, 1].tolist()) == [0, 2, 3, 4]
+    refused(
+        "row 3, column 'visit': 'May 4' is no date; write",
+        lambda: table(tmp_path, DATED.replace("1970-01-02", "May 4"), **options),
+    )
+    refused(
+        "row 1, column 'dose': '1' is no date",
+        lambda: table(tmp_path, DATED, **options | {"date_columns": "dose"}),
+    )
+    refused("date_parts is 'moon'; give some of year", lambda: table(tmp_path, DATED, **options, date_parts="moon"))
+    new = tmp_path / "new.csv"
+    new.write_text("extra,dose,visit,site,y\n1,5,2024-03-01,cy,1.0\n")
+    (client,) = read_table_clients(new, seen.columns, None)
+    assert client.arrays["x_train"].tolist() == [[3, 4, 5]]
+
+
+def test_labels_of_a_regression_are_standardised_by_the_training_rows(tmp_path, capsys):
+    options = {"client_column": "site", "label_column": "y", "ignored_columns": "visit"}
+    data = data_of(table(tmp_path, DATED, **options), test_fraction=0)
+    y = data.seen.train.y
+    assert (data.target.mean, data.target.std) == pytest.approx((float(y.mean()), float(y.std(correction=0))), rel=1e-6)
+    assert "labels are standardised by the mean 3.812 and deviation 4.34" in capsys.readouterr().err
+    outputs = torch.tensor([[0.5], [-1.0], [0.0], [2.0]])
+    standard = (y - data.target.mean) / data.target.std
+    torch.testing.assert_close(data.target.losses(outputs, y), 0.5 * (outputs[:, 0] - standard).square())
+    loss, square = data.target.score(outputs, y)
+    shown = data.target.shown(outputs)
+    torch.testing.assert_close(shown, data.target.mean + data.target.std * outputs[:, 0])
+    torch.testing.assert_close((loss, square), (0.5 * (outputs[:, 0] - standard).square(), (shown - y).square()))
+    torch.testing.assert_close(data.target.residual(outputs, y), outputs - standard[:, None])
+    torch.testing.assert_close(data.target.soft_labels(outputs, y, 0.25), 0.25 * y + 0.75 * shown)
+    facts = data.facts(weighting="samples", seed=0, num_rounds=1)
+    assert TrainingFacts.from_plain(facts.plain()).target == data.target != Regression()
+    assert "mean and standard deviation of labels" in facts.learned
+    plain = data_of(
+        table(tmp_path, DATED.replace(".5", "5").replace("11.0", "900.5"), **options, standardize_labels=False),
+        test_fraction=0,
+    )
+    assert plain.target == Regression()
+    assert "the deviation of the training labels is 4" in capsys.readouterr().err
+
+
+def test_queries_stand_beside_labels(tmp_path):
+    options = {"client_column": "site", "label_column": "y", "query_column": "dose", "ignored_columns": "visit"}
+    text = (
+        DATED.replace("visit,dose", "visit,dose,x")
+        .replace(",1,", ",1,7,")
+        .replace(",2,", ",2,8,")
+        .replace(",3,", ",3,9,")
+        .replace(",4,", ",4,6,")
+    )
+    data = FederatedDataModule(table(tmp_path, text, **options), test_fraction=0)
+    data.given_target = Ranking(relevance="graded")
+    data.setup()
+    assert sorted(data.seen.train.y[:, 1].tolist()) == [1, 2, 3, 4]
+    assert data.input_shape == (1,)

@@ -14,7 +14,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
 from lit_fed.data.populations.checks import check_labels, find_client, fingerprint
-from lit_fed.data.populations.splits import split_counts
+from lit_fed.data.populations.splits import split_counts, split_rows
 from lit_fed.errors import ConfigError
 
 
@@ -377,3 +377,29 @@ def test_an_unknown_client_is_refused_with_some_that_there_are(client):
         find_client(client, CLIENTS)
     with pytest.raises(ConfigError, match=r"\(seen: anna"):
         find_client(client, {"seen": CLIENTS["seen"], "unseen": None})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stratified_splits_have_their_share_of_each_class(seed):
+    labels = np.repeat([0, 1, 2], [12, 60, 28])
+    rows = np.random.default_rng(seed).permutation(100)
+    parts = split_rows(rows, 0.2, 0.25, seed, 0, labels[rows])
+    assert sorted(np.concatenate(parts)) == list(range(100))
+    for part, share in zip(parts, (0.55, 0.2, 0.25), strict=True):
+        assert len(part) == round(100 * share)
+        counts = np.bincount(labels[part], minlength=3)
+        assert (np.abs(counts - share * np.array([12, 60, 28])) < 2).all(), counts
+
+
+def test_what_cannot_be_stratified_is_said(capsys):
+    x, y = np.zeros((9, 2), dtype=np.float32), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    data = FederatedDataModule.from_clients({"ann": (x, y)}, split="stratified", test_fraction=0.3)
+    data.setup()
+    assert set(data.seen.test.y.tolist()) >= {0, 1}
+    assert "at 1 of 1 clients a class has fewer than 2 samples" in capsys.readouterr().err
+    numbers = {"ann": (np.zeros((30, 2), dtype=np.float32), np.linspace(0, 1, 30))}
+    same = [FederatedDataModule.from_clients(numbers, split=split) for split in ("stratified", "random")]
+    for one in same:
+        one.setup()
+    assert same[0].seen.test.y.equal(same[1].seen.test.y)
+    assert "the labels are no classes of a sample, so splits are random" in capsys.readouterr().err
