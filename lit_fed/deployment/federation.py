@@ -46,6 +46,9 @@ class RemoteSplit(DrawnSplit):
     def rows(self, rows_of: Callable[[int], np.ndarray], sizes: Tensor) -> "RemoteSplit":
         return RemoteSplit(sizes, self.x, self.y, self.origin, self.first_id, is_cut=True)
 
+    def flattened(self) -> "RemoteSplit":
+        return self  # its nodes flatten their labels
+
     def subset(self, positions: Tensor) -> NoReturn:
         """Refuse: the nodes decide which clients are seen.
 
