@@ -31,6 +31,7 @@ from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion, Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
+from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.training.export import save_program
@@ -91,6 +92,20 @@ def test_both_trainers(algorithm, loss):
     other = run_rounds(algorithm, VectorizedTrainer(), task=task(criterion=criterion), **terms)
     assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
     assert bool(one.evaluate().isfinite().all())
+
+
+@pytest.mark.parametrize("augment", ["RandomHorizontalFlip, RandomCrop(8, padding=2)", "RandomRotation(45)"])
+def test_both_trainers_augment_masks(augment):
+    made = make_augmentation(augment, None, mask_form(TARGET, SHAPE))
+    terms = {"train": clients(7), "solver": LocalSolver(lr=0.1), "rounds": 2, "batch_size": 2}
+    one, other, plain = (
+        run_rounds(FedEM(num_components=2), trainer, task=task(), augmentation=augmentation, **terms)
+        for trainer, augmentation in (
+            (SequentialTrainer(), made), (VectorizedTrainer(), made), (SequentialTrainer(), None)
+        )
+    )  # fmt: skip
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+    assert distance(one.shared, plain.shared) > 1e-4
 
 
 LOGITS = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-1.0, 1.0]]], dtype=torch.float64)  # [B, L, K]
@@ -218,8 +233,7 @@ def test_masks_are_inferred():
     assert Target.from_plain("multiclass", 3, True) == Sequences(3)
     with pytest.raises(ConfigError, match=r"the classes 0, 1, 2, 255, which.* --model.target.ignore_index 255"):
         data_of(pictures()[1])
-    with pytest.raises(ConfigError, match=r"--data.augment would change pictures and leave their masks"):
-        data_of(y, augment="RandomHorizontalFlip")
+    assert data_of(y, augment="RandomHorizontalFlip").target.ignored == -100
 
 
 def test_a_fit_measures_dice_and_exports(tmp_path):
