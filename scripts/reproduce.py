@@ -19,7 +19,18 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one run, one core; before torch is imported
 
-from reproduction import checks, every_algorithm, fedem, fedem_figures, federico, mixtures, outlines, robust, starts, ucfl
+from reproduction import (
+    checks,
+    every_algorithm,
+    fedem,
+    fedem_figures,
+    federico,
+    mixtures,
+    outlines,
+    robust,
+    starts,
+    ucfl,
+)
 from reproduction.markdown import fill, grid
 from reproduction.runs import ROOT, Kept, Run, command_line, make_missing
 from reproduction.tables import PAGES, SCALES, Results, Scale, Table, page

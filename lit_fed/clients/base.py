@@ -106,9 +106,7 @@ class ClientTrainer(Protocol):
         """Predict every sample of every client once: all of a client, in their order, before those of the next."""
 
 
-def augmented(
-    ctx: Context, work: LocalWork, x: Tensor, y: Tensor, client_id: int, step: int
-) -> tuple[Tensor, Tensor]:
+def augmented(ctx: Context, work: LocalWork, x: Tensor, y: Tensor, client_id: int, step: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels of one local step as the client's model sees them.
 
     Args:

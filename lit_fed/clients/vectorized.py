@@ -349,9 +349,10 @@ def _augmented(job: TrainJob, batch: Batch, client_ids: Tensor, counts: Tensor, 
     x, y, (ctx, work) = batch.x.clone(), batch.y.clone(), (job.ctx, job.block.phase.work)
     samples = batch.mask.ndim - 2  # the axis of a client's samples
     for row, (client_id, count) in enumerate(zip(client_ids.tolist(), counts.tolist(), strict=True)):
-        own, new = ([one[row].narrow(samples, 0, count) for one in both] for both in ((batch.x, batch.y), (x, y)))
-        for place, one in zip(new, augmented(ctx, work, *own, client_id, step), strict=True):
-            place.copy_(one)
+        own_x, own_y = (one[row].narrow(samples, 0, count) for one in (x, y))  # views
+        new_x, new_y = augmented(ctx, work, own_x, own_y, client_id, step)
+        own_x.copy_(new_x)
+        own_y.copy_(new_y)
     return batch._replace(x=x, y=y)
 
 

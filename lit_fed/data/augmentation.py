@@ -261,10 +261,10 @@ def in_batches(transform: Any) -> Any:
     if type(transform) is not v2.RandomCrop or transform.pad_if_needed or transform.padding_mode != "constant":
         return transform
     fills = transform.fill if isinstance(transform.fill, dict) else {"others": transform.fill}
-    both = fills.get("others"), fills.get(Mask, 0)
-    if not all(isinstance(fill, int | float) for fill in both):
+    fill, ignored = fills.get("others"), fills.get(Mask, 0)
+    if not isinstance(fill, int | float):
         return transform
-    return BatchTransform(partial(_cropped, size=transform.size, padding=transform.padding, fills=both))
+    return BatchTransform(partial(_cropped, size=transform.size, padding=transform.padding, fills=(fill, ignored)))
 
 
 def _flipped(*both: Tensor, probability: float, axis: int) -> tuple[Tensor, ...]:

@@ -352,7 +352,7 @@ def _predict(module: Any, x: np.ndarray) -> np.ndarray:
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     one.__name__: one for one in (
         accuracy_by_share, client_accuracies, client_dice, client_weights, cpu_seconds_per_round, data_statistics,
-        groups_found, mixture_curve, mixture_entropy, objective, participation, poisoned_components, recovery, sine_lines,
-        unseen_by_e_steps,
+        groups_found, mixture_curve, mixture_entropy, objective, participation, poisoned_components, recovery,
+        sine_lines, unseen_by_e_steps,
     )
 }  # fmt: skip

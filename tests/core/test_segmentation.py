@@ -200,19 +200,38 @@ def test_errors_name_what_the_network_returns_and_what_masks_need():
     assert built(UNet).terms.task.network(torch.zeros(2, 1, 8, 8)).shape == (2, 64, 3)
 
 
+def colours(num_outputs):
+    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.LazyLinear(num_outputs))
+
+
 @pytest.mark.parametrize(
-    ("shape", "hint"),
+    ("shape", "any_channels", "three"),
     [
-        ((32, 32, 3), r"store x = np.moveaxis\(x, -1, 1\), which is \[n, 3, 32, 32\]"),
-        ((784,), r"store x = x.reshape\(-1, 1, 28, 28\)"),
-        ((3072,), r"store x = x.reshape\(-1, 3, 32, 32\)"),
-        ((28, 28), r"store x = x\[:, None\], which is \[n, 1, 28, 28\]"),
+        ((32, 30, 3), "np.moveaxis(x, -1, 1), which is [n, 3, 32, 30]", None),
+        (
+            (28, 28, 1),
+            "np.moveaxis(x, -1, 1), which",
+            "np.repeat(np.moveaxis(x, -1, 1), 3, 1), which is [n, 3, 28, 28]",
+        ),
+        ((28, 28, 4), "np.moveaxis(x, -1, 1), which", "np.moveaxis(x, -1, 1)[:, :3], which is [n, 3, 28, 28]"),
+        ((784,), "x.reshape(-1, 1, 28, 28)", "np.repeat(x.reshape(-1, 1, 28, 28), 3, 1)"),
+        ((3072,), "x.reshape(-1, 3, 32, 32)", None),
+        ((28, 28), "x[:, None], which is [n, 1, 28, 28]", "np.repeat(x[:, None], 3, 1), which is [n, 3, 28, 28]"),
+        ((1, 28, 28), None, "np.repeat(x, 3, 1)"),
     ],
 )
-@pytest.mark.parametrize("network", [lit_fed.LeNet5, lit_fed.ResNet18])
-def test_pictures_in_another_layout_are_named(shape, hint, network):
-    with pytest.raises(ConfigError, match=hint):
-        built(network, shape, Multiclass(3), ())
+def test_pictures_in_another_layout_are_named(shape, any_channels, three):
+    for network in (lit_fed.LeNet5, lit_fed.ResNet18, colours):
+        hint = any_channels if network is lit_fed.LeNet5 else three or any_channels
+        if hint is not None:
+            with pytest.raises(ConfigError) as caught:
+                built(network, shape, Multiclass(3), ())
+            assert f"store x = {hint}" in str(caught.value)
+
+
+def test_a_network_for_channels_reads_no_height():
+    with pytest.raises(ConfigError, match=r"Wrong needs in_channels, but the samples are \[8, 8, 3\].*np.moveaxis"):
+        built(Wrong, (8, 8, 3))
 
 
 def data_of(y, **settings):

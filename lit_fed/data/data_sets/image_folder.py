@@ -173,7 +173,9 @@ class ImageFolder(PooledDataSet):
         found, masks = [], []
         for client in clients:
             for name in (IMAGES, MASKS) if self.layout == "masks" else (IMAGES,):
-                require((client / name).is_dir(), f"{client}: no folder {name}; layout {self.layout} reads {self._says}")
+                require(
+                    (client / name).is_dir(), f"{client}: no folder {name}; layout {self.layout} reads {self._says}"
+                )
             found.append(pictures_in(client / IMAGES))
             require(bool(found[-1]), f"{client / IMAGES}: no image of this client; add some, or remove the folder")
             masks += pictures_in(client / MASKS) if self.layout == "masks" else []

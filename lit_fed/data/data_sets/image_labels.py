@@ -158,7 +158,9 @@ COLUMNS = ""
 
 def _read_table(path: Path) -> dict[str, list[str]]:
     """The texts of each row by the image's name, and under `COLUMNS` the names of the columns."""
-    require_file(path, f"save a row for each image in it, with the columns file and one or more targets, or give {OTHER}")
+    require_file(
+        path, f"save a row for each image in it, with the columns file and one or more targets, or give {OTHER}"
+    )
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return dict(_rows(path, file))

@@ -399,7 +399,11 @@ def write_targets(root, lines=("file,weight", *(f"{number}.png,{number}.5" for n
 
 def test_numbers_from_a_table(tmp_path):
     samples = load(write_targets(tmp_path), layout="targets")
-    assert (samples.x.shape, samples.y.dtype, samples.y.tolist()) == ((10, 3, 8, 8), np.float32, [0.5, 1.5, 2.5, 3.5, 4.5] * 2)
+    assert (samples.x.shape, samples.y.dtype, samples.y.tolist()) == (
+        (10, 3, 8, 8),
+        np.float32,
+        [0.5, 1.5, 2.5, 3.5, 4.5] * 2,
+    )
     rows = [f"{number}.png,{number % 2},-1" for number in (4, 3, 2, 1, 0)]  # in any order
     write_targets(tmp_path, ["file,a,b", *rows])
     y = load(tmp_path, layout="targets", labels="multilabel").y
