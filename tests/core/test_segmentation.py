@@ -24,6 +24,7 @@ from lit_fed import (
     Sequences,
     UNet,
 )
+from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, Ditto, FedADMM, FedNova, Local, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.session import Session
 from lit_fed.core.local_solver import LocalSolver
@@ -90,6 +91,18 @@ def test_both_trainers(algorithm, loss):
     terms = {"train": clients(), "solver": LocalSolver(lr=0.1), "rounds": 2}
     one = run_rounds(algorithm, SequentialTrainer(), task=task(criterion=criterion), **terms)
     other = run_rounds(algorithm, VectorizedTrainer(), task=task(criterion=criterion), **terms)
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+    assert bool(one.evaluate().isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [Local(), FedNova(), FedADMM(), QFedAvg(), SCAFFOLD(), IFCA(num_clusters=2), Ditto(), UCFL()],
+    ids=lambda one: type(one).__name__,
+)
+def test_both_trainers_send_each_kind_of_message(algorithm):
+    terms = {"train": clients(4), "solver": LocalSolver(lr=0.1), "rounds": 1, "task": task()}
+    one, other = (run_rounds(algorithm, trainer, **terms) for trainer in (SequentialTrainer(), VectorizedTrainer()))
     assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
     assert bool(one.evaluate().isfinite().all())
 

@@ -103,8 +103,8 @@ def _read_mask(image: Path, image_size: int) -> np.ndarray:
         ) from error
     require(
         mode in CLASS_MODES,
-        f"{path}: its pixels are colours or have more than 8 bits (mode {mode}); save the class of each pixel, 0, 1, …, "
-        "as an image with one channel of 8 bits, Image.fromarray(classes.astype('uint8'))",
+        f"{path}: its pixels are colours or have more than 8 bits (mode {mode}); save the class of each pixel, 0, 1, "
+        "…, as an image with one channel of 8 bits, Image.fromarray(classes.astype('uint8'))",
     )
     require(
         found == size,
