@@ -144,6 +144,8 @@ def check_augmentation(
             f"{dtype} of shape {shape}; leave it out"
         )
     x, y = (few := looked_at(seen.train)).x, few.y
+    if not len(x):  # the samples are on nodes
+        return
     lowest, highest = (float(one) for one in x.aminmax())
     named = {node.id for call in _calls(augment) for node in ast.walk(call) if isinstance(node, ast.Name)}
     coloured = sorted(named & OF_COLOURS)
