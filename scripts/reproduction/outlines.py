@@ -30,7 +30,13 @@ def body(found: Results) -> dict[str, Part]:
         worst = plus_minus([100 * min(dice(one)) for one in records])
         groups = [_cell(records, ["seen", "unseen"], group) for group in range(len(OUTLINES))]
         rows.append([method.label, seen, unseen, worst, *groups])
-    return {"table": grid(["method", "seen", "unseen", "worst client", *OUTLINES], rows)}
+    rand = {name: found.of(setting, name) for name in ("fedem", "fedem_clustering")}
+    values = [
+        f"{statistics.mean(one['groups_found']['rand'] for one in some):.2f}" if some else None
+        for some in rand.values()
+    ]
+    parts: dict[str, Part] = dict(zip(("rand", "rand_clustering"), values, strict=True))
+    return parts | {"table": grid(["method", "seen", "unseen", "worst client", *OUTLINES], rows)}
 
 
 def dice(record: Record, populations: Sequence[str] = ("seen", "unseen"), group: int | None = None) -> list[float]:
