@@ -47,7 +47,8 @@ class RemoteSplit(DrawnSplit):
         return RemoteSplit(sizes, self.x, self.y, self.origin, self.first_id, is_cut=True)
 
     def flattened(self) -> "RemoteSplit":
-        return self  # its nodes flatten their labels
+        y = self.y.flatten(1)
+        return RemoteSplit(self.sizes, self.x, y, self.origin, self.first_id, is_cut=self.is_cut)
 
     def subset(self, positions: Tensor) -> NoReturn:
         """Refuse: the nodes decide which clients are seen.

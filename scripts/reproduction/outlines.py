@@ -66,9 +66,10 @@ def picture(found: Results, path: Path) -> None:
                 for value in dice(record, [population], group)
             ]
             if points:
-                axis.plot(*zip(*points, strict=True), **{**look(group), "linestyle": "none"}, label=name, markersize=4)
+                shown = {**look(group), "linestyle": "none", "color": f"C{group}", "markersize": 4}
+                axis.plot(*zip(*points, strict=True), label=name, **shown)
         axis.set_yticks(range(len(setting.methods)), [one.label.replace(", ", ",\n") for one in setting.methods])
-        axis.invert_yaxis()
+        axis.set_ylim(len(setting.methods) - 0.5, -0.5)
         axis.set_xlabel("Dice (%)")
     axes["seen clients"].legend(fontsize=8, frameon=False)
     save(figure, path)
