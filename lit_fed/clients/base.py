@@ -16,7 +16,7 @@ from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Sp
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, WriteError
 
 __all__ = [
-    "ClientTrainer", "Failed", "PredictJob", "Served", "TrainJob", "Trained", "augmented_inputs", "check_finite",
+    "ClientTrainer", "Failed", "PredictJob", "Served", "TrainJob", "Trained", "augmented", "check_finite",
     "complete", "not_finite", "sent_to",
 ]  # fmt: skip
 
@@ -106,23 +106,24 @@ class ClientTrainer(Protocol):
         """Predict every sample of every client once: all of a client, in their order, before those of the next."""
 
 
-def augmented_inputs(ctx: Context, work: LocalWork, x: Tensor, client_id: int, step: int) -> Tensor:
-    """Inputs of one local step as the client's model sees them.
+def augmented(ctx: Context, work: LocalWork, x: Tensor, y: Tensor, client_id: int, step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of one local step as the client's model sees them.
 
     Args:
         ctx: what every client of the phase knows.
         work: the local work of the phase.
         x: inputs [B, ...] or [K, B, ...] of the client's samples, without padding; left as they are.
+        y: their labels [B, ...] or [K, B, ...]; masks move with their pictures, others stay.
         client_id: the client.
         step: which of its local steps in this stage of the phase, from 0.
 
     Returns:
-        `x` itself where nothing is augmented, else a new tensor of its shape.
+        `x` and `y` themselves where nothing is augmented, else new tensors of their shapes.
     """
     if ctx.augmentation is None:
-        return x
+        return x, y
     seed, within = ctx.seed_of_batches(work), f"{ctx.phase}/{ctx.stage}" if ctx.stage else ctx.phase
-    return ctx.augmentation(x, seed_of(seed, ctx.round_idx, client_id, f"augment/{within}/{step}"))
+    return ctx.augmentation(x, y, seed_of(seed, ctx.round_idx, client_id, f"augment/{within}/{step}"))
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:

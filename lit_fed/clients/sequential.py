@@ -18,7 +18,7 @@ from lit_fed.clients.base import (
     Served,
     Trained,
     TrainJob,
-    augmented_inputs,
+    augmented,
     check_finite,
     complete,
     sent_to,
@@ -183,8 +183,8 @@ class SequentialTrainer:
             index = positions[:, :width] if len(positions) > 1 else positions[0, :width]
             index = sent_to(index, data.all_y.device)
             mask = torch.full(index.shape, float(count > 0), device=index.device)
-            x = augmented_inputs(ctx, work, data.all_x[index], client_id, step)
-            yield Batch(x, data.all_y[index], index, mask)
+            x, y = augmented(ctx, work, data.all_x[index], data.all_y[index], client_id, step)
+            yield Batch(x, y, index, mask)
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, at most `rows_per_pass` samples at a time."""

@@ -24,7 +24,7 @@ from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion, Loss, Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
-from lit_fed.data.augmentation import make_augmentation
+from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
@@ -215,7 +215,9 @@ class Session(NamedTuple):
             most_samples=facts.most_samples, total_positions=facts.total_positions, attackers=facts.attacking,
             capped_samples=facts.capped_samples,
             sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
-            augmentation=make_augmentation(facts.augment, facts.normalisation),
+            augmentation=make_augmentation(
+                facts.augment, facts.normalisation, mask_form(facts.target, facts.label_shape)
+            ),
             secret=None if privacy is None else privacy.secret(),
         )  # fmt: skip
         check_augmented_steps(algorithm, settings.name, terms)

@@ -22,7 +22,7 @@ from lit_fed.clients.base import (
     Served,
     Trained,
     TrainJob,
-    augmented_inputs,
+    augmented,
     check_finite,
     complete,
     refuse,
@@ -193,7 +193,7 @@ class VectorizedTrainer:
                 batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
                 if ctx.augmentation is not None:
                     counts = plan.counts[:active, position][members]
-                    batch = batch._replace(x=_augmented(job, batch.x, ids[:active][members], counts, position))
+                    batch = _augmented(job, batch, ids[:active][members], counts, position)
                 parts.append(vmap_clients(step, work if len(groups) == 1 else tree.index(work, members), batch))
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
@@ -344,13 +344,16 @@ def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
     return [((counts == width).nonzero()[:, 0], width) for width in counts.unique().tolist()]
 
 
-def _augmented(job: TrainJob, x: Tensor, client_ids: Tensor, counts: Tensor, step: int) -> Tensor:
-    """Augmented inputs [A, B, ...] or [A, K, B, ...] of a step, drawn for each client alone; padding is unchanged."""
-    out, (ctx, work) = x.clone(), (job.ctx, job.block.phase.work)
+def _augmented(job: TrainJob, batch: Batch, client_ids: Tensor, counts: Tensor, step: int) -> Batch:
+    """The batches [A, B, ...] or [A, K, B, ...] of a step augmented, each client's alone; padding is unchanged."""
+    x, y, (ctx, work) = batch.x.clone(), batch.y.clone(), (job.ctx, job.block.phase.work)
+    samples = batch.mask.ndim - 2  # the axis of a client's samples
     for row, (client_id, count) in enumerate(zip(client_ids.tolist(), counts.tolist(), strict=True)):
-        # images have three axes, preceded by the samples of the batch
-        out[row, ..., :count, :, :, :] = augmented_inputs(ctx, work, x[row, ..., :count, :, :, :], client_id, step)
-    return out
+        own_x, own_y = (one[row].narrow(samples, 0, count) for one in (x, y))  # views
+        new_x, new_y = augmented(ctx, work, own_x, own_y, client_id, step)
+        own_x.copy_(new_x)
+        own_y.copy_(new_y)
+    return batch._replace(x=x, y=y)
 
 
 def _joined(whole: Tensor, *parts: Tensor) -> Tensor:

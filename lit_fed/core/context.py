@@ -17,12 +17,12 @@ __all__ = ["Context", "RandomTransform"]
 
 
 class RandomTransform(Protocol):
-    """A random transform of the inputs of local steps, a pure function of its stream."""
+    """A random transform of the samples of local steps, a pure function of its stream."""
 
     said: str  # its settings, for messages
 
-    def __call__(self, x: Tensor, stream: np.random.SeedSequence) -> Tensor:
-        """Inputs of the same shape and type."""
+    def __call__(self, x: Tensor, y: Tensor, stream: np.random.SeedSequence) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the same shape and type; labels other than masks stay."""
 
 
 class Context(NamedTuple):
@@ -50,7 +50,7 @@ class Context(NamedTuple):
     total_positions: int = 0  # labelled positions of all T clients' samples, where they are weights
     capped_samples: int = 0  # Σ of all T clients' weights after a cap of each; 0: no cap
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
-    augmentation: RandomTransform | None = None  # of the inputs of local steps; None: none
+    augmentation: RandomTransform | None = None  # of the samples of local steps; None: none
     mixture_noise: float | None = None  # standard deviation on Σ_s q_s in the M-step; None: π stays at the client
     drawn_weight: float | None = None  # total weight of the sampled clients, dropouts included; None: unused
     sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them

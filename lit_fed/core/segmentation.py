@@ -87,9 +87,7 @@ def flat_population(clients: Population) -> Population:
 
 def flat_masks(split: Split) -> Split:
     """The split with masks [n, H, W] as positions [n, H·W]; other labels are left alone."""
-    if type(split) is not Split or split.y.ndim != 3:  # samples elsewhere, or drawn when needed
-        return split
-    return Split(split.x, split.y.flatten(1), split.offsets, split.first_id, split.ids)
+    return split if split.y.ndim != 3 else split.flattened()
 
 
 # ---------------------------------------------------------------------- losses of local steps

@@ -298,6 +298,10 @@ class Split:
         """A split that holds the samples of these clients [C] at least; here the split itself."""
         return self
 
+    def flattened(self) -> Split:
+        """The same samples with labels [n, H, W] as [n, H·W]."""
+        return Split(self.x, self.y.flatten(1), self.offsets, self.first_id, self.ids)
+
     def subset(self, positions: Tensor) -> Split:
         """The clients at ascending positions [C], numbered anew from 0; only positions with gaps cost a copy."""
         sizes = self.sizes[positions]

@@ -7,10 +7,11 @@ RandomApply([ColorJitter(brightness=0.4)], p=0.8)
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lit_fed.core.seeds import seed_of
+from lit_fed.core.segmentation import Segmentation
+from lit_fed.core.targets import IGNORED, Target
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.populations.checks import looked_at
@@ -25,7 +28,10 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.files import quote
 from lit_fed.system.names import did_you_mean
 
-__all__ = ["Augmentation", "BatchTransform", "check_augmentation", "in_batches", "make_augmentation", "written_out"]
+__all__ = [
+    "Augmentation", "BatchTransform", "MaskForm", "check_augmentation", "in_batches", "make_augmentation", "mask_form",
+    "written_out",
+]  # fmt: skip
 
 EXAMPLE = "RandomHorizontalFlip, RandomCrop(32, padding=4)"
 FIX = f"give names of torchvision's transforms with their arguments, such as {EXAMPLE!r}"
@@ -70,25 +76,51 @@ def written_out(augment: str | Sequence[str] | None) -> str | None:
     return ", ".join(map(ast.unparse, _calls(joined))) if joined.strip() else None
 
 
-def make_augmentation(augment: str | None, normalisation: Normalisation | None = None) -> Augmentation | None:
+class MaskForm(NamedTuple):
+    """Form of the masks that move with their pictures."""
+
+    shape: tuple[int, ...]  # H, W
+    ignored: int  # label of pixels from outside the picture
+
+
+def mask_form(target: Target, label_shape: tuple[int, ...]) -> MaskForm | None:
+    """The form of the labels if they are masks, else None.
+
+    Args:
+        target: the target.
+        label_shape: shape of the labels of one sample, before masks are flattened.
+    """
+    if not isinstance(target, Segmentation):
+        return None
+    return MaskForm(label_shape, IGNORED if target.ignored is None else target.ignored)
+
+
+def make_augmentation(
+    augment: str | None, normalisation: Normalisation | None = None, masks: MaskForm | None = None
+) -> Augmentation | None:
     """Build the transforms.
 
     Args:
         augment: as `written_out` gives them.
         normalisation: constants of the inputs' normalisation.
+        masks: form of the masks that move with the pictures; None: the labels stay.
 
     Raises:
         ConfigError: naming an unknown transform or a wrong argument.
     """
     if augment is None:
         return None
-    transforms = [in_batches(_value(call, augment)) for call in _calls(augment)]
+    transforms = [in_batches(_value(call, augment, masks)) for call in _calls(augment)]
     mean, std = ((), ()) if normalisation is None else (normalisation.mean, normalisation.std)
-    return Augmentation(transforms, mean, std, said=repr(augment))
+    return Augmentation(transforms, mean, std, repr(augment), masks)
 
 
 def check_augmentation(
-    augment: str | None, seen: Population, dataset: str, normalisation: Normalisation | None
+    augment: str | None,
+    seen: Population,
+    dataset: str,
+    normalisation: Normalisation | None,
+    masks: MaskForm | None = None,
 ) -> None:
     """Try the transforms on a training image.
 
@@ -97,11 +129,12 @@ def check_augmentation(
         seen: the training clients.
         dataset: name of the data set.
         normalisation: constants of the inputs' normalisation.
+        masks: form of the masks that move with the pictures; None: the labels stay.
 
     Raises:
         ConfigError: if the inputs are not images, or a transform fails.
     """
-    augmentation = make_augmentation(augment, normalisation)
+    augmentation = make_augmentation(augment, normalisation, masks)
     if augment is None or augmentation is None:
         return
     shape, dtype = list(seen.train.x.shape[1:]), str(seen.train.x.dtype).removeprefix("torch.")
@@ -110,7 +143,9 @@ def check_augmentation(
             f"--data.augment {augment!r} needs images [channels, height, width], the inputs of {dataset} are "
             f"{dtype} of shape {shape}; leave it out"
         )
-    x = looked_at(seen.train).x
+    x, y = (few := looked_at(seen.train)).x, few.y
+    if not len(x):  # the samples are on nodes
+        return
     lowest, highest = (float(one) for one in x.aminmax())
     named = {node.id for call in _calls(augment) for node in ast.walk(call) if isinstance(node, ast.Name)}
     coloured = sorted(named & OF_COLOURS)
@@ -120,7 +155,7 @@ def check_augmentation(
             f"{lowest:.3g}..{highest:.3g}; store images as uint8 or in 0..1, or leave it out"
         )
     for step in range(TRIALS):
-        augmentation(x[:1], seed_of(0, 0, 0, f"trial/{step}"))
+        augmentation(x[:1], y[:1], seed_of(0, 0, 0, f"trial/{step}"))
 
 
 def _calls(text: str) -> list[ast.expr]:
@@ -148,16 +183,16 @@ class _Names(ast.NodeTransformer):
         return node
 
 
-def _value(node: ast.expr, augment: str) -> Any:
+def _value(node: ast.expr, augment: str, masks: MaskForm | None) -> Any:
     """Evaluate a transform, a list of transforms, or a literal."""
     if isinstance(node, ast.Name):
-        return _made(node.id, node, [], {}, augment)
+        return _made(node.id, node, [], {}, augment, masks)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        positional = [_value(one, augment) for one in node.args]
-        named = {one.arg: _value(one.value, augment) for one in node.keywords if one.arg is not None}
-        return _made(node.func.id, node, positional, named, augment)
+        positional = [_value(one, augment, masks) for one in node.args]
+        named = {one.arg: _value(one.value, augment, masks) for one in node.keywords if one.arg is not None}
+        return _made(node.func.id, node, positional, named, augment, masks)
     if isinstance(node, ast.List):
-        return [_value(one, augment) for one in node.elts]
+        return [_value(one, augment, masks) for one in node.elts]
     try:
         return ast.literal_eval(node)
     except ValueError as error:
@@ -166,7 +201,9 @@ def _value(node: ast.expr, augment: str) -> Any:
         ) from error
 
 
-def _made(name: str, node: ast.expr, positional: list[Any], named: dict[str, Any], augment: str) -> Any:
+def _made(
+    name: str, node: ast.expr, positional: list[Any], named: dict[str, Any], augment: str, masks: MaskForm | None
+) -> Any:
     """Build a torchvision transform with these arguments."""
     from torchvision.transforms import v2
 
@@ -177,11 +214,22 @@ def _made(name: str, node: ast.expr, positional: list[Any], named: dict[str, Any
         why = f"{name} {REFUSED[name]}; leave it out" if name in REFUSED else f"unknown transform {name}; {fix}"
         raise ConfigError(f"--data.augment {augment!r}: {why}")
     try:
-        return known[name](*positional, **named)
+        given = inspect.signature(known[name]).bind(*positional, **named)
+        if masks is not None and "fill" in given.signature.parameters:
+            given.arguments["fill"] = _fills(given, masks.ignored)
+        return known[name](*given.args, **given.kwargs)
     except Exception as error:
         raise ConfigError(
             f"--data.augment {augment!r}: {ast.unparse(node)} cannot be built ({error}); correct it"
         ) from error
+
+
+def _fills(given: inspect.BoundArguments, ignored: int) -> dict[Any, Any]:
+    """The given fill for pixels from outside a picture, by kind of input, and that of masks."""
+    from torchvision.tv_tensors import Mask
+
+    fill = given.arguments.get("fill", given.signature.parameters["fill"].default)
+    return {**(fill if isinstance(fill, dict) else {"others": fill}), Mask: ignored}
 
 
 class BatchTransform:
@@ -190,64 +238,80 @@ class BatchTransform:
     Each image has its own random numbers, from the CPU generator on every device; ten times faster than one by one.
 
     Args:
-        function: the transform.
+        function: the transform, of pictures or of pictures and their masks [n, 1, H, W]; it returns a tuple.
     """
 
     takes_batches = True
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
         self.function = function
 
-    def __call__(self, pictures: Tensor) -> Tensor:
-        """Pictures [n, C, h, w]."""
-        return self.function(pictures)
+    def __call__(self, *both: Tensor) -> Any:
+        """Pictures [n, C, h, w], or a tuple with their masks [n, 1, h, w] too, as transforms of torchvision do."""
+        out = self.function(*both)
+        return out if len(both) > 1 else out[0]
 
 
 def in_batches(transform: Any) -> Any:
     """An equivalent `BatchTransform` of flips and plain crops; other transforms are returned unchanged."""
     from torchvision.transforms import v2
+    from torchvision.tv_tensors import Mask
 
     if type(transform) in (v2.RandomHorizontalFlip, v2.RandomVerticalFlip):
         axis = -1 if isinstance(transform, v2.RandomHorizontalFlip) else -2
         return BatchTransform(partial(_flipped, probability=transform.p, axis=axis))
-    plain = type(transform) is v2.RandomCrop and not transform.pad_if_needed and transform.padding_mode == "constant"
-    if plain and isinstance(transform.fill, int | float):
-        size, padding, fill = transform.size, transform.padding, transform.fill
-        return BatchTransform(partial(_cropped, size=size, padding=padding, fill=fill))
-    return transform
+    if type(transform) is not v2.RandomCrop or transform.pad_if_needed or transform.padding_mode != "constant":
+        return transform
+    fills = transform.fill if isinstance(transform.fill, dict) else {"others": transform.fill}
+    fill, ignored = fills.get("others"), fills.get(Mask, 0)
+    if not isinstance(fill, int | float):
+        return transform
+    return BatchTransform(partial(_cropped, size=transform.size, padding=transform.padding, fills=(fill, ignored)))
 
 
-def _flipped(pictures: Tensor, probability: float, axis: int) -> Tensor:
-    chosen = (torch.rand(len(pictures)) < probability).to(pictures.device)
-    return torch.where(chosen.view(-1, 1, 1, 1), pictures.flip(axis), pictures)
+def _flipped(*both: Tensor, probability: float, axis: int) -> tuple[Tensor, ...]:
+    """Random flips of images, and of their masks with them."""
+    chosen = (torch.rand(len(both[0])) < probability).to(both[0].device).view(-1, 1, 1, 1)
+    return tuple(torch.where(chosen, one.flip(axis), one) for one in both)
 
 
-def _cropped(pictures: Tensor, size: tuple[int, int], padding: list[int] | None, fill: float) -> Tensor:
-    """Random crops of images padded left, right, top and bottom."""
-    padded = pictures if padding is None else functional.pad(pictures, padding, value=fill)
-    number, channels, *room = padded.shape
+def _cropped(
+    *both: Tensor, size: tuple[int, int], padding: list[int] | None, fills: tuple[float, float]
+) -> tuple[Tensor, ...]:
+    """Random crops of images padded left, right, top and bottom, and of their masks with them."""
+    padded = [
+        one if padding is None else functional.pad(one, padding, value=fill)
+        for one, fill in zip(both, fills, strict=False)
+    ]
+    number, _, *room = padded[0].shape
     if room[0] < size[0] or room[1] < size[1]:
         raise ValueError(f"the crop {tuple(size)} is larger than the padded image {tuple(room)}")
     top, left = (
         torch.randint(whole - part + 1, (number, 1)) + torch.arange(part)
         for whole, part in zip(room, size, strict=True)
     )
-    which = torch.arange(number).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1)
-    places = (*which, top[:, None, :, None], left[:, None, None, :])
-    return padded[tuple(one.to(padded.device) for one in places)]
+    which, rows, columns = (
+        one.to(both[0].device)
+        for one in (torch.arange(number).view(-1, 1, 1, 1), top[:, None, :, None], left[:, None, None, :])
+    )
+    return tuple(
+        one[which, torch.arange(one.shape[1], device=one.device).view(1, -1, 1, 1), rows, columns] for one in padded
+    )
 
 
 class Augmentation:
     """Transforms of pictures that draw from torch's global generators, made functions of a stream.
 
     Transforms see pictures in 0..1: constants by which inputs were normalised are taken off before and put on after.
+    Masks move as their pictures do: each pixel gets the class of the nearest one, or from outside the label to ignore.
 
     Args:
         transforms: each takes and gives a picture [C, H, W], or with an attribute `takes_batches` pictures
-            [n, C, H, W]; they are applied one after another.
+            [n, C, H, W], or pictures and masks where there are masks; they are applied one after another.
         mean: of each channel, by which inputs were shifted; () where they were not.
         std: of each channel, by which they were scaled.
         said: the transforms in words, for messages.
+        masks: form of the masks; None: labels stay as they are.
     """
 
     def __init__(
@@ -256,48 +320,67 @@ class Augmentation:
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
         said: str = "",
+        masks: MaskForm | None = None,
     ) -> None:
         self.transforms, self.mean, self.std, self.said = tuple(transforms), tuple(mean), tuple(std), said
+        self.masks = masks
 
-    def __call__(self, x: Tensor, stream: np.random.SeedSequence) -> Tensor:
+    def __call__(self, x: Tensor, y: Tensor, stream: np.random.SeedSequence) -> tuple[Tensor, Tensor]:
         """Pictures transformed, each with draws of its own; the same stream gives the same ones.
 
         Args:
             x: pictures [..., C, H, W]; left as they are.
+            y: labels [..., H·W] of masks, which are left as they are, or others, which are returned.
             stream: where the draws come from; the global generators are left as they were.
 
         Returns:
-            Tensor of the shape and type of `x`.
+            Pictures and labels of the shape and type of `x` and `y`.
 
         Raises:
             ConfigError: if a transform fails, or pictures do not keep their shape and type.
         """
         if not x.numel():
-            return x
+            return x, y
+        masks = None if self.masks is None else y.reshape(-1, 1, *self.masks.shape)
         pictures = x.reshape(-1, *x.shape[-3:])
         if self.mean:
             mean, std = (x.new_tensor(one).view(-1, 1, 1) for one in (self.mean, self.std))
             pictures = (pictures * std + mean).clamp_(0, 1)
         with _seeded(x.device, stream):
-            out = self._transformed(pictures)
-        return ((out - mean) / std if self.mean else out).view(x.shape)
+            out, *moved = self._transformed((pictures,) if masks is None else (pictures, masks))
+        return ((out - mean) / std if self.mean else out).view(x.shape), moved[0].reshape(y.shape) if moved else y
 
-    def _transformed(self, pictures: Tensor) -> Tensor:
-        out, shape = pictures, list(pictures.shape[1:])
+    def _transformed(self, both: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        pictures, after = both[0], both
+        shape = list(pictures.shape[1:])
         try:
             for transform in self.transforms:
-                out = transform(out) if hasattr(transform, "takes_batches") else torch.stack([*map(transform, out)])
+                after = _applied(transform, *after)
         except Exception as error:
             raise ConfigError(
                 f"--data.augment {self.said}: fails on pictures of shape {shape} ({error}); correct it"
             ) from error
+        out = after[0]
         if (out.shape, out.dtype) != (pictures.shape, pictures.dtype):
             raise ConfigError(
                 f"--data.augment {self.said}: makes {str(out.dtype).removeprefix('torch.')} of shape "
                 f"{list(out.shape[1:])} of a picture of shape {shape}; a network takes one shape, so end with a "
                 "transform that restores it"
             )
-        return out
+        return after
+
+
+def _applied(transform: Callable[..., Any], pictures: Tensor, *masks: Tensor) -> tuple[Tensor, ...]:
+    """Pictures, and their masks if there are some, after one transform."""
+    if hasattr(transform, "takes_batches"):
+        out = transform(pictures, *masks)
+        return out if masks else (out,)
+    if not masks:
+        return (torch.stack([*map(transform, pictures)]),)
+    from torchvision.tv_tensors import Mask
+
+    pairs = [transform(picture, Mask(mask)) for picture, mask in zip(pictures, *masks, strict=True)]
+    return tuple(torch.stack([one.as_subclass(Tensor) for one in column]) for column in zip(*pairs, strict=True))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import Regression, Target
 from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
-from lit_fed.data.augmentation import check_augmentation, written_out
+from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
 from lit_fed.data.data_sets.base import DataSet, Normalisation, PooledDataSet
 from lit_fed.data.data_sets.columns import OF_LABELS
 from lit_fed.data.data_sets.digits import Digits
@@ -113,8 +113,8 @@ class FederatedDataModule(LightningDataModule):
             poison their samples (`poison`) or falsify their messages (`attack` of the model), and averages over honest
             clients leave them out.
         poison: how attackers change their training samples, `LabelFlip` or `Backdoor`; null: not at all.
-        augment: torchvision transforms of images in local steps, by name, sampled anew in each step, such as
-            `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
+        augment: torchvision transforms of images, and of masks with them, in local steps, by name, sampled anew in
+            each step, such as `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
         public: samples that the server holds beside those of the clients, for algorithms that train on them: a pooled
             data set of inputs like theirs, whose labels need not be the same; null: none.
     """
@@ -233,7 +233,8 @@ class FederatedDataModule(LightningDataModule):
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
         seen, unseen = self._labelled(seen, unseen)
-        check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
+        masks = mask_form(self.target, self.label_shape)
+        check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation, masks)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):
                 split.first_id = seen.train.num_clients
@@ -271,7 +272,7 @@ class FederatedDataModule(LightningDataModule):
         else:
             seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             target = given.fitted(seen.train.y, num_classes)
-        self.target = with_ignored(target, seen, unseen)
+        self.target = with_ignored(target, seen, unseen, pads=self.augment is not None)
         if seen.label_scale is not None:
             if isinstance(target, Regression):
                 self.target = target.standardised(*seen.label_scale)
@@ -281,8 +282,6 @@ class FederatedDataModule(LightningDataModule):
         self.label_shape = tuple(seen.train.y.shape[1:])
         if not isinstance(self.target, Segmentation):
             return seen, unseen
-        if self.augment is not None:
-            raise ConfigError("--data.augment would change pictures and leave their masks; leave it out")
         return flat_population(seen), None if unseen is None else flat_population(unseen)
 
     def _with_attackers(self, seen: Population) -> Population:

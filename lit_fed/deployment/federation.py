@@ -46,6 +46,10 @@ class RemoteSplit(DrawnSplit):
     def rows(self, rows_of: Callable[[int], np.ndarray], sizes: Tensor) -> "RemoteSplit":
         return RemoteSplit(sizes, self.x, self.y, self.origin, self.first_id, is_cut=True)
 
+    def flattened(self) -> "RemoteSplit":
+        y = self.y.flatten(1)
+        return RemoteSplit(self.sizes, self.x, y, self.origin, self.first_id, is_cut=self.is_cut)
+
     def subset(self, positions: Tensor) -> NoReturn:
         """Refuse: the nodes decide which clients are seen.
 

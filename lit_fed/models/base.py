@@ -63,7 +63,7 @@ def image_shape(
     Raises:
         ConfigError: if the samples are not such images.
     """
-    hint, misfit = looks_transposed(input_shape), channels not in (None, input_shape[0])
+    hint, misfit = looks_transposed(input_shape, channels), channels not in (None, input_shape[0])
     if hint or len(input_shape) != 3 or min(input_shape[1:]) < smallest or misfit:
         raise ConfigError(
             f"{network} reads images [{channels or 'channels'}, height >= {smallest}, width >= {smallest}], the "
@@ -76,8 +76,12 @@ SMALLEST_PICTURE = 8
 """Pixels each way, below which samples are not taken for pictures of another layout."""
 
 
-def looks_transposed(input_shape: tuple[int, ...]) -> str:
+def looks_transposed(input_shape: tuple[int, ...], channels: int | None = None) -> str:
     """What to do about samples that look like pictures in another layout; empty if they do not.
+
+    Args:
+        input_shape: shape of one sample.
+        channels: number of channels that the network reads; None: any.
 
     Example:
         >>> looks_transposed((32, 32, 3))
@@ -86,20 +90,40 @@ def looks_transposed(input_shape: tuple[int, ...]) -> str:
         'they look like flat pictures: store x = x.reshape(-1, 1, 28, 28)'
         >>> looks_transposed((28, 28))
         'they look like pictures without channels: store x = x[:, None], which is [n, 1, 28, 28]'
+        >>> looks_transposed((28, 28), channels=3)
+        'they look like pictures without channels: store x = np.repeat(x[:, None], 3, 1), which is [n, 3, 28, 28]'
         >>> looks_transposed((3, 32, 32)), looks_transposed((10,))
         ('', '')
     """
     *sides, last = input_shape
-    if len(sides) == 2 and sides[0] == sides[1] >= SMALLEST_PICTURE and last in (1, 3, 4):
-        shape = f"[n, {last}, {sides[0]}, {sides[1]}]"
-        return f"they look like [height, width, channels]: store x = np.moveaxis(x, -1, 1), which is {shape}"
+    if len(sides) == 2 and min(sides) >= SMALLEST_PICTURE and last in COLOURS:
+        x, held = _with_channels("np.moveaxis(x, -1, 1)", last, channels)
+        return f"they look like [height, width, channels]: store x = {x}, which is [n, {held}, {sides[0]}, {sides[1]}]"
+    if len(sides) == 2 and min(sides[1], last) >= SMALLEST_PICTURE and {sides[0], channels} == {1, 3}:
+        x, held = _with_channels("x", sides[0], channels)
+        return f"they look like pictures with {sides[0]} of {held} channels: store x = {x}"
     if len(sides) == 1 and sides[0] == last >= SMALLEST_PICTURE:
-        return f"they look like pictures without channels: store x = x[:, None], which is [n, 1, {last}, {last}]"
-    for channels in (1, 3) if not sides else ():
-        side = math.isqrt(last // channels)
-        if side >= SMALLEST_PICTURE and channels * side**2 == last:
-            return f"they look like flat pictures: store x = x.reshape(-1, {channels}, {side}, {side})"
+        x, held = _with_channels("x[:, None]", 1, channels)
+        return f"they look like pictures without channels: store x = {x}, which is [n, {held}, {last}, {last}]"
+    for own in (1, 3) if not sides else ():
+        side = math.isqrt(last // own)
+        if side >= SMALLEST_PICTURE and own * side**2 == last:
+            x, _ = _with_channels(f"x.reshape(-1, {own}, {side}, {side})", own, channels)
+            return f"they look like flat pictures: store x = {x}"
     return ""
+
+
+COLOURS = (1, 3, 4)
+"""Numbers of channels of pictures."""
+
+
+def _with_channels(x: str, own: int, wanted: int | None) -> tuple[str, int]:
+    """The expression of pictures with some channels as one of pictures with others, and their number."""
+    if wanted not in COLOURS or wanted == own:
+        return x, own
+    if own == 1:
+        return f"np.repeat({x}, {wanted}, 1)", wanted
+    return (f"{x}.mean(1, keepdims=True)", 1) if wanted == 1 else (f"{x}[:, :{wanted}]", min(own, wanted))
 
 
 def check_sizes(**sizes: int) -> None:
@@ -198,7 +222,7 @@ def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: t
         raise
     except Exception as error:
         tokens = "; integers are token ids, so store features as floats" if input_type == torch.int64 else ""
-        hint = looks_transposed(input_shape)
+        hint = looks_transposed(input_shape, _channels_of(network))
         raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {hint or OTHER}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
@@ -206,6 +230,11 @@ def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: t
             "the outputs from its forward pass"
         )
     return outputs
+
+
+def _channels_of(network: nn.Module) -> int | None:
+    """Channels of the pictures that a network reads, by its first convolution; None: unknown."""
+    return next((layer.in_channels for layer in network.modules() if type(layer) is nn.Conv2d), None)
 
 
 def _batch(shape: tuple[int, ...]) -> str:
@@ -317,9 +346,10 @@ def _size(name: str, input_shape: tuple[int, ...], num_outputs: int, shown: str)
         return math.prod(input_shape)
     if name == "input_shape":
         return input_shape
-    if len(input_shape) < 2:
+    hint = looks_transposed(input_shape)
+    if len(input_shape) < 2 or (hint and len(input_shape) == 3):
         raise ConfigError(
-            f"--model.network {shown} needs {name}, but the samples {list(input_shape)} have no channels; choose "
-            "another --model.network, such as MLP"
+            f"--model.network {shown} needs {name}, but the samples are {list(input_shape)}, without channels in "
+            f"front; {hint or 'choose another --model.network, such as MLP'}"
         )
     return input_shape[0]

@@ -315,6 +315,14 @@ def client_accuracies(cli: Any, folder: Path) -> dict[str, Any]:
     return {"rounds": kept.rounds, "accuracies": [[round(value, 4) for value in row] for row in kept.accuracies]}
 
 
+def client_dice(cli: Any, folder: Path) -> list[dict[str, Any]]:
+    """Dice of every client at the end, with its population and its group."""
+    import pandas as pd
+
+    table = pd.read_csv(folder / "clients.csv")[["population", "group", "dice"]]
+    return [{**row, "dice": round(row["dice"], 4)} for row in table.to_dict("records")]
+
+
 POINTS = 20  # points of each client's line
 
 
@@ -343,8 +351,8 @@ def _predict(module: Any, x: np.ndarray) -> np.ndarray:
 
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     one.__name__: one for one in (
-        accuracy_by_share, client_accuracies, client_weights, cpu_seconds_per_round, data_statistics, groups_found,
-        mixture_curve, mixture_entropy, objective, participation, poisoned_components, recovery, sine_lines,
-        unseen_by_e_steps,
+        accuracy_by_share, client_accuracies, client_dice, client_weights, cpu_seconds_per_round, data_statistics,
+        groups_found, mixture_curve, mixture_entropy, objective, participation, poisoned_components, recovery,
+        sine_lines, unseen_by_e_steps,
     )
 }  # fmt: skip

@@ -10,12 +10,12 @@ from torchvision.transforms import v2
 
 from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.base import augmented_inputs
+from lit_fed.clients.base import augmented
 from lit_fed.clients.session import check_augmented_steps
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import Secret, seed_of
 from lit_fed.core.types import LocalWork, Split
-from lit_fed.data.augmentation import Augmentation, in_batches
+from lit_fed.data.augmentation import Augmentation, MaskForm, in_batches, make_augmentation
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
@@ -31,11 +31,11 @@ class Recorded(Augmentation):
         super().__init__(transforms, **constants, said="'these'")
         self.made = {}
 
-    def __call__(self, x, stream):
+    def __call__(self, x, y, stream):
         key = tuple(stream.entropy.tolist())
         assert key not in self.made, "a stream is drawn from once"
-        self.made[key] = super().__call__(x, stream)
-        return self.made[key]
+        self.made[key], y = super().__call__(x, y, stream)
+        return self.made[key], y
 
 
 def pictures(sizes=SIZES, dtype=torch.float64):
@@ -140,8 +140,9 @@ def test_privacy_of_samples_draws_for_them_in_secret(network, drawn, trainer):
 
 
 def test_without_augmentation_inputs_are_the_same_object():
-    x = torch.zeros(2, 1, 5, 5)
-    assert augmented_inputs(make_context(), LocalWork(), x, 0, 0) is x
+    x, y = torch.zeros(2, 1, 5, 5), torch.zeros(2)
+    found = augmented(make_context(), LocalWork(), x, y, 0, 0)
+    assert (found[0] is x, found[1] is y) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +174,14 @@ def test_batches_have_the_pictures_that_torchvision_has_one_by_one(transform):
 def test_each_picture_has_its_own_draws_and_is_left_as_it_was():
     x = torch.arange(25.0).view(1, 1, 5, 5).repeat(8, 1, 1, 1)
     before, state = x.clone(), torch.get_rng_state()
-    out = Augmentation(TRANSFORMS)(x, seed_of(0, 0, 0, "x"))
+    y = torch.arange(8)
+    out, same = Augmentation(TRANSFORMS)(x, y, seed_of(0, 0, 0, "x"))
+    assert same is y
     assert torch.equal(x, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert len({tuple(one.flatten().tolist()) for one in out}) > 4
-    assert torch.equal(out, Augmentation(TRANSFORMS)(x.view(2, 4, 1, 5, 5), seed_of(0, 0, 0, "x")).flatten(0, 1))
-    assert not torch.equal(out, Augmentation(TRANSFORMS)(x, seed_of(0, 0, 1, "x")))
+    assert torch.equal(out, Augmentation(TRANSFORMS)(x.view(2, 4, 1, 5, 5), y, seed_of(0, 0, 0, "x"))[0].flatten(0, 1))
+    assert not torch.equal(out, Augmentation(TRANSFORMS)(x, y, seed_of(0, 0, 1, "x"))[0])
 
 
 def test_transforms_see_pixels_in_0_to_1():
@@ -186,7 +189,7 @@ def test_transforms_see_pixels_in_0_to_1():
     seen = []
     look = Augmentation([lambda one: seen.append(one) or one, v2.Pad([1, 0, 0, 0]), v2.CenterCrop(5)], (0.5,), (0.25,))
     x = (torch.rand(3, 1, 5, 5) - 0.5) / 0.25
-    out = look(x, seed_of(0, 0, 0, "x"))
+    out, _ = look(x, torch.zeros(3), seed_of(0, 0, 0, "x"))
     assert all(0 <= float(one.min()) <= float(one.max()) <= 1 for one in seen)
     torch.testing.assert_close(torch.stack(seen), x * 0.25 + 0.5)
     torch.testing.assert_close(out[..., 1:], x[..., :-1] if (out[..., 0] == -2).all() else x[..., 1:])
@@ -202,7 +205,7 @@ def test_transforms_see_pixels_in_0_to_1():
 )
 def test_pictures_keep_their_shape(transform, words):
     with pytest.raises(ConfigError) as caught:
-        Augmentation([transform], said="'x'")(torch.rand(2, 1, 5, 5), seed_of(0, 0, 0, "x"))
+        Augmentation([transform], said="'x'")(torch.rand(2, 1, 5, 5), torch.zeros(2), seed_of(0, 0, 0, "x"))
     for word in ("--data.augment 'x'", *words):
         assert word in str(caught.value)
 
@@ -233,3 +236,52 @@ def test_coins_that_leave_a_round_without_steps_are_no_reason_to_refuse():
 def test_dual_variables_are_of_samples_as_they_are():
     with pytest.raises(ConfigError, match="MOCHA has dual variables"):
         run_rounds(MOCHA(), None, pictures(), rounds=1, augmentation=Recorded(), task=task(Linear))
+
+
+# ---------------------------------------------------------------------- masks
+MASKS = MaskForm((6, 8), ignored=255)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        "RandomHorizontalFlip(1.0)",
+        "RandomVerticalFlip, RandomCrop((6, 8), padding=2)",
+        "RandomCrop((6, 8), [0, 3], padding_mode='reflect')",
+        "RandomRotation(90)",
+        "RandomApply([RandomAffine(20, scale=(0.5, 2.0))], p=0.7)",
+        "RandomPerspective(interpolation=0)",
+        "RandomResizedCrop((6, 8), interpolation=0)",
+    ],
+)
+def test_masks_move_with_their_pictures(augment):
+    """Pictures of 1 + class: from outside come 0, and the label to ignore."""
+    y = torch.randint(4, (12, 6, 8), generator=torch.Generator().manual_seed(0))
+    x, before = 1.0 + y[:, None], y.clone()
+    made = make_augmentation(augment, None, MASKS)
+    moved, masks = made(x.view(3, 4, 1, 6, 8), y.view(3, 4, 48), seed_of(0, 0, 0, "x"))
+    moved, masks = moved.view(12, 6, 8), masks.view(12, 6, 8)
+    assert torch.equal(torch.where(moved == 0, 255, moved.long() - 1), masks)
+    assert masks.dtype == torch.int64
+    assert torch.equal(y, before)
+    assert not torch.equal(masks, y)
+    alone, _ = make_augmentation(augment)(x, torch.zeros(12), seed_of(0, 0, 0, "x"))
+    assert torch.equal(alone[:, 0], moved), "masks change no draw of a picture"
+
+
+def test_a_given_fill_is_that_of_pictures():
+    x, y = torch.zeros(8, 1, 6, 8), torch.zeros(8, 48, dtype=torch.long)
+    for augment in ("RandomCrop((6, 8), 2, fill=0.5)", "RandomAffine(0, (0.5, 0.5), None, None, 0, 0.5)"):
+        moved, masks = make_augmentation(augment, None, MASKS)(x, y, seed_of(0, 0, 0, "x"))
+        assert torch.equal(moved.flatten(1) == 0.5, masks == 255)
+        assert bool((masks == 255).any())
+
+
+def test_changes_of_colour_leave_masks():
+    x, y = torch.rand(4, 3, 6, 8), torch.randint(4, (4, 48))
+    made = make_augmentation("ColorJitter(0.5), GaussianBlur(3)", None, MASKS)
+    moved, masks = made(x, y, seed_of(0, 0, 0, "x"))
+    assert torch.equal(masks, y)
+    assert not torch.equal(moved, x)
+    with pytest.raises(ConfigError, match=r"RandAugment.*fails on pictures of shape \[3, 6, 8\]"):
+        make_augmentation("RandAugment", None, MASKS)(x, y, seed_of(0, 0, 0, "x"))

@@ -8,7 +8,7 @@ from federated_round import distance, make_clients, make_context, make_task, run
 
 from lit_fed.algorithms import FedAvg
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.base import augmented_inputs
+from lit_fed.clients.base import augmented
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan, num_steps, steps_of, without_steps
@@ -120,7 +120,7 @@ def test_a_straggler_takes_about_the_same_share_of_every_stage():
 
 def test_inputs_are_augmented_anew_in_each_stage():
     streams = []
-    ctx = make_context(augmentation=lambda x, stream: streams.append(stream.entropy.tolist()) or x)
+    ctx = make_context(augmentation=lambda x, y, stream: streams.append(stream.entropy.tolist()) or (x, y))
     for stage in ("", "first", "second"):
-        augmented_inputs(ctx._replace(stage=stage), LocalWork(epochs=1), torch.zeros(2, 4), 0, 0)
+        augmented(ctx._replace(stage=stage), LocalWork(epochs=1), torch.zeros(2, 4), torch.zeros(2), 0, 0)
     assert len({tuple(one) for one in streams}) == 3

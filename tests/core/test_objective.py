@@ -417,8 +417,8 @@ def test_all_client_trainers_agree(network, algorithm):
     assert (distance(plain.shared, one.shared) > 1e-3) is (network is not Linear)
 
 
-def shifted(x, stream):
-    return x + float(stream.generate_state(1)[0] % 7) / 10
+def shifted(x, y, stream):
+    return x + float(stream.generate_state(1)[0] % 7) / 10, y
 
 
 def test_the_teacher_sees_the_augmented_inputs_too():

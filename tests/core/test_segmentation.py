@@ -24,13 +24,16 @@ from lit_fed import (
     Sequences,
     UNet,
 )
+from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, Ditto, FedADMM, FedNova, Local, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.session import Session
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.segmentation import pixels_last
+from lit_fed.core.segmentation import flat_masks, pixels_last
 from lit_fed.core.targets import Criterion, Target
 from lit_fed.core.task import Task
-from lit_fed.core.types import Split
+from lit_fed.core.types import Population, Split
+from lit_fed.data.augmentation import check_augmentation, make_augmentation, mask_form
+from lit_fed.deployment.federation import RemoteSplit
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.training.export import save_program
@@ -91,6 +94,32 @@ def test_both_trainers(algorithm, loss):
     other = run_rounds(algorithm, VectorizedTrainer(), task=task(criterion=criterion), **terms)
     assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
     assert bool(one.evaluate().isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [Local(), FedNova(), FedADMM(), QFedAvg(), SCAFFOLD(), IFCA(num_clusters=2), Ditto(), UCFL()],
+    ids=lambda one: type(one).__name__,
+)
+def test_both_trainers_send_each_kind_of_message(algorithm):
+    terms = {"train": clients(4), "solver": LocalSolver(lr=0.1), "rounds": 1, "task": task()}
+    one, other = (run_rounds(algorithm, trainer, **terms) for trainer in (SequentialTrainer(), VectorizedTrainer()))
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+    assert bool(one.evaluate().isfinite().all())
+
+
+@pytest.mark.parametrize("augment", ["RandomHorizontalFlip, RandomCrop(8, padding=2)", "RandomRotation(45)"])
+def test_both_trainers_augment_masks(augment):
+    made = make_augmentation(augment, None, mask_form(TARGET, SHAPE))
+    terms = {"train": clients(7), "solver": LocalSolver(lr=0.1), "rounds": 2, "batch_size": 2}
+    one, other, plain = (
+        run_rounds(FedEM(num_components=2), trainer, task=task(), augmentation=augmentation, **terms)
+        for trainer, augmentation in (
+            (SequentialTrainer(), made), (VectorizedTrainer(), made), (SequentialTrainer(), None)
+        )
+    )  # fmt: skip
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+    assert distance(one.shared, plain.shared) > 1e-4
 
 
 LOGITS = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-1.0, 1.0]]], dtype=torch.float64)  # [B, L, K]
@@ -185,19 +214,38 @@ def test_errors_name_what_the_network_returns_and_what_masks_need():
     assert built(UNet).terms.task.network(torch.zeros(2, 1, 8, 8)).shape == (2, 64, 3)
 
 
+def colours(num_outputs):
+    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.LazyLinear(num_outputs))
+
+
 @pytest.mark.parametrize(
-    ("shape", "hint"),
+    ("shape", "any_channels", "three"),
     [
-        ((32, 32, 3), r"store x = np.moveaxis\(x, -1, 1\), which is \[n, 3, 32, 32\]"),
-        ((784,), r"store x = x.reshape\(-1, 1, 28, 28\)"),
-        ((3072,), r"store x = x.reshape\(-1, 3, 32, 32\)"),
-        ((28, 28), r"store x = x\[:, None\], which is \[n, 1, 28, 28\]"),
+        ((32, 30, 3), "np.moveaxis(x, -1, 1), which is [n, 3, 32, 30]", None),
+        (
+            (28, 28, 1),
+            "np.moveaxis(x, -1, 1), which",
+            "np.repeat(np.moveaxis(x, -1, 1), 3, 1), which is [n, 3, 28, 28]",
+        ),
+        ((28, 28, 4), "np.moveaxis(x, -1, 1), which", "np.moveaxis(x, -1, 1)[:, :3], which is [n, 3, 28, 28]"),
+        ((784,), "x.reshape(-1, 1, 28, 28)", "np.repeat(x.reshape(-1, 1, 28, 28), 3, 1)"),
+        ((3072,), "x.reshape(-1, 3, 32, 32)", None),
+        ((28, 28), "x[:, None], which is [n, 1, 28, 28]", "np.repeat(x[:, None], 3, 1), which is [n, 3, 28, 28]"),
+        ((1, 28, 28), None, "np.repeat(x, 3, 1)"),
     ],
 )
-@pytest.mark.parametrize("network", [lit_fed.LeNet5, lit_fed.ResNet18])
-def test_pictures_in_another_layout_are_named(shape, hint, network):
-    with pytest.raises(ConfigError, match=hint):
-        built(network, shape, Multiclass(3), ())
+def test_pictures_in_another_layout_are_named(shape, any_channels, three):
+    for network in (lit_fed.LeNet5, lit_fed.ResNet18, colours):
+        hint = any_channels if network is lit_fed.LeNet5 else three or any_channels
+        if hint is not None:
+            with pytest.raises(ConfigError) as caught:
+                built(network, shape, Multiclass(3), ())
+            assert f"store x = {hint}" in str(caught.value)
+
+
+def test_a_network_for_channels_reads_no_height():
+    with pytest.raises(ConfigError, match=r"Wrong needs in_channels, but the samples are \[8, 8, 3\].*np.moveaxis"):
+        built(Wrong, (8, 8, 3))
 
 
 def data_of(y, **settings):
@@ -218,8 +266,16 @@ def test_masks_are_inferred():
     assert Target.from_plain("multiclass", 3, True) == Sequences(3)
     with pytest.raises(ConfigError, match=r"the classes 0, 1, 2, 255, which.* --model.target.ignore_index 255"):
         data_of(pictures()[1])
-    with pytest.raises(ConfigError, match=r"--data.augment would change pictures and leave their masks"):
-        data_of(y, augment="RandomHorizontalFlip")
+    assert data_of(y, augment="RandomHorizontalFlip").target.ignored == -100
+
+
+def test_masks_on_nodes_are_positions_too():
+    """The server has sizes alone, and checks augmentation without a picture."""
+    split = RemoteSplit(torch.tensor([2, 3]), torch.zeros(0, 1, 8, 8), torch.zeros(0, 8, 8, dtype=torch.long), "nodes")
+    flat = flat_masks(split)
+    assert (flat.y.shape, flat.sizes.tolist(), flat.num_samples) == ((0, 64), [2, 3], 5)
+    seen = Population(flat, flat, flat, ["ann", "bob"])
+    check_augmentation("RandomCrop(8, padding=1)", seen, "Nodes", None, mask_form(TARGET, SHAPE))
 
 
 def test_a_fit_measures_dice_and_exports(tmp_path):

@@ -113,7 +113,7 @@ def test_colours_of_what_does_not_lie_in_0_to_1():
 def test_constants_of_the_data_are_taken_off_and_put_on():
     made = make_augmentation("Pad([1, 0, 0, 0]), RandomCrop((4, 4))", Normalisation((0.2,), (0.5,)))
     x = torch.full((64, 1, 4, 4), 1.6)  # white
-    found = made(x, seed_of(0, 0, 0, "x")).unique().tolist()
+    found = made(x, torch.zeros(64), seed_of(0, 0, 0, "x"))[0].unique().tolist()
     assert found == pytest.approx([-0.4, 1.6])  # black and white
 
 

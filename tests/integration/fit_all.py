@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +12,12 @@ from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
 from running import folder
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, UNet, algorithms
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, MessageSpec
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.data import Digits, FeatureBlocks, Synthetic
+from lit_fed.data import Digits, FeatureBlocks, Outlines, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.poison import LabelFlip
 from lit_fed.pictures import run as pictures
@@ -89,6 +90,7 @@ def fit(
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     options = {"client_fraction": 1.0 if algorithm.participation.needs_all_clients else 0.7} | (data or {})
     options |= {"public": Digits()} if algorithm.participation.needs_public else {}
+    dataset = options.pop("dataset", dataset)
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,
         clients_per_block=2, batch_size=32, **options,
@@ -171,6 +173,13 @@ WRAPPED = {
     },
     "faults": {"model": {"faults": ABSENT}},
     "selection": {"model": {"selection": PowerOfChoice(5)}},
+    "masks": {
+        "model": {"network": partial(UNet, channels=(2, 3))},
+        "data": {
+            "dataset": Outlines(num_clients=8, samples_per_client=6, test_size=3, size=8),
+            "augment": "RandomCrop(8, padding=1), RandomRotation(20)",
+        },
+    },
     "own heads": {"model": {"network": NormalisedMLP, "personal": ["head"], "personal_training": "alternating"}},
 }
 """What may go around an algorithm, by name."""

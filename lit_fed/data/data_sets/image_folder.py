@@ -1,7 +1,9 @@
-"""A user's images: folders of PNG and JPEG files, by client and class or by class alone.
+"""A user's images: folders of PNG and JPEG files with classes, masks or numbers.
 
 layout clients    ROOT/<client>/<class>/*.png, or ROOT/seen/<client>/<class>/*.png beside ROOT/unseen/<client>/…
 layout classes    ROOT/<class>/*.png, divided among clients by a partition
+layout masks      ROOT/<client>/images/*.png and ROOT/<client>/masks/*.png; also in seen and unseen
+layout targets    ROOT/<client>/images/*.png and ROOT/<client>/targets.csv; also in seen and unseen
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, Normalisation, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Labels, Names, Normalisation, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, TABLE, check_masks, read_masks, read_targets
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, require_file, whole_file
 
@@ -42,14 +45,21 @@ READ_AT_ONCE = 512
 """Number of images decoded concurrently."""
 
 CLIENTS, CLASSES = "ROOT/<client>/<class>/*.png", "ROOT/<class>/*.png"
+BESIDE = {
+    "masks": f"ROOT/<client>/{IMAGES}/*.png with ROOT/<client>/{MASKS}/*.png",
+    "targets": f"ROOT/<client>/{IMAGES}/*.png with ROOT/<client>/{TABLE}",
+}
+"""Layouts whose labels stand beside the images."""
+
+Layout = Literal["clients", "classes", "masks", "targets"]
 
 
 class _Found(NamedTuple):
     """The files of a folder, with labels and owners from their paths."""
 
     paths: list[Path]
-    labels: np.ndarray  # [n] int64
-    class_names: tuple[str, ...]
+    labels: np.ndarray | None = None  # [n] int64, or targets [n] or [n, L]; None: masks, which are read later
+    class_names: tuple[str, ...] | None = None
     owner: np.ndarray | None = None  # [n] int64
     names: list[str] | None = None  # of the owners
     unseen: tuple[str, ...] = ()  # owners held out of training
@@ -57,7 +67,7 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFolder(PooledDataSet):
-    """Images from a folder: x [n, channels, image_size, image_size], y [n], classes named by folders.
+    """Images from a folder, x [n, channels, image_size, image_size], with classes, masks or numbers.
 
     Each image is rotated by its EXIF tag, scaled until its shorter side is `image_size`, and cropped to the central
     square. Transparency is dropped. Pixels are in 0..1, normalised if `mean` and `std` are given. Files are decoded
@@ -66,19 +76,23 @@ class ImageFolder(PooledDataSet):
     Args:
         root: the folder.
         layout: `clients`: ROOT/<client>/<class>/ (or ROOT/seen/<client>/<class>/ and ROOT/unseen/<client>/<class>/,
-            whose clients are held out of training); `classes`: ROOT/<class>/, divided by a partition.
+            whose clients are held out of training); `classes`: ROOT/<class>/, divided by a partition; `masks`:
+            ROOT/<client>/images/ and masks/ of one-channel .png files of the same names, whose pixels are classes;
+            `targets`: ROOT/<client>/images/ and a file targets.csv with a file name and numbers in each row.
         image_size: height and width of the inputs in pixels.
         channels: 3 for colour, 1 for grey.
         mean: mean of each channel in 0..1, subtracted; null: pixels stay in 0..1.
         std: standard deviation of each channel.
-        classes: class folders in the order of their labels; null: all, sorted by name, or as numbers if all are.
+        classes: class folders in the order of their labels; null: all, sorted by name, or as numbers if all are. Of
+            masks: names of the pixel values 0, 1, ….
         memory_gb: GB (10⁹ bytes) of float32 images up to which they are held in memory.
         cache_dir: folder that keeps decoded images for further runs; null: none, and a file beyond `memory_gb` lies in
             the system's temporary folder (TMPDIR) until the process ends.
+        labels: what integers of targets.csv mean, as in `ClientFolder`: `auto`, `multilabel` or `regression`.
     """
 
     root: str = ""
-    layout: Literal["clients", "classes"] = "clients"
+    layout: Layout = "clients"
     image_size: int = 32
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] | None = None
@@ -86,6 +100,7 @@ class ImageFolder(PooledDataSet):
     classes: Names | None = None
     memory_gb: float = 4.0
     cache_dir: str | None = None
+    labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
 
     def __post_init__(self) -> None:
         option = "--data.dataset"
@@ -101,6 +116,9 @@ class ImageFolder(PooledDataSet):
         require(self.std is None or min(self.std) > 0, f"{option}.std is {self.std}; give numbers above 0")
         twice = len(set(self.classes or ())) < len(self.classes or ())
         require(self.classes != () and not twice, f"{option}.classes is {self.classes}; give each folder once, or null")
+        numbers = self.layout == "targets"
+        require(self.classes is None or not numbers, f"{option}.classes: targets are numbers; leave it out")
+        require(self.labels == "auto" or numbers, f"{option}.labels is for layout targets; leave it out")
 
     @property
     def normalisation(self) -> Normalisation | None:  # type: ignore[override]
@@ -116,7 +134,8 @@ class ImageFolder(PooledDataSet):
         """All images as uint8, sorted by client and class; splits convert them to float32."""
         found = self._find()
         x = self._pixels(found.paths)
-        return Samples(x, found.labels, found.owner, found.names, found.class_names, unseen=found.unseen)
+        y = read_masks(found.paths, self.image_size) if found.labels is None else found.labels
+        return Samples(x, y, found.owner, found.names, found.class_names, unseen=found.unseen)
 
     # ------------------------------------------------------------------ finding files
     def _find(self) -> _Found:
@@ -127,25 +146,55 @@ class ImageFolder(PooledDataSet):
             classes = {one.name: pictures_in(one) for one in _folders(root, CLASSES, self.layout)}
             class_names = self._class_names([classes], root)
             return _Found(*_listed([classes], class_names)[:2], class_names)
-        parts = [root / "seen", root / "unseen"] if (root / "seen").is_dir() else [root]
-        each = [_folders(part, CLIENTS, self.layout) if part.is_dir() else [] for part in parts]
-        require(bool(each[0]), f"{parts[0]}: no client folder in it; images are expected as {CLIENTS}")
+        parts, layout = [root / "seen", root / "unseen"] if (root / "seen").is_dir() else [root], self._says
+        each = [_folders(part, layout, self.layout) if part.is_dir() else [] for part in parts]
+        require(bool(each[0]), f"{parts[0]}: no client folder in it; images are expected as {layout}")
         clients = [one for part in each for one in part]
         names = [one.name for one in clients]
         for name in names:
             require(names.count(name) == 1, f"{root}: client {name!r} is both seen and unseen; remove one of them")
+        unseen = tuple(names[len(each[0]) :])
+        if self.layout in BESIDE:
+            return self._beside(clients)._replace(names=names, unseen=unseen)
         found = [{one.name: pictures_in(one) for one in _folders(client, CLIENTS, self.layout)} for client in clients]
         class_names = self._class_names(found, root)
         paths, labels, owner = _listed(found, class_names)
         for client, pictures in zip(clients, found, strict=True):
             require(any(pictures.values()), f"{client}: no image of this client; add some, or remove the folder")
-        return _Found(paths, labels, class_names, owner, names, tuple(names[len(each[0]) :]))
+        return _Found(paths, labels, class_names, owner, names, unseen)
+
+    @property
+    def _says(self) -> str:
+        """The folders of the layout, for messages."""
+        return BESIDE.get(self.layout, CLIENTS if self.layout == "clients" else CLASSES)
+
+    def _beside(self, clients: list[Path]) -> _Found:
+        """Images of clients, with masks or targets beside them."""
+        found, masks = [], []
+        for client in clients:
+            for name in (IMAGES, MASKS) if self.layout == "masks" else (IMAGES,):
+                require(
+                    (client / name).is_dir(), f"{client}: no folder {name}; layout {self.layout} reads {self._says}"
+                )
+            found.append(pictures_in(client / IMAGES))
+            require(bool(found[-1]), f"{client / IMAGES}: no image of this client; add some, or remove the folder")
+            masks += pictures_in(client / MASKS) if self.layout == "masks" else []
+        paths = [path for one in found for path in one]
+        if self.layout == "masks":
+            check_masks(paths, masks)
+        targets = read_targets(paths) if self.layout == "targets" else None
+        names = None if self.classes is None else names_of(self.classes)
+        return _Found(paths, targets, names, np.repeat(np.arange(len(found)), [len(one) for one in found]))
 
     def _class_names(self, found: list[dict[str, list[Path]]], root: Path) -> tuple[str, ...]:
         """Class names by label; unknown folders and classes without images are refused."""
         held = {name for client in found for name, pictures in client.items() if pictures}
         there = {name for client in found for name in client}
         require(bool(held), f"{root}: no image ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}")
+        require(
+            not {IMAGES, MASKS} <= there or self.classes is not None,
+            f"{root}: the folders {IMAGES} and {MASKS} would be classes; give --data.dataset.layout masks",
+        )
         if self.classes is not None:
             unknown = sorted(there - set(self.classes))
             require(
@@ -278,6 +327,7 @@ def _folders(folder: Path, layout: str, name: str) -> list[Path]:
     for entry in entries:
         picture = entry.suffix.lower() in SUFFIXES
         other = f"; {CLASSES} is --data.dataset.layout classes" if picture and name == "clients" else ""
+        other = other or ("; give --data.dataset.layout targets" if entry.name == TABLE else "")
         require(
             entry.is_dir(),
             f"{entry}: {'an image' if picture else 'a file'} where a folder is expected; --data.dataset.layout {name} "

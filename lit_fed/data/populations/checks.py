@@ -58,10 +58,19 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
             )
 
 
-def with_ignored(target: Target, seen: Population, unseen: Population | None = None) -> Target:
-    """The target, ignoring labels -100 at positions if there are some and it does not name another."""
+def with_ignored(target: Target, seen: Population, unseen: Population | None = None, *, pads: bool = False) -> Target:
+    """The target, ignoring labels -100 at positions if there are some and it does not name another.
+
+    Args:
+        target: the target.
+        seen: the training clients.
+        unseen: clients held out of training, or None.
+        pads: whether masks get pixels from outside their pictures in local steps.
+    """
     if not isinstance(target, Sequences) or target.ignored is not None:
         return target
+    if pads and isinstance(target, Segmentation):
+        return replace(target, ignore_index=IGNORED)
     found = any(bool((split.y == IGNORED).any()) for *_, split in all_splits(seen, unseen, samples=True))
     return replace(target, ignore_index=IGNORED) if found else target
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TypeAlias, overload
@@ -116,6 +117,10 @@ class DrawnSplit(Split):
         sizes = self.sizes[positions]
         return DrawnSplit(self.draw, sizes, self.x, self.y, self.origin, self._numbers_at(positions))
 
+    def flattened(self) -> DrawnSplit:
+        draw, y = partial(_draw_flat, self.draw), self.y.flatten(1)
+        return DrawnSplit(draw, self.sizes, self.x, y, self.origin, self._numbers, self.first_id)
+
     def _numbers_at(self, positions: Tensor) -> Tensor:
         return positions if self._numbers is None else self._numbers[positions]
 
@@ -184,3 +189,8 @@ def _draw_rows(
     x, y = draw(position if numbers is None else int(numbers[position]))
     rows = rows_of(position)
     return x[rows], y[rows]
+
+
+def _draw_flat(draw: Draw, number: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = draw(number)
+    return x, y.reshape(len(y), math.prod(y.shape[1:]))

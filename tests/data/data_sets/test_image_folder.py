@@ -309,3 +309,126 @@ def test_wrong_clients_who_come_later(tmp_path, tree, known, words):
         newcomers(write(tmp_path, tree), **known)
     for word in words:
         assert word in str(caught.value)
+
+
+# ---------------------------------------------------------------------- masks and targets beside images
+SIZE = (12, 8)  # width, height
+
+
+def write_masks(root, clients=("ann", "bob"), num=5):
+    """Pictures of 50 · class in both formats, with masks in two modes."""
+    for client in clients:
+        for folder in ("images", "masks"):
+            (root / client / folder).mkdir(parents=True)
+        for number in range(num):
+            classes = np.random.default_rng(hash_of(client, number)).integers(0, 3, SIZE[::-1], dtype=np.uint8)
+            mask = Image.fromarray(classes)
+            if number % 2:
+                mask.putpalette([9, 9, 9, 200, 0, 0, 0, 200, 0])
+            mask.save(root / client / "masks" / f"{number}.png")
+            Image.fromarray(50 * classes).save(root / client / "images" / f"{number}.png")
+    return root
+
+
+def test_masks_beside_images(tmp_path):
+    write_masks(tmp_path / "seen")
+    write_masks(tmp_path / "unseen", ["cid"])
+    samples = load(tmp_path, layout="masks", channels=1)
+    assert (samples.x.shape, samples.y.shape) == ((15, 1, 8, 8), (15, 8, 8))
+    np.testing.assert_array_equal(samples.x[:, 0], 50 * samples.y)
+    assert (samples.names, samples.unseen) == (["ann", "bob", "cid"], ("cid",))
+    assert samples.owner.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert set(np.unique(load(tmp_path, layout="masks", channels=1, image_size=5).y)) == {0, 1, 2}
+    both = []
+    for memory_gb in (4.0, 0.0):
+        fields = {"layout": "masks", "image_size": 8, "memory_gb": memory_gb, "classes": "sky, sea, ship"}
+        data = FederatedDataModule(ImageFolder(str(tmp_path), **fields))
+        data.setup()
+        assert (data.target.num_classes, data.label_shape) == (3, (8, 8))
+        both.append(data.seen.train)
+    assert isinstance(both[1], DrawnSplit)
+    assert torch.equal(both[1].client(1).y, both[0].client(1).y)
+
+
+def test_a_mask_turns_and_scales_with_its_photograph(tmp_path):
+    write_masks(tmp_path, ["ann"], 1)
+    classes = np.repeat(np.uint8([[0], [1]]), 8, 0).repeat(16, 1)  # as it is seen: one above the other
+    Image.fromarray(classes).save(tmp_path / "ann/masks/0.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored sideways
+    Image.fromarray(np.rot90(255 * classes)).save(tmp_path / "ann/images/0.jpg", exif=exif, quality=100)
+    (tmp_path / "ann/images/0.png").unlink()
+    samples = load(tmp_path, layout="masks", channels=1)
+    np.testing.assert_array_equal(samples.x[0, 0] > 127, samples.y[0] == 1)
+
+
+def wrong_mask(root, mask, name="1.png"):
+    mask.save(root / "ann/masks" / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda root: (root / "ann/masks/1.png").unlink(), ["ann/images/1.png", "without a mask", "add it"]),
+        (lambda root: (root / "ann/images/1.png").unlink(), ["ann/masks/1.png", "no image of this name"]),
+        (lambda root: wrong_mask(root, picture(0, SIZE)), ["ann/masks/1.png", "mode RGB", "one channel of 8 bits"]),
+        (lambda root: wrong_mask(root, picture(0, (8, 8), "L")), ["1.png: has 8 x 8 pixels", "has 12 x 8"]),
+        (lambda root: wrong_mask(root, picture(0, SIZE, "L"), "1.jpg"), ["ann/masks/1.jpg", "has to be a .png"]),
+        (lambda root: picture(0, SIZE).save(root / "ann/images/1.jpg"), ["the same mask, 1.png", "rename one"]),
+        (lambda root: (root / "ann/masks/1.png").write_bytes(b"x"), ["1.png: cannot be read as a mask"]),
+        (lambda root: (root / "ann/masks").rename(root / "ann/mask"), ["ann: no folder masks", "layout masks reads"]),
+    ],
+)
+def test_masks_that_do_not_fit_are_named(tmp_path, change, words):
+    change(write_masks(tmp_path))
+    refused(tmp_path, *words, layout="masks")
+
+
+def test_folders_of_masks_are_no_classes(tmp_path):
+    refused(write_masks(tmp_path), "would be classes", "--data.dataset.layout masks")
+
+
+def write_targets(root, lines=("file,weight", *(f"{number}.png,{number}.5" for number in range(5)))):
+    for client in ("ann", "bob"):
+        (root / client / "images").mkdir(parents=True, exist_ok=True)
+        for number in range(5):
+            picture(number).save(root / client / "images" / f"{number}.png")
+        (root / client / "targets.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_numbers_from_a_table(tmp_path):
+    samples = load(write_targets(tmp_path), layout="targets")
+    assert (samples.x.shape, samples.y.dtype, samples.y.tolist()) == (
+        (10, 3, 8, 8),
+        np.float32,
+        [0.5, 1.5, 2.5, 3.5, 4.5] * 2,
+    )
+    rows = [f"{number}.png,{number % 2},-1" for number in (4, 3, 2, 1, 0)]  # in any order
+    write_targets(tmp_path, ["file,a,b", *rows])
+    y = load(tmp_path, layout="targets", labels="multilabel").y
+    assert (y.dtype, y.tolist()) == (np.int64, [[number % 2, -1] for number in range(5)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["file,weight", "0.png,1", "2.png,3", "4.png,1"], ["ann/images/1.png", "bob/images/3.png", "without a row"]),
+        (["file,weight", *(f"{number}.png,1" for number in range(6))], ["5.png", "there is no such image"]),
+        (["0.png,1", "1.png,2"], ["the first line is '0.png,1'", "file,weight"]),
+        (["file,weight", "0.png,1", "0.png,2"], ["line 3 names the image '0.png'", "a second time"]),
+        (["file,weight", "0.png,heavy"], ["line 2: column weight is 'heavy'"]),
+        (["file,weight", "0.png"], ["line 2 has 1 values for 2 columns"]),
+    ],
+)
+def test_tables_that_do_not_fit_are_named(tmp_path, lines, words):
+    refused(write_targets(tmp_path, lines), *words, "targets.csv", layout="targets")
+
+
+def test_a_table_for_each_client_alike(tmp_path):
+    write_targets(tmp_path)
+    (tmp_path / "bob/targets.csv").write_text("file,height\n" + "".join(f"{number}.png,1\n" for number in range(5)))
+    refused(tmp_path, "bob/targets.csv: the columns height are not those of", layout="targets")
+    (tmp_path / "bob/targets.csv").unlink()
+    refused(tmp_path, "bob/targets.csv", "save a row for each image", layout="targets")
+    refused(tmp_path, "targets.csv: a file where a folder is expected", "layout targets")
