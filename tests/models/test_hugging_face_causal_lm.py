@@ -14,7 +14,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import HuggingFaceCausalLM
-from lit_fed.models.adapters import LowRankAdapters
+from lit_fed.models.adapters import LowRankAdapters, merge_adapters
 
 pytest.importorskip("transformers")
 
@@ -81,6 +81,19 @@ def test_losses_in_pieces_are_those_of_all_outputs(build, monkeypatch):
     for name, leaf in whole[2].items():
         torch.testing.assert_close(leaf, pieces[2][name])
     assert any(leaf.abs().max() > 0 for leaf in whole[2].values())
+
+
+@pytest.mark.parametrize(("targets", "changed"), [(None, 4), (["*lm_head"], 1)], ids=["default", "last-layer"])
+def test_merged_adapters_leave_the_embedding_as_it_is(targets, changed):
+    """The last layer, which shares its weights, has an adapter only if it is named."""
+    network, (x, _) = make(), texts()
+    choose_trained(network, [], may_be_none=True)
+    LowRankAdapters(2, targets).add_to(network, lambda: network(x))
+    with torch.no_grad():
+        drawn = [leaf.normal_() for name, leaf in network.named_parameters() if "lora_B" in name]
+        expected = network.eval()(x)
+        assert len(drawn) == changed
+        torch.testing.assert_close(merge_adapters(network)(x), expected)
 
 
 def test_a_mixture_trained_in_pieces(monkeypatch):

@@ -16,7 +16,7 @@ from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
 from lit_fed.system.packages import optional_package
 
-__all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier"]
+__all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier", "silenced"]
 
 OPTION = "--model.network"
 ATTENTION = (None, "eager", "sdpa")
@@ -29,20 +29,28 @@ ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_ty
 
 
 class _HuggingFace(Network):
-    """A network of the library, of texts or images."""
+    """A network of the library, of texts or images.
+
+    Attributes:
+        model: as the library makes it.
+        weights: folder or hub name of its weights; None: random weights.
+        random: names of parameters that the weights lack.
+    """
 
     vmappable = False
     model: nn.Module
+    weights: str | None
+    random: set[str]
 
     def _make(
         self, kind: str, input_shape: tuple[int, ...], num_outputs: int, weights: str | None,
         config: str | dict[str, Any] | None, pad_token_id: int | None, dropout: float | None,
-    ) -> set[str]:  # fmt: skip
-        """Build the library's network; returns names of parameters that the weights lack."""
+    ) -> None:  # fmt: skip
+        """Build the library's network."""
         library = optional_package(
             "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
         )
-        with _silent(library):
+        with silenced(library):
             settings = _configuration(library, weights, config)
             _set_dropout(settings, dropout, config)
             _check_kind(library, settings, kind)
@@ -57,12 +65,12 @@ class _HuggingFace(Network):
             else:
                 settings.num_labels = num_outputs
             settings.use_cache = False
-            self.model, random = _build(library, kind, settings, weights)
+            self.model, self.random = _build(library, kind, settings, weights)
+        self.weights = weights
         self.reads_images, self.pad_token_id = kind == "ImageClassification", getattr(settings, "pad_token_id", None)
         self.vocab_size: int | None = getattr(settings, "vocab_size", None)
         # makes dropout by function visible to code that searches the modules for dropout
         self.drops = nn.Dropout(max(_dropouts(settings).values(), default=0.0))
-        return random
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of texts [B, L] or images [B, C, H, W]; [B, L, K] of each token.
@@ -128,11 +136,11 @@ class HuggingFaceClassifier(_HuggingFace):
     ) -> None:
         super().__init__()
         kind = _kind(input_shape, per_token)
-        random = self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout)
         self.scores_tokens = kind == "SequenceClassification" and hasattr(self.model, "score")
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
-        self.head_names = frozenset(outside | {f"model.{name}" for name in random})
+        self.head_names = frozenset(outside | {f"model.{name}" for name in self.random})
 
     def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
         """Features of a text are those of its last token, for decoders whose last layer scores every token.
@@ -238,8 +246,8 @@ def _check_kind(library: Any, settings: Any, kind: str) -> None:
 
 
 @contextmanager
-def _silent(library: Any) -> Iterator[None]:
-    """Silence the library: random classifiers are intended, and networks are built several times."""
+def silenced(library: Any) -> Iterator[None]:
+    """Silence the library `transformers`: random classifiers are intended, and networks are built several times."""
     logging = library.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
