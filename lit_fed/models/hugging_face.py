@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import MethodType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
+from lit_fed.core.networks.products import fast_products
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.system.files import given_path
@@ -45,6 +50,7 @@ class _HuggingFace(Network):
     def _make(
         self, kind: str, input_shape: tuple[int, ...], num_outputs: int, weights: str | None,
         config: str | dict[str, Any] | None, pad_token_id: int | None, dropout: float | None,
+        gradient_checkpointing: bool,
     ) -> None:  # fmt: skip
         """Build the library's network."""
         library = optional_package(
@@ -67,6 +73,8 @@ class _HuggingFace(Network):
             settings.use_cache = False
             self.model, self.random = _build(library, kind, settings, weights)
         self.weights = weights
+        if gradient_checkpointing:
+            _forget_activations(library, self.model)
         self.reads_images, self.pad_token_id = kind == "ImageClassification", getattr(settings, "pad_token_id", None)
         self.vocab_size: int | None = getattr(settings, "vocab_size", None)
         # makes dropout by function visible to code that searches the modules for dropout
@@ -122,6 +130,7 @@ class HuggingFaceClassifier(_HuggingFace):
             network such as `gpt2`.
         pad_token_id: padding token; null: that of the configuration.
         dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
+        gradient_checkpointing: keep only the inputs of each layer for the gradient and run the layer once more.
     """
 
     def __init__(
@@ -133,10 +142,11 @@ class HuggingFaceClassifier(_HuggingFace):
         per_token: bool = False,
         pad_token_id: int | None = None,
         dropout: float | None = 0.0,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         kind = _kind(input_shape, per_token)
-        self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout, gradient_checkpointing)
         self.scores_tokens = kind == "SequenceClassification" and hasattr(self.model, "score")
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
@@ -176,6 +186,8 @@ class HuggingFaceCausalLM(_HuggingFace):
             weights: fields to change.
         pad_token_id: padding token, which is masked in attention; null: that of the configuration.
         dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
+        gradient_checkpointing: keep only the inputs of each layer for the gradient and run the layer once more.
+        frozen_dtype: type of the frozen parameters, `float32`, or `bfloat16` beside adapters alone, which stay float32.
     """
 
     keeps_head = True
@@ -188,6 +200,8 @@ class HuggingFaceCausalLM(_HuggingFace):
         config: str | dict[str, Any] | None = None,
         pad_token_id: int | None = None,
         dropout: float | None = 0.0,
+        gradient_checkpointing: bool = False,
+        frozen_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
@@ -195,7 +209,10 @@ class HuggingFaceCausalLM(_HuggingFace):
                 f"HuggingFaceCausalLM reads texts [length], the samples are {list(input_shape)}; choose another "
                 f"{OPTION}"
             )
-        self._make("CausalLM", input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        if frozen_dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"{OPTION}.frozen_dtype is {frozen_dtype}; give float32 or bfloat16")
+        self.frozen_dtype = torch.bfloat16 if frozen_dtype == "bfloat16" else None
+        self._make("CausalLM", input_shape, num_outputs, weights, config, pad_token_id, dropout, gradient_checkpointing)
         known = {id(leaf): name for name, leaf in self.named_parameters()}
         self.head_names = frozenset(known[id(leaf)] for leaf in self._words.parameters())
 
@@ -395,6 +412,43 @@ def _check_words(settings: Any, num_outputs: int) -> None:
             f"values; give --model.target Sequences --model.target.num_classes {settings.vocab_size}, or without "
             f"weights {OPTION}.config.vocab_size {num_outputs}"
         )
+
+
+# ------------------------------------------------------------------ layers that run twice
+def _forget_activations(library: Any, network: nn.Module) -> None:
+    """Run the layers of a network once more for their gradient."""
+    layers = [one for one in network.modules() if isinstance(one, library.modeling_layers.GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{OPTION}.gradient_checkpointing: transformers names no layers of {type(network).__name__} that can run "
+            "twice; leave it out"
+        )
+    for layer in layers:
+        layer.forward = MethodType(_run_twice, layer)
+
+
+def _run_twice(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The layer's outputs; the second run takes the leaves of the first.
+
+    With the library's own option it would take the template's, since `functional_call` has ended by then.
+    """
+    transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)()  # these keep activations
+    if transformed or not torch.is_grad_enabled():
+        return type(layer).forward(layer, *args, **kwargs)
+    leaves = {f"layer.{name}": leaf for name, leaf in (*layer.named_parameters(), *layer.named_buffers())}
+    return checkpoint(partial(functional_call, _Once(layer), leaves), args, kwargs, use_reentrant=False)
+
+
+class _Once(nn.Module):
+    """A layer that keeps its activations."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with fast_products():  # in both runs
+            return type(self.layer).forward(self.layer, *args, **kwargs)
 
 
 # ------------------------------------------------------------------ weights

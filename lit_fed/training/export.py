@@ -156,7 +156,7 @@ def personal_model(
     predict, task = prediction_of(federation, state)
     asked = asked_models(predict, task, example)
     components = [
-        merge_adapters(network_of(task, tree.index(models, m)))
+        merge_adapters(network_of(task, tree.index(models, m)).to(task.dtype))
         for models, counts, _ in asked
         for m, one in enumerate(counts)
         if one
