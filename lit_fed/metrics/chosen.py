@@ -20,6 +20,7 @@ from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics
+    import torchmetrics.text
 else:
     torchmetrics = imported_later("torchmetrics")
 
@@ -48,6 +49,7 @@ class ClientMetric:
         self.larger_is_better: bool | None = metric.higher_is_better
         metric.distributed_available_fn = _alone  # each client is evaluated on one rank
         self._one_column = target.kind == "binary" and not type(metric).__name__.startswith("Multiclass")
+        self._is_perplexity = isinstance(metric, torchmetrics.text.Perplexity)
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
         self.averages = self._is_curve and self._average in ("macro", "weighted")
         if self.averages:
@@ -79,7 +81,9 @@ class ClientMetric:
             self._failure = str(error)
 
     def facing(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and labels for the metric; of two classes the probability of the second."""
+        """Predictions and labels for the metric; of two classes the probability of the second, for texts logits."""
+        if self._is_perplexity:
+            return shown.log()[None], labels[None]
         return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous()
 
     def _add_ranges(self, shown: Tensor, labels: Tensor) -> None:

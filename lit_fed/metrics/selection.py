@@ -21,6 +21,7 @@ from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics
+    import torchmetrics.text
 else:
     torchmetrics = imported_later("torchmetrics")
 
@@ -268,6 +269,8 @@ def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> N
         raise ConfigError(
             f"{OPTION} {wanted.shown} measures {found}, but {labels}; choose for example {EXAMPLES[target.continuous]}"
         )
+    if issubclass(cls, torchmetrics.text.Perplexity) and target.kind == "multiclass":
+        return
     if package == "torchmetrics" and kind not in ("classification", "regression"):
         raise ConfigError(
             f"{OPTION} {wanted.shown} is of torchmetrics.{kind} and measures neither classes nor numbers; choose for "
