@@ -20,19 +20,22 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch import Tensor
 
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
 from lit_fed.core import tree
-from lit_fed.core.types import ClientBlock
+from lit_fed.core.types import ClientBlock, Tree
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError, notice
+from lit_fed.rounds import FederatedRounds
 from lit_fed.system.heartbeat import LostRanksError, check_timeout
 from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
-from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
+from lit_fed.training.export import PersonalModel, check_program_file, personal_model
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import (
@@ -43,6 +46,7 @@ from lit_fed.training.output import (
     prediction_table,
     write_table,
 )
+from lit_fed.training.peft_folder import save_client
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -295,12 +299,19 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if there is no such client or its model cannot be traced.
         """
+        served = self._serve_one(model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
+        return None if served is None else personal_model(*served)
+
+    def _serve_one(
+        self, model: LightningModule, data: Any, ckpt_path: _PATH | None, client: str, clients: str,
+        weights_only: bool | None, unknown: Unknown,
+    ) -> tuple[FederatedRounds, TrainingFacts, Tree, Tensor, str] | None:  # fmt: skip
+        """Serve one client; the arguments of `personal_model` of `lit_fed.training.export`, on rank zero."""
         module = federated(model)
-        data: Any = datamodule
         if clients:
             if ckpt_path is None:
                 raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
-            data = self._unseen_clients(module, str(ckpt_path), clients, client, unknown_categories)
+            data = self._unseen_clients(module, str(ckpt_path), clients, client, unknown)
             ckpt_path = None  # it has been restored
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)
@@ -314,7 +325,7 @@ class FederatedTrainer(Trainer):
         if served is None:
             return None
         example = (data.seen or data.unseen).train.x[:1]
-        return personal_model(module.federation, module.facts, tree.index(served.states, 0), example, client)
+        return module.federation, module.facts, tree.index(served.states, 0), example, client
 
     def export(
         self,
@@ -325,12 +336,12 @@ class FederatedTrainer(Trainer):
         *,
         client: str = "",
         clients: str = "",
-        format: Literal["pt", "onnx"] = "pt",
+        format: Literal["pt", "onnx", "peft"] = "pt",
         output: str = "",
         unknown_categories: Unknown = None,
         raw_columns: bool = False,
     ) -> PersonalModel | None:
-        """Write a client's personal model as a program that runs without lit_fed.
+        """Write a client's personal model as a program that runs without lit_fed, or its adapters for peft.
 
         The program takes a batch of inputs, in 0..1 if the training normalised its inputs, and returns the probability
         of every class, or for regression the predicted value.
@@ -343,14 +354,14 @@ class FederatedTrainer(Trainer):
             client: name of the client in `clients.csv`, seen or unseen, or else its number `client_id` in the table of
                 `predict`.
             clients: unseen clients as for `personalize`, a folder or a table; `client` is one of them, without .npz.
-            format: `pt` for `torch.export.load`, or `onnx`.
-            output: `.pt2` or `.onnx` file.
+            format: `pt` for `torch.export.load`, `onnx`, or `peft` for the adapters of `--model.lora_rank`.
+            output: `.pt2` or `.onnx` file, or a new folder for `peft`.
             unknown_categories: as for `personalize`.
             raw_columns: after training on a table, take its columns: numbers, numbers of categories, NaN where a value
                 is missing; the program encodes them. Else it takes the encoded inputs.
 
         Returns:
-            The model as a module, on rank zero; None elsewhere.
+            The model as a module, on rank zero; None elsewhere, and for `peft`.
 
         Raises:
             ConfigError: if the file cannot be written, there is no such client or its model cannot be traced.
@@ -360,13 +371,11 @@ class FederatedTrainer(Trainer):
         path = check_program_file(output, format)
         if not clients:
             refuse_remote(datamodule, "export")
-        told = (client, clients, weights_only, unknown_categories)
-        exported = self.personal_model(model, datamodule, ckpt_path, *told)
-        if exported is not None and raw_columns:
-            exported.take_columns(federated(model).facts.columns)
-        if exported is not None:
-            save_program(exported, path, format)
-            sys.stdout.write(f"program: {path}\n")
+        served = self._serve_one(model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
+        if served is None:
+            return None
+        exported = save_client(path, format, *served, raw_columns=raw_columns)
+        sys.stdout.write(f"model: {path}\n")
         return exported
 
     def _unseen_clients(

@@ -321,6 +321,12 @@ def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
     if trainable is not None:
         choose_trained(network, list(names_of(trainable)), may_be_none=adapted)
     network = settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+    others = [name for name, leaf in network.named_parameters() if leaf.requires_grad and "lora_" not in name]
+    if others and getattr(network, "frozen_dtype", None) is not None:
+        raise ConfigError(
+            f"--model.network.frozen_dtype is for networks whose adapters alone are trained, but {others[0]} is, "
+            "too; give --model.lora_rank without --model.trainable, or float32"
+        )
     return pixels_last(network, facts.target, facts.label_shape)
 
 

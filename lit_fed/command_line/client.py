@@ -98,9 +98,10 @@ def serving_parser(command: str) -> PlainParser:
         )
     else:
         parser.add_argument(
-            "--format", choices=["pt", "onnx"], default="pt", help="torch.export or ONNX (default: %(default)s)"
-        )
-    file = "file to be written, .pt2 or .onnx" if command == "export" else "table to be written, .csv or .parquet"
+            "--format", choices=["pt", "onnx", "peft"], default="pt",
+            help="torch.export, ONNX, or a folder of adapters (default: %(default)s)",
+        )  # fmt: skip
+    file = ".pt2 or .onnx, or for peft a new folder" if command == "export" else "table to be written, .csv or .parquet"
     parser.add_argument("--output", metavar="FILE", required=command != "measure", help=file)
     parser.add_argument(
         "--run", default="", metavar="RUN", help="subfolder of --states (default: the training that ended last)"
@@ -175,13 +176,13 @@ def _serve(command: str, given: Namespace) -> None:
 
 def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:
     """Serve clients, and print and write the results."""
-    from lit_fed.training.export import personal_model, save_program
     from lit_fed.training.output import write_table
+    from lit_fed.training.peft_folder import save_client
 
     if command == "export":
         assert path is not None
-        model = personal_model(kept.training.rounds, kept.facts, *kept.serve(clients[0]), given.client[0])
-        save_program(model, path, given.format)
+        served = kept.serve(clients[0])
+        save_client(path, given.format, kept.training.rounds, kept.facts, *served, given.client[0])
     else:
         table = _table(command, kept, clients, given.split)
         if command == "measure":
@@ -189,7 +190,7 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
         if path is not None:
             write_table(table, path, private=True)  # mixture weights and predictions of the node's own clients
     if path is not None:
-        sys.stdout.write(f"{'program' if command == 'export' else 'table'}: {path}\n")
+        sys.stdout.write(f"{'model' if command == 'export' else 'table'}: {path}\n")
 
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:

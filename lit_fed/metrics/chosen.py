@@ -23,6 +23,7 @@ from lit_fed.system.packages import imported_later
 if TYPE_CHECKING:
     import torchmetrics
     import torchmetrics.retrieval.base
+    import torchmetrics.text
 else:
     torchmetrics = imported_later("torchmetrics")
 
@@ -54,6 +55,7 @@ class ClientMetric:
         self.larger_is_better: bool | None = metric.higher_is_better
         metric.distributed_available_fn = _alone  # each client is evaluated on one rank
         self._one_column = target.kind == "binary" and not type(metric).__name__.startswith("Multiclass")
+        self._is_perplexity = isinstance(metric, torchmetrics.text.Perplexity)
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
         self._is_library = lies_below(type(metric).__module__, "torchmetrics")
         self._ranks = isinstance(metric, torchmetrics.retrieval.base.RetrievalMetric)
@@ -89,6 +91,8 @@ class ClientMetric:
 
     def facing(self, shown: Tensor, labels: Tensor, owner: Tensor | None = None) -> tuple[Tensor, ...]:
         """Predictions and labels for the metric, of two classes the probability of the second; of rankings queries."""
+        if self._is_perplexity:
+            return shown.log()[None], labels[None]
         queries: tuple[Tensor, ...] = (self.target.queries(labels),) if self._ranks else ()
         if queries and owner is not None:
             queries = (torch.unique(torch.stack([owner, *queries]), dim=1, return_inverse=True)[1],)

@@ -22,6 +22,7 @@ from lit_fed.system.packages import imported_later
 if TYPE_CHECKING:
     import torchmetrics
     import torchmetrics.retrieval
+    import torchmetrics.text
 else:
     torchmetrics = imported_later("torchmetrics")
 
@@ -279,6 +280,8 @@ def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> N
                 f"{OPTION} {wanted.shown} ranks by one score for each sample, but {labels}; give two classes, numbers, "
                 "or --model.target Ranking"
             )
+        return
+    if issubclass(cls, torchmetrics.text.Perplexity) and target.kind == "multiclass":
         return
     if package == "torchmetrics" and kind not in ("classification", "regression"):
         raise ConfigError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import optional_package
 
-__all__ = ["LowRankAdapters", "merge_adapters"]
+__all__ = ["LowRankAdapters", "adapters_of", "merge_adapters", "remove_adapters"]
 
 NAMES_SHOWN = 12
 """Number of layer names listed in errors."""
@@ -29,7 +29,7 @@ class LowRankAdapters(NamedTuple):
     """Layers with adapters, and their rank."""
 
     rank: int | None = None  # r; None: no adapters
-    targets: Sequence[str] | None = None  # patterns of names; None: all frozen linear layers
+    targets: Sequence[str] | None = None  # patterns of names; None: all frozen linear layers but a kept head
     alpha: float | None = None  # α; None: r, no scaling
 
     def check(self) -> None:
@@ -76,7 +76,8 @@ class LowRankAdapters(NamedTuple):
         layers, network_name = _linear_layers(network), type(network).__name__
         frozen = [name for name, layer in layers.items() if not any(one.requires_grad for one in layer.parameters())]
         if self.targets is None:
-            chosen = [name for name in frozen if name in called]
+            kept = _kept_head(network)
+            chosen = [name for name in frozen if name in called and id(layers[name].weight) not in kept]
             if not chosen:
                 raise ConfigError(
                     f"--model.lora_rank is {self.rank}, but {network_name} has no frozen linear layer; leave "
@@ -107,13 +108,25 @@ class LowRankAdapters(NamedTuple):
         return names
 
 
+def adapters_of(network: nn.Module) -> dict[str, Any]:
+    """Layers with adapters by name."""
+    peft: Any = sys.modules.get("peft.tuners.lora")  # imported if there are adapters
+    return {name: one for name, one in network.named_modules() if peft is not None and isinstance(one, peft.LoraLayer)}
+
+
 def merge_adapters(network: nn.Module) -> nn.Module:
     """Merge B A into the layers of a network in place and remove adapters; outputs stay equal."""
-    peft: Any = sys.modules.get("peft.tuners.lora")  # imported if there are adapters
-    for path, module in list(network.named_modules()) if peft is not None else ():
-        if isinstance(module, peft.LoraLayer):
-            module.merge()
-            network.set_submodule(path, module.get_base_layer())
+    for layer in adapters_of(network).values():
+        base = layer.get_base_layer()
+        base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)  # an embedding may share it
+        layer.merge()
+    return remove_adapters(network)
+
+
+def remove_adapters(network: nn.Module) -> nn.Module:
+    """Remove adapters of a network in place."""
+    for name, layer in adapters_of(network).items():
+        network.set_submodule(name, layer.get_base_layer())
     return network
 
 
@@ -121,6 +134,12 @@ def _linear_layers(network: nn.Module) -> dict[str, nn.Module]:
     """Linear layers by name: PyTorch's, and GPT-2's of transformers."""
     own = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", nn.Linear)
     return {name: one for name, one in network.named_modules() if name and isinstance(one, nn.Linear | own)}
+
+
+def _kept_head(network: nn.Module) -> set[int]:
+    """Identities of the leaves of a last layer that stays as it is, see `Network.keeps_head`."""
+    names = getattr(network, "head_names", ()) if getattr(network, "keeps_head", False) else ()
+    return {id(network.get_parameter(name)) for name in names}
 
 
 def _called(network: nn.Module, outputs: Callable[[], Tensor]) -> set[str]:

@@ -34,6 +34,7 @@ class Network(nn.Module, metaclass=ABCMeta):
         vmappable: whether `torch.func.vmap` can run it; otherwise clients train one after another.
         head_names: parameters of the classifier; empty: the last layer's.
         keeps_head: beside adapters the last layer is frozen too, unless `--model.trainable` says otherwise.
+        frozen_dtype: floating type of the frozen parameters; None: that of the trained ones.
 
     A network whose last layer does not give its outputs may define `split(self)`, which returns two functions or
     modules, from inputs to features and from features to outputs, so that outputs are those of one after the other.
@@ -42,6 +43,7 @@ class Network(nn.Module, metaclass=ABCMeta):
     vmappable: bool = True
     head_names: frozenset[str] = frozenset()
     keeps_head: bool = False
+    frozen_dtype: torch.dtype | None = None
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,13 +32,21 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import given_path, write_atomically
-from lit_fed.training.output import check_writable
+from lit_fed.system.packages import optional_package
+from lit_fed.training.output import check_new_folder, check_writable
 from lit_fed.wrappers.base import innermost
 
-__all__ = ["PersonalModel", "RawColumns", "check_program_file", "personal_model", "save_program"]
+__all__ = [
+    "PersonalModel", "Predict", "RawColumns", "SubstitutedTask", "asked_models", "check_program_file", "network_of",
+    "personal_model", "prediction_of", "save_program",
+]  # fmt: skip
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
-"""File ending of each format."""
+"""File ending of each format; `peft` is a folder."""
+
+
+Predict = Callable[[Task, Tensor], Tensor]
+"""Predictions of inputs [N, ...] by a task."""
 
 
 class RawColumns(nn.Module):
@@ -185,7 +193,7 @@ class Combination(nn.Module):
         asked: the models whose outputs `predict` uses.
     """
 
-    def __init__(self, predict: Callable[[Task, Tensor], Tensor], task: Task, asked: list[Asked]) -> None:
+    def __init__(self, predict: Predict, task: Task, asked: list[Asked]) -> None:
         super().__init__()
         self.predict, self.task, self.asked = predict, task, asked
 
@@ -218,7 +226,24 @@ def personal_model(
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
     """
     example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
-    algorithm, ctx, normalisation = federation.algorithm, federation.context("evaluate"), facts.normalisation
+    predict, task = prediction_of(federation, state)
+    asked = asked_models(predict, task, example)
+    components = [
+        merge_adapters(network_of(task, tree.index(models, m)).to(task.dtype))
+        for models, counts, _ in asked
+        for m, one in enumerate(counts)
+        if one
+    ]
+    about = _about(federation, facts, client, example)
+    with torch.no_grad():
+        outputs = [component(example) for component in components]
+    combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), about["algorithm"]))
+    return PersonalModel(components, combination, facts.normalisation, example, about)
+
+
+def prediction_of(federation: FederatedRounds, state: Tree) -> tuple[Predict, Task]:
+    """`log_prob` of a client with this state, as a function of a task and inputs [N, ...], and the task; on the CPU."""
+    algorithm, ctx = federation.algorithm, federation.context("evaluate")
     shared, state, frozen = (
         tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (federation.shared, state, ctx.task.frozen)
     )
@@ -229,18 +254,10 @@ def personal_model(
         own = ctx._replace(task=task)
         return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))
 
-    asked = _ask(predict, task, example)
-    components = [
-        _network(task, tree.index(models, m)) for models, counts, _ in asked for m, one in enumerate(counts) if one
-    ]
-    about = _about(federation, facts, client, example)
-    with torch.no_grad():
-        outputs = [component(example) for component in components]
-    combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), about["algorithm"]))
-    return PersonalModel(components, combination, normalisation, example, about)
+    return predict, task
 
 
-def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> list[Asked]:
+def asked_models(predict: Predict, task: Task, x: Tensor) -> list[Asked]:
     """The models whose outputs a prediction uses, and which of these outputs have a gradient."""
     rng, calls = torch.Generator().manual_seed(0), []
     with torch.no_grad():
@@ -263,14 +280,14 @@ def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> li
     return [Asked(models, one, tuple(shape[1:])) for (models, _), one in zip(calls, counts, strict=True)]
 
 
-def _network(task: Task, model: ModelState) -> nn.Module:
+def network_of(task: Task, model: ModelState) -> nn.Module:
     """A copy of the network with the parameters and buffers of one model, and the frozen ones."""
     network = copy.deepcopy(task.network).cpu().to(memory_format=torch.contiguous_format).eval()
     given = task.frozen | model.parameters | model.buffers
     with torch.no_grad():
         for name, leaf in (*network.named_parameters(), *network.named_buffers()):
             leaf.copy_(given[name])
-    return merge_adapters(network)
+    return network
 
 
 def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, example: Tensor) -> dict[str, Any]:
@@ -349,15 +366,18 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 # ------------------------------------------------------------------ files
 def check_program_file(output: str | Path, format: str) -> Path:
-    """The file of a program, with `~` expanded.
+    """The file of a program, or the folder of adapters, with `~` expanded.
 
     Raises:
         ConfigError: if the format or the file's ending is unknown, the file exists, its folder cannot be written or a
             package is missing.
     """
     path = given_path(str(output), "--output")
+    if format == "peft":
+        optional_package("peft", "peft>=0.21", "lora", "--format peft")
+        return check_new_folder(output)
     if format not in ENDINGS:
-        raise ConfigError(f"--format is {format}; choose pt or onnx")
+        raise ConfigError(f"--format is {format}; choose pt, onnx or peft")
     if path.suffix != ENDINGS[format]:
         raise ConfigError(
             f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
@@ -376,7 +396,7 @@ def check_program_file(output: str | Path, format: str) -> Path:
     return path
 
 
-def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"] = "pt") -> None:
+def save_program(model: PersonalModel, path: Path, format: str = "pt") -> None:
     """Write a model as a program that runs without lit_fed.
 
     Args:

@@ -12,7 +12,7 @@ from reproduction.markdown import Part, grid, section
 from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, runs_of, settings_of
-from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean, plus_minus
 
 DECILE = "test/seen/accuracy_decile"
 
@@ -82,6 +82,23 @@ def precision_body(found: Results) -> dict[str, Part]:
             rows.append([str(seed), f"{exact:.2f}", f"{rounded:.2f}", f"{rounded - exact:+.2f}", *seconds])
     head = ["seed", "float32", "bf16-mixed", "difference in points", "seconds, float32", "seconds, bf16-mixed"]
     return {"table": grid(head, rows)}
+
+
+PERPLEXITIES = {
+    "seen, mean": "test/seen/perplexity_unweighted", "seen, worst client": "test/seen/perplexity_worst",
+    "unseen, mean": "test/unseen/perplexity_unweighted",
+}  # fmt: skip
+
+
+def perplexity_body(found: Results) -> dict[str, Part]:
+    """A row for each algorithm."""
+    (setting,) = settings_of("perplexity", found.scale).values()
+    rows = []
+    for method in setting.methods:
+        records = found.of(setting, method.name)
+        each = [[one["summary"][key] for one in records] for key in PERPLEXITIES.values()]
+        rows.append([method.label, *(plus_minus(values) if values else "not run" for values in each)])
+    return {"table": grid(["algorithm", *PERPLEXITIES], rows)}
 
 
 PRIVATE = ("fedavg", "fedavg_plus", "fedem")
@@ -322,6 +339,7 @@ def convex_picture(found: Results, path: Path) -> None:
 TABLES = [
     Table("trainer", trainer_runs, trainer_body),
     Table("precision", runs_of("precision"), precision_body),
+    Table("perplexity", runs_of("perplexity"), perplexity_body),
     Table("optimization-convex", runs_of("convex"), convex_body, convex_picture),
     Table("privacy", runs_of("privacy"), privacy_body, privacy_picture),
     Table("compression", runs_of("compression"), compression_body, compression_picture),

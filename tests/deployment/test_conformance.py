@@ -20,6 +20,7 @@ from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.targets import Sequences
 from lit_fed.core.types import ServingBlock
 from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
@@ -29,7 +30,7 @@ from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP
+from lit_fed.models import MLP, HuggingFaceCausalLM
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, TopK
@@ -274,6 +275,19 @@ def check(case, folders, states):
     both = sides(folders, states, settings, **case.facts)
     equal_sides(both, case.cohorts, case.per_block)
     nodes_serve_alone(both, folders, states, settings)
+
+
+def test_a_language_model_with_adapters(tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    folders = node_folders(tmp_path / "files", num_features=5)
+    for path in (tmp_path / "files").rglob("*.npz"):
+        tokens = {name: np.abs(leaf).astype(np.int64) % 7 for name, leaf in np.load(path).items() if name[0] == "x"}
+        np.savez(path, **tokens, **{f"y{name[1:]}": np.roll(leaf, -1, axis=1) for name, leaf in tokens.items()})
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 7, "n_positions": 5}
+    around = {"network": partial(HuggingFaceCausalLM, config=config, gradient_checkpointing=True), "lora_rank": 2}
+    facts = {"input_type": "int64", "label_shape": (5,), "target": Sequences(7)}
+    check(Case(MIXTURE, around, facts=facts), folders, tmp_path)
 
 
 def test_a_number_that_was_cut_out_of_a_table_goes_as_its_bytes():

@@ -8,6 +8,7 @@ from sklearn import metrics as sk
 from torchmetrics import classification
 
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 
 MULTILABEL = MultiLabel(3)
@@ -79,6 +80,18 @@ def test_positions_of_sequences_are_samples():
     flat = measured(given, Multiclass(4), [(prediction, y)])
     assert measured(given, Sequences(4), [(prediction.view(8, 6, 4), y.view(8, 6))], padding=1).equal(flat)
     assert float(flat) == pytest.approx(sk.f1_score(y, prediction.argmax(1), average="macro"), rel=1e-5)
+
+
+def test_perplexity_is_that_of_positions_that_count():
+    prediction, y = classes(4, 48)
+    expected = torch.exp(-prediction[torch.arange(40), y[:40]].mean())
+    y[40:] = -100
+    sequences = Sequences(4, ignore_index=-100)
+    (found,) = measured("Perplexity", sequences, [(prediction.view(8, 6, 4), y.view(8, 6))], parts=2, padding=1)
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+    assert choose_metrics("Perplexity", sequences).names == ["perplexity"]
+    with pytest.raises(ConfigError, match=r"torchmetrics\.text and measures neither"):
+        choose_metrics("Perplexity", Regression())
 
 
 def test_several_labels_of_a_sample():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federated_round import Federation
+from federated_round import Federation, perturbed
 
 from lit_fed.algorithms import FedEM
 from lit_fed.clients import sequential
@@ -14,7 +14,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import HuggingFaceCausalLM
-from lit_fed.models.adapters import LowRankAdapters
+from lit_fed.models.adapters import LowRankAdapters, merge_adapters
 
 pytest.importorskip("transformers")
 
@@ -83,6 +83,66 @@ def test_losses_in_pieces_are_those_of_all_outputs(build, monkeypatch):
     assert any(leaf.abs().max() > 0 for leaf in whole[2].values())
 
 
+@pytest.mark.parametrize(("targets", "changed"), [(None, 4), (["*lm_head"], 1)], ids=["default", "last-layer"])
+def test_merged_adapters_leave_the_embedding_as_it_is(targets, changed):
+    """The last layer, which shares its weights, has an adapter only if it is named."""
+    network, (x, _) = make(), texts()
+    choose_trained(network, [], may_be_none=True)
+    LowRankAdapters(2, targets).add_to(network, lambda: network(x))
+    with torch.no_grad():
+        drawn = [leaf.normal_() for name, leaf in network.named_parameters() if "lora_B" in name]
+        expected = network.eval()(x)
+        assert len(drawn) == changed
+        torch.testing.assert_close(merge_adapters(network)(x), expected)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("build", ["trained", "adapters"])
+def test_gradients_of_layers_that_run_twice(build, dropout, monkeypatch):
+    """Two models, whose leaves are not those of the template; with dropout the same units drop in both runs."""
+    runs, config = [], UNTIED | {"n_layer": 2}
+
+    def gradient(**options):
+        def network():
+            made = make(config, dropout=dropout, **options)
+            if build == "adapters":
+                choose_trained(made, [], may_be_none=True)
+                LowRankAdapters(2).add_to(made, lambda: made(texts()[0]))
+            return made
+
+        task, (x, y) = task_of(build=network), texts()
+        models = perturbed(task.init(2, seed=1))
+        for block in task.network.model.transformer.h:
+            block.mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+        torch.manual_seed(5)
+        runs.clear()
+        return task.value_and_grad(models, Batch(x, y, torch.arange(4), torch.ones(4))), len(runs)
+
+    (kept, once), (again, twice) = gradient(), gradient(gradient_checkpointing=True)
+    torch.testing.assert_close(kept, again)
+    assert (once, twice) == (4, 8)
+
+
+def test_frozen_parameters_in_bfloat16():
+    """The gradient of the adapters is that of float32 up to the rounding of the frozen network."""
+
+    def gradient(frozen_dtype):
+        def network():
+            made = make(frozen_dtype=frozen_dtype)
+            choose_trained(made, [], may_be_none=True)
+            return LowRankAdapters(2).add_to(made, lambda: made(texts()[0]))
+
+        task, (x, y) = Task.create(network, Sequences(WORDS, IGNORED), seed=3), texts()
+        assert {leaf.dtype for leaf in task.frozen.values()} == {getattr(torch, frozen_dtype)}
+        models = perturbed(task.init(2, seed=1), scale=0.5)
+        found = task.value_and_grad(models, Batch(x, y, torch.arange(4), torch.ones(4)))[1].values()
+        assert {leaf.dtype for leaf in found} == {torch.float32}
+        return torch.cat([leaf.flatten() for leaf in found])
+
+    exact, rounded = gradient("float32"), gradient("bfloat16")
+    assert 0 < (exact - rounded).norm() < 0.05 * exact.norm()
+
+
 def test_a_mixture_trained_in_pieces(monkeypatch):
     x, y = texts(9)
     train = Split(x, y, torch.tensor([0, 4, 9]))
@@ -126,6 +186,13 @@ def test_predictions_take_as_many_texts_at_a_time_as_memory_allows(monkeypatch):
 def test_wrong_sizes(given, message):
     with pytest.raises(ConfigError, match=message):
         HuggingFaceCausalLM(*given, config=GPT2)
+
+
+def test_layers_that_cannot_run_twice_and_types_of_the_frozen_part():
+    with pytest.raises(ConfigError, match="names no layers of CTRLLMHeadModel that can run twice"):
+        make(GPT2 | {"model_type": "ctrl", "dff": 8}, gradient_checkpointing=True)
+    with pytest.raises(ConfigError, match="frozen_dtype is int8; give float32 or bfloat16"):
+        make(frozen_dtype="int8")
 
 
 def test_classifiers_without_a_language_model_are_refused():

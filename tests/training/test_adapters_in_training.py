@@ -1,4 +1,4 @@
-"""A transformer of random weights with adapters and FedEM on roles of a text file: memory, traffic, resume, export."""
+"""A causal transformer of random weights with adapters and FedEM on roles: memory, traffic, ranks, resume, export."""
 
 import gc
 import json
@@ -19,16 +19,17 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Shakespeare
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.models import HuggingFaceClassifier
+from lit_fed.models import HuggingFaceCausalLM
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
 SIZES = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 100, "n_positions": 8}
+SIZES["tie_word_embeddings"] = False
 BACKBONE = 4 * (100 * 64 + 8 * 64 + 2 * 49_984 + 2 * 64)
 """Bytes: embeddings of tokens and positions, two layers, the last normalisation."""
-ADAPTER = 4 * 2 * 4 * ((64 + 192) + (64 + 64) + (64 + 256) + (256 + 64)) + 4 * (64 * 100 + 100)
-"""Bytes of one: two layers of four matrices at rank 4, and the classifier of 64 × 100 and 100 numbers."""
+ADAPTER = 4 * 2 * 4 * ((64 + 192) + (64 + 64) + (64 + 256) + (256 + 64)) + 4 * 64 * 100
+"""Bytes of one: two layers of four matrices at rank 4, and the last layer of 64 × 100."""
 ROLES, CLIENTS = ("the ship sails ", "oh my lord! ", "to be or not ", "my kingdom! ", "good night "), 4
 
 
@@ -36,8 +37,8 @@ def module_of(**options):
     return FederatedModule(
         FedEM(num_components=3),
         LocalSolver(lr=0.5),
-        network=partial(HuggingFaceClassifier, config=SIZES, per_token=True),
-        **({"lora_rank": 4} | options),
+        network=partial(HuggingFaceCausalLM, config=SIZES, gradient_checkpointing=True),
+        **({"lora_rank": 4, "trainable": "head"} | options),
     )
 
 

@@ -423,7 +423,12 @@ def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype)
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed looks for devices, which takes a millisecond
         (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
-        return build().to(dtype)
+        network = build().to(dtype)
+    frozen_dtype: torch.dtype = getattr(network, "frozen_dtype", None) or dtype
+    for leaf in network.parameters() if frozen_dtype != dtype else ():
+        if not leaf.requires_grad:
+            leaf.data = leaf.data.to(frozen_dtype)
+    return network
 
 
 def fresh_leaves(build: Callable[[], nn.Module], seed: int, purpose: str, dtype: torch.dtype) -> dict[str, Tensor]:

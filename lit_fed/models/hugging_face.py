@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import MethodType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
+from lit_fed.core.networks.products import fast_products
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
 from lit_fed.system.packages import optional_package
 
-__all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier"]
+__all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier", "silenced"]
 
 OPTION = "--model.network"
 ATTENTION = (None, "eager", "sdpa")
@@ -29,20 +34,29 @@ ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_ty
 
 
 class _HuggingFace(Network):
-    """A network of the library, of texts or images."""
+    """A network of the library, of texts or images.
+
+    Attributes:
+        model: as the library makes it.
+        weights: folder or hub name of its weights; None: random weights.
+        random: names of parameters that the weights lack.
+    """
 
     vmappable = False
     model: nn.Module
+    weights: str | None
+    random: set[str]
 
     def _make(
         self, kind: str, input_shape: tuple[int, ...], num_outputs: int, weights: str | None,
         config: str | dict[str, Any] | None, pad_token_id: int | None, dropout: float | None,
-    ) -> set[str]:  # fmt: skip
-        """Build the library's network; returns names of parameters that the weights lack."""
+        gradient_checkpointing: bool,
+    ) -> None:  # fmt: skip
+        """Build the library's network."""
         library = optional_package(
             "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
         )
-        with _silent(library):
+        with silenced(library):
             settings = _configuration(library, weights, config)
             _set_dropout(settings, dropout, config)
             _check_kind(library, settings, kind)
@@ -57,12 +71,14 @@ class _HuggingFace(Network):
             else:
                 settings.num_labels = num_outputs
             settings.use_cache = False
-            self.model, random = _build(library, kind, settings, weights)
+            self.model, self.random = _build(library, kind, settings, weights)
+        self.weights = weights
+        if gradient_checkpointing:
+            _forget_activations(library, self.model)
         self.reads_images, self.pad_token_id = kind == "ImageClassification", getattr(settings, "pad_token_id", None)
         self.vocab_size: int | None = getattr(settings, "vocab_size", None)
         # makes dropout by function visible to code that searches the modules for dropout
         self.drops = nn.Dropout(max(_dropouts(settings).values(), default=0.0))
-        return random
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of texts [B, L] or images [B, C, H, W]; [B, L, K] of each token.
@@ -114,6 +130,7 @@ class HuggingFaceClassifier(_HuggingFace):
             network such as `gpt2`.
         pad_token_id: padding token; null: that of the configuration.
         dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
+        gradient_checkpointing: keep only the inputs of each layer for the gradient and run the layer once more.
     """
 
     def __init__(
@@ -125,14 +142,15 @@ class HuggingFaceClassifier(_HuggingFace):
         per_token: bool = False,
         pad_token_id: int | None = None,
         dropout: float | None = 0.0,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         kind = _kind(input_shape, per_token)
-        random = self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        self._make(kind, input_shape, num_outputs, weights, config, pad_token_id, dropout, gradient_checkpointing)
         self.scores_tokens = kind == "SequenceClassification" and hasattr(self.model, "score")
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
-        self.head_names = frozenset(outside | {f"model.{name}" for name in random})
+        self.head_names = frozenset(outside | {f"model.{name}" for name in self.random})
 
     def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
         """Features of a text are those of its last token, for decoders whose last layer scores every token.
@@ -168,6 +186,8 @@ class HuggingFaceCausalLM(_HuggingFace):
             weights: fields to change.
         pad_token_id: padding token, which is masked in attention; null: that of the configuration.
         dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
+        gradient_checkpointing: keep only the inputs of each layer for the gradient and run the layer once more.
+        frozen_dtype: type of the frozen parameters, `float32`, or `bfloat16` beside adapters alone, which stay float32.
     """
 
     keeps_head = True
@@ -180,6 +200,8 @@ class HuggingFaceCausalLM(_HuggingFace):
         config: str | dict[str, Any] | None = None,
         pad_token_id: int | None = None,
         dropout: float | None = 0.0,
+        gradient_checkpointing: bool = False,
+        frozen_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
@@ -187,7 +209,10 @@ class HuggingFaceCausalLM(_HuggingFace):
                 f"HuggingFaceCausalLM reads texts [length], the samples are {list(input_shape)}; choose another "
                 f"{OPTION}"
             )
-        self._make("CausalLM", input_shape, num_outputs, weights, config, pad_token_id, dropout)
+        if frozen_dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"{OPTION}.frozen_dtype is {frozen_dtype}; give float32 or bfloat16")
+        self.frozen_dtype = torch.bfloat16 if frozen_dtype == "bfloat16" else None
+        self._make("CausalLM", input_shape, num_outputs, weights, config, pad_token_id, dropout, gradient_checkpointing)
         known = {id(leaf): name for name, leaf in self.named_parameters()}
         self.head_names = frozenset(known[id(leaf)] for leaf in self._words.parameters())
 
@@ -238,8 +263,8 @@ def _check_kind(library: Any, settings: Any, kind: str) -> None:
 
 
 @contextmanager
-def _silent(library: Any) -> Iterator[None]:
-    """Silence the library: random classifiers are intended, and networks are built several times."""
+def silenced(library: Any) -> Iterator[None]:
+    """Silence the library `transformers`: random classifiers are intended, and networks are built several times."""
     logging = library.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -387,6 +412,43 @@ def _check_words(settings: Any, num_outputs: int) -> None:
             f"values; give --model.target Sequences --model.target.num_classes {settings.vocab_size}, or without "
             f"weights {OPTION}.config.vocab_size {num_outputs}"
         )
+
+
+# ------------------------------------------------------------------ layers that run twice
+def _forget_activations(library: Any, network: nn.Module) -> None:
+    """Run the layers of a network once more for their gradient."""
+    layers = [one for one in network.modules() if isinstance(one, library.modeling_layers.GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{OPTION}.gradient_checkpointing: transformers names no layers of {type(network).__name__} that can run "
+            "twice; leave it out"
+        )
+    for layer in layers:
+        layer.forward = MethodType(_run_twice, layer)
+
+
+def _run_twice(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The layer's outputs; the second run takes the leaves of the first.
+
+    With the library's own option it would take the template's, since `functional_call` has ended by then.
+    """
+    transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)()  # these keep activations
+    if transformed or not torch.is_grad_enabled():
+        return type(layer).forward(layer, *args, **kwargs)
+    leaves = {f"layer.{name}": leaf for name, leaf in (*layer.named_parameters(), *layer.named_buffers())}
+    return checkpoint(partial(functional_call, _Once(layer), leaves), args, kwargs, use_reentrant=False)
+
+
+class _Once(nn.Module):
+    """A layer that keeps its activations."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with fast_products():  # in both runs
+            return type(self.layer).forward(self.layer, *args, **kwargs)
 
 
 # ------------------------------------------------------------------ weights
