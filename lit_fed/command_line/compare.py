@@ -28,7 +28,9 @@ from lit_fed.training.output import check_new_folder, new_folder, print_rows, wr
 from lit_fed.training.round_logger import newest_version
 
 __all__ = [
-    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "read_run",
+    "FinishedRun", "Group", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_figures",
+    "comparison_table", "find_run", "grouped", "markdown_table", "metric_of", "named", "read_run",
+    "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -36,7 +38,7 @@ FILES = ("metrics.csv", "clients.csv")
 METRICS = ("accuracy", "mse", "loss")
 """Metrics of every run; the first one that all runs have is compared."""
 
-WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
+WHERE_KEPT = {"name", "ckpt_path", "default_root_dir", "report"}
 """Arguments that say where a run is kept, and do not change its results."""
 
 MOST_DIFFERENCES = 3
@@ -344,8 +346,7 @@ def _cell(key: str, value: float, deviation: float | None, factor: float) -> str
     if value != value:
         return ""
     if key == "bytes":
-        size, name = style.byte_unit(value)
-        return f"{value / size:.3g} {name}"
+        return style.bytes_in_unit(value)
     if not key.startswith("test/"):
         return f"{value:.0f}"
     digits = 2 if factor > 1 else 4
@@ -369,16 +370,20 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: st
 
 # ---------------------------------------------------------------------- figures
 def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats: Sequence[str]) -> None:
-    """Draw the metric against rounds and against bytes, and the clients of every run."""
+    """Draw the figures of a comparison into a folder."""
     with mpl.rc_context(style.COLUMN):
-        figures = {
-            f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
-            f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
-            f"client_{metric}": _clients(groups, metric),
-        }
-        for name, figure in figures.items():
+        for name, figure in comparison_figures(groups, metric).items():
             for suffix in formats:
                 style.save(figure, output / f"{name}.{suffix}")
+
+
+def comparison_figures(groups: Sequence[Group], metric: str) -> dict[str, Any]:
+    """The metric against rounds and against bytes, and the clients of every run; figures by their names."""
+    return {
+        f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
+        f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
+        f"client_{metric}": _clients(groups, metric),
+    }
 
 
 class _Curve(NamedTuple):
