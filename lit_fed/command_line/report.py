@@ -71,6 +71,9 @@ def report_parser() -> FederatedParser:
     )  # fmt: skip
     parser.add_argument("--output", type=str, default="report.html", help="file to be written, .html.")
     parser.add_argument("--metric", type=str | None, help="metric to report; by default accuracy or, for numbers, mse.")
+    parser.add_argument(
+        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
+    )
     parser.add_argument("--anonymous", action="store_true", help="leave out names of clients, and settings.")
     return parser
 
@@ -85,17 +88,26 @@ def report_runs(arguments: list[str]) -> None:
     output = given_path(given.output, "--output")
     if output.suffix != ".html" or output.is_dir():
         raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
-    write_report([Path(run) for run in given.runs], output, given.metric, anonymous=given.anonymous)
+    runs = [Path(run) for run in given.runs]
+    write_report(runs, output, given.metric, given.names, anonymous=given.anonymous)
     sys.stdout.write(f"report: {output}\n")
 
 
-def write_report(folders: Sequence[Path], output: Path, metric: str | None = None, *, anonymous: bool = False) -> None:
+def write_report(
+    folders: Sequence[Path],
+    output: Path,
+    metric: str | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    anonymous: bool = False,
+) -> None:
     """Read finished runs and write their page.
 
     Args:
         folders: of runs, or of their versions.
         output: the page; readable by its owner only if a run was private, since ε does not cover results of clients.
         metric: the metric to report; None: the first that all runs have.
+        names: of the rows; None: what differs between the runs.
         anonymous: leave out the names of clients, and the settings, which may name them.
 
     Raises:
@@ -103,7 +115,7 @@ def write_report(folders: Sequence[Path], output: Path, metric: str | None = Non
     """
     runs = [compare.read_run(folder) for folder in dict.fromkeys(compare.find_run(folder) for folder in folders)]
     metric = compare.metric_of(runs, metric)
-    page = _Page(compare.named(compare.grouped(runs)), metric, anonymous)
+    page = _Page(compare.named(compare.grouped(runs), names), metric, anonymous)
     check_writable(output.absolute().parent, "--output")
     with whole_file(output, private=page.is_private) as file:
         file.write(page.html().encode())
@@ -195,7 +207,7 @@ class _Page(NamedTuple):
                 "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
                 "rounds": summary.get("rounds", ""), "lr": model.get("solver", {}).get("lr", ""),
                 "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
-                "ε": summary.get("privacy/epsilon", ""), "lit_fed": summary.get("versions/lit_fed", ""),
+                **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}), "lit_fed": summary.get("versions/lit_fed", ""),
             }  # fmt: skip
             rows.append(list(map(str, facts.values())))
         return list(facts), rows

@@ -137,6 +137,7 @@ def test_a_name_stands_for_its_newest_version(runs, tmp_path):
         ([config(), config(num_components=5), config("FedAvg")],
          ["FedEM, num_components=3", "FedEM, num_components=5", "FedAvg"]),
         ([config(seed=1), config(seed=2)], ["", ""]),
+        ([config(), config(lr=0.2) | {"resume_with_changes": True}], ["lr=0.1", "lr=0.2"]),
     ],
 )  # fmt: skip
 def test_names_are_what_differs(configs, expected):
@@ -202,6 +203,22 @@ def test_an_earlier_comparison_is_not_overwritten(runs, tmp_path, capsys):
         capsys, runs[1], "--output", output
     )
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+
+
+def test_rows_may_be_named(runs, tmp_path, capsys):
+    said = refused(capsys, *runs, "--names", "mixture")
+    assert "--names is mixture; give a different name for each of 2 rows: FedEM, FedAvg" in said
+    main(["compare", *map(str, runs), "--output", str(tmp_path / "out"), "--names", "mixture", "one model"])
+    assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["mixture", "one model"]
+
+
+def test_clients_are_paired_and_the_table_says_what_varied(runs, tmp_path):
+    """FedAvg has the division of the first seed of FedEM alone; its clients are 0.1 better and 0.2 worse."""
+    avg = write_run(tmp_path / "runs/pair/version_0", config("FedAvg", lr=0.2), (0.6, 0.8))
+    main(["compare", *map(str, [*runs[:2], avg]), "--output", str(tmp_path / "out")])
+    page = (tmp_path / "out/comparison.md").read_text()
+    assert "±: one standard deviation over seeds of data and training\n" in page
+    assert "| FedAvg | -5.00 | -20.00 to +10.00 | 1 | 2 |" in page
 
 
 # ---------------------------------------------------------------------- reports
