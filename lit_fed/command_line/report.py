@@ -207,7 +207,8 @@ class _Page(NamedTuple):
                 "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
                 "rounds": summary.get("rounds", ""), "lr": model.get("solver", {}).get("lr", ""),
                 "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
-                **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}), "lit_fed": summary.get("versions/lit_fed", ""),
+                **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}),
+                "lit_fed": summary.get("versions/lit_fed", ""),
             }  # fmt: skip
             rows.append(list(map(str, facts.values())))
         return list(facts), rows

@@ -218,7 +218,7 @@ def test_clients_are_paired_and_the_table_says_what_varied(runs, tmp_path):
     main(["compare", *map(str, [*runs[:2], avg]), "--output", str(tmp_path / "out")])
     page = (tmp_path / "out/comparison.md").read_text()
     assert "±: one standard deviation over seeds of data and training\n" in page
-    assert "| FedAvg | -5.00 | -20.00 to +10.00 | 1 | 2 |" in page
+    assert "| FedAvg, lr=0.2 | -5.00 | -20.00 to +10.00 | 1 | 2 |" in page
 
 
 # ---------------------------------------------------------------------- reports
