@@ -29,6 +29,7 @@ from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
 from lit_fed.command_line.partition import partition_parser, show_partition
+from lit_fed.command_line.report import report_parser, report_runs, write_report
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.data.module import FederatedDataModule
@@ -40,7 +41,7 @@ from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.heartbeat import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
-from lit_fed.training.hooks import federated
+from lit_fed.training.hooks import federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version, writer_of, writing
@@ -74,6 +75,7 @@ TRUST = (
 WITHOUT_TRAINER = {
     "partition": partition_parser,
     "compare": compare_parser,
+    "report": report_parser,
     "sweep": sweep_parser,
     "flower-app": flower_app_parser,
 }
@@ -160,8 +162,9 @@ class FederatedCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs | {"description": COMMANDS[subcommand]})
         explain_arguments(parser)
         if subcommand == "fit":  # a flag: it needs no value
-            flag = next(action for action in parser._actions if action.dest == "resume_with_changes")
-            flag.nargs, flag.const = "?", True
+            parser.add_argument("--report", type=bool, default=False, help="write report.html into the run's folder.")
+            for flag in (one for one in parser._actions if one.dest in ("resume_with_changes", "report")):
+                flag.nargs, flag.const = "?", True
         else:
             parser.add_argument("--trust", type=str, action="append", default=[], metavar="MODULE", help=TRUST)
         return parser
@@ -246,6 +249,8 @@ class FederatedCLI(LightningCLI):
     def _loggers(self, config: Namespace) -> Any:
         given = config.trainer.logger
         if given is False:
+            if config.report:
+                raise ConfigError("--report needs the run's folder; leave out --trainer.logger false")
             return False
         if not str(config.trainer.default_root_dir):
             raise ConfigError("--trainer.default_root_dir is empty; give a folder, or leave it out for runs/")
@@ -307,6 +312,10 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Measure the test split, and print the next commands."""
         self.trainer.test(self.model, datamodule=self.datamodule)
+        folder = results_folder(self.trainer) if self.config.fit.report else None
+        if folder is not None:
+            write_report([folder], folder / "report.html")
+            sys.stdout.write(f"report: {folder / 'report.html'}\n")
         last = last_checkpoint(self.trainer)
         if self.trainer.is_global_zero and last is not None:
             text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
@@ -409,6 +418,8 @@ def _run(args: ArgsType) -> None:
         show_partition(given[1:])
     elif given[:1] == ["compare"]:
         compare_runs(given[1:])
+    elif given[:1] == ["report"]:
+        report_runs(given[1:])
     elif given[:1] == ["sweep"]:
         run_sweep(given[1:], arguments_of, FederatedCLI)
     elif given[:1] == ["flower-app"]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import yaml
 
+from lit_fed.command_line.paired import larger_is_better, mean_difference, paired
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
 from lit_fed.pictures import style
@@ -28,7 +29,9 @@ from lit_fed.training.output import check_new_folder, new_folder, print_rows, wr
 from lit_fed.training.round_logger import newest_version
 
 __all__ = [
-    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "read_run",
+    "FinishedRun", "Group", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_figures",
+    "comparison_table", "find_run", "grouped", "markdown_table", "metric_of", "named", "read_run",
+    "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -36,8 +39,17 @@ FILES = ("metrics.csv", "clients.csv")
 METRICS = ("accuracy", "mse", "loss")
 """Metrics of every run; the first one that all runs have is compared."""
 
-WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
+WHERE_KEPT = {"name", "ckpt_path", "default_root_dir", "report"}
 """Arguments that say where a run is kept, and do not change its results."""
+
+NAMELESS = (
+    "model.client_trainer", "model.client_memory_gb", "model.memory_format", "model.metrics", "data.clients_per_block",
+    "data.eval_clients", "resume_with_changes", "changes_on_resume",
+)  # fmt: skip
+"""Arguments that do not change the training, so they name no row."""
+
+NAMING = ("trainer.max_epochs", "trainer.precision")
+"""Arguments of the trainer that change the training; the others say how a run is carried out."""
 
 MOST_DIFFERENCES = 3
 """Upper limit for a name made of differences."""
@@ -50,6 +62,9 @@ UNSEEN_BELOW = 0.36
 
 LONGEST_NAME = 44
 """Letters of a name in a legend; a longer one is cut."""
+
+PAIRED = "the same seen clients"
+"""Title of the table of paired differences."""
 
 WIDTH = 140
 """Letters in a line of the table in a file."""
@@ -71,6 +86,9 @@ def compare_parser() -> FederatedParser:
         "--metric", type=str | None, help="metric to compare; by default accuracy or, for numbers, mse."
     )
     parser.add_argument(
+        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
+    )
+    parser.add_argument(
         "--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="formats of the figures."
     )
     return parser
@@ -83,10 +101,12 @@ def compare_runs(arguments: list[str]) -> None:
         ConfigError: naming a refused run or argument; nothing has been written then.
     """
     given = compare_parser().parse_args(arguments)
-    compare([Path(run) for run in given.runs], Path(given.output), given.metric, given.formats)
+    compare([Path(run) for run in given.runs], Path(given.output), given.metric, given.formats, given.names)
 
 
-def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str]) -> None:
+def compare(
+    given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str], names: Sequence[str] | None = None
+) -> None:
     """Read runs, write their comparison into a folder and print it.
 
     Args:
@@ -94,6 +114,7 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
         output: folder of the comparison, new or empty.
         metric: the metric to compare; None: the first that all runs have.
         formats: formats of the figures.
+        names: of the rows, in the order of their first runs; None: what differs.
 
     Raises:
         ConfigError: naming a run and the fix.
@@ -101,16 +122,21 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
     folders = dict.fromkeys(find_run(folder) for folder in given)
     runs = [read_run(folder) for folder in folders]
     metric = metric_of(runs, metric)
-    groups = named(grouped(runs))
+    groups = named(grouped(runs), names)
     check_new_folder(output)
     table = comparison_table(groups, metric)
     headings, lines = cells_of(table, metric)
+    against, caption = differences_from_first(groups, metric), varied(groups)
     with new_folder(output, owner=True) as partial:
         partial.mkdir()
         write_table(table, partial / "comparison.csv")
-        write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
+        write_atomically(
+            partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist(), against, caption)
+        )
         draw_comparison(groups, metric, partial, formats)
-    print_rows(f"test {metric}", headings, lines, width=WIDTH, overflow="fold")
+    print_rows(f"test {metric}", headings, lines, width=WIDTH, overflow="fold", caption=caption or None)
+    if against[1]:
+        print_rows(PAIRED, *against, width=WIDTH, overflow="fold")
     sys.stdout.write(f"comparison: {output}\n")
 
 
@@ -244,8 +270,19 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
 
 
 # ---------------------------------------------------------------------- names
-def named(groups: Sequence[list[FinishedRun]]) -> list[Group]:
-    """Groups with names: differences of their configurations, else the names of their runs, else of their folders."""
+def named(groups: Sequence[list[FinishedRun]], given: Sequence[str] | None = None) -> list[Group]:
+    """Groups with names: the given ones, else differences of their configurations, else their runs, else their folders.
+
+    Raises:
+        ConfigError: if there are not as many given names as groups, or one is given twice.
+    """
+    if given is not None:
+        if len(given) != len(groups) or len(set(given)) < len(given):
+            rows = ", ".join(name for name, _ in named(groups))
+            raise ConfigError(
+                f"--names is {', '.join(given)}; give a different name for each of {len(groups)} rows: {rows}"
+            )
+        return [Group(name, runs) for name, runs in zip(given, groups, strict=True)]
     first = [runs[0] for runs in groups]
     for names in (
         differences([without_seeds(run.config) for run in first]),
@@ -267,11 +304,11 @@ def differences(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _flat(config: Any, path: str = "") -> Flat:
-    """How a run is carried out (`trainer`) names nothing, but for the number of rounds."""
+    """Arguments that change the training, by their dotted names."""
     if isinstance(config, dict):
         parts = [_flat(value, f"{path}.{key}" if path else str(key)) for key, value in config.items()]
         return {key: value for part in parts for key, value in part.items()}
-    if path.startswith("trainer.") and path != "trainer.max_epochs":
+    if path in NAMELESS or (path.startswith("trainer.") and path not in NAMING):
         return {}
     return {path: config if isinstance(config, str) else json.dumps(config)}
 
@@ -302,6 +339,37 @@ def columns_of(metric: str) -> dict[str, str]:
         "bytes": "sent",
         "seconds": "seconds",
     }
+
+
+def varied(groups: Sequence[Group]) -> str:
+    """What differs between the runs of a row: seeds of the training, of the data, or both; empty without several."""
+    kinds: dict[str, list[str]] = {}
+    for name, runs in groups:
+        data = len({json.dumps(run.config.get("data"), sort_keys=True) for run in runs}) > 1
+        training = {json.dumps([run.config.get(key) for key in ("seed_everything", "model")]) for run in runs}
+        what = " and ".join(["data"] * data + ["training"] * (len(training) > 1))
+        if what:
+            kinds.setdefault(what, []).append(name)
+    texts = [what if len(kinds) == 1 else f"{what} ({', '.join(names)})" for what, names in kinds.items()]
+    return f"±: one standard deviation over seeds of {'; of '.join(texts)}" if texts else ""
+
+
+def differences_from_first(groups: Sequence[Group], metric: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells: the seen clients of each group beside the same clients of the first one."""
+    factor, unit = style.percent(metric)
+    first, *others = groups
+    larger = larger_is_better([run for group in groups for run in group.runs], metric)
+    rows = []
+    for name, runs in others:
+        table = paired(runs, first.runs, metric)
+        table = table[table["population"] == "seen"]
+        if not len(table):
+            continue
+        mean, low, high = (f"{factor * value:+.{2 if unit else 4}f}" for value in mean_difference(table))
+        difference = (table["value"] - table["other"]).round(9)
+        worse = "" if larger is None else str(((difference < 0) if larger else (difference > 0)).sum())
+        rows.append([name, mean, f"{low} to {high}", worse, str(len(table))])
+    return ["run", f"difference from {first.name}{unit}", "95 % interval", "clients that lose", "of"], rows
 
 
 def figures_of(run: FinishedRun) -> dict[str, Any]:
@@ -344,8 +412,7 @@ def _cell(key: str, value: float, deviation: float | None, factor: float) -> str
     if value != value:
         return ""
     if key == "bytes":
-        size, name = style.byte_unit(value)
-        return f"{value / size:.3g} {name}"
+        return style.bytes_in_unit(value)
     if not key.startswith("test/"):
         return f"{value:.0f}"
     digits = 2 if factor > 1 else 4
@@ -360,25 +427,34 @@ def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> l
     return [head, "|---|" + "--:|" * (len(headings) - 1), *rest]
 
 
-def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str]) -> str:
-    """The table as a Markdown page, with the folders of the runs below."""
+def markdown(
+    headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str],
+    against: tuple[list[str], list[list[str]]], caption: str,
+) -> str:  # fmt: skip
+    """The tables as a Markdown page, with the folders of the runs below."""
     text = [f"# Comparison by test {metric}", "", *markdown_table(headings, lines)]
+    text += ["", caption] if caption else []
+    text += ["", f"Means over {PAIRED}, bootstrap over clients:", "", *markdown_table(*against)] if against[1] else []
     text += ["", *(f"- {line[0]}: `{folder}`" for line, folder in zip(lines, folders, strict=True))]
     return "\n".join(text) + "\n"
 
 
 # ---------------------------------------------------------------------- figures
 def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats: Sequence[str]) -> None:
-    """Draw the metric against rounds and against bytes, and the clients of every run."""
+    """Draw the figures of a comparison into a folder."""
     with mpl.rc_context(style.COLUMN):
-        figures = {
-            f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
-            f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
-            f"client_{metric}": _clients(groups, metric),
-        }
-        for name, figure in figures.items():
+        for name, figure in comparison_figures(groups, metric).items():
             for suffix in formats:
                 style.save(figure, output / f"{name}.{suffix}")
+
+
+def comparison_figures(groups: Sequence[Group], metric: str) -> dict[str, Any]:
+    """The metric against rounds and against bytes, and the clients of every run; figures by their names."""
+    return {
+        f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
+        f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
+        f"client_{metric}": _clients(groups, metric),
+    }
 
 
 class _Curve(NamedTuple):

@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
     "compare": "Compare finished runs: a table and figures.",
+    "report": "Write finished runs as one HTML page that can be sent to others.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
     "flower-app": "Write a training as an app of Flower, for sites that have it.",
     "certificates": "Make certificates for a federation of real machines.",

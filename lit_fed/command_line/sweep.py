@@ -42,6 +42,10 @@ __all__ = ["SweepFolder", "number_of_points", "run_sweep", "sweep_parser"]
 MISSING = 'points are searched by the package optuna; in a checkout pip install -e ".[sweep]", else pip install optuna'
 
 
+SEEDS = {"data": "data.seed", "training": "seed_everything"}
+"""What --seeds may draw, and the argument that it gives."""
+
+
 def sweep_parser() -> FederatedParser:
     """The arguments of the command."""
     parser = command_parser(
@@ -51,7 +55,11 @@ def sweep_parser() -> FederatedParser:
     )  # fmt: skip
     parser.add_argument("file", type=str, metavar="FILE", help="a sweep file, such as those of configs/sweep/.")
     parser.add_argument("--jobs", type=int | None, help="runs at a time; by default one for each core.")
-    parser.add_argument("--seeds", type=int, nargs="+", help="run each point with each of these --seed_everything.")
+    parser.add_argument("--seeds", type=int, nargs="+", help="run each point with each of these seeds.")
+    parser.add_argument(
+        "--seeds_of", type=str, default="training",
+        help="what --seeds are of: training (--seed_everything), data (--data.seed, another division) or data,training.",
+    )  # fmt: skip
     parser.add_argument(
         "--trials", type=int | None, help="points of a random or bayes search; by default run_cap of the file."
     )
@@ -86,6 +94,7 @@ def run_sweep(arguments: list[str], parse: Callable[[list[str]], Namespace], run
     file = Path(given.file)
     output = Path(given.output) if given.output else Path("runs") / f"sweep_{file.stem}"
     sweep = read_sweep(Path(shipped(given.file)))
+    check_seeds(sweep, given.seeds, given.seeds_of)
     try:
         failed = _sweep_points(sweep, output, given, parse, run)
     except KeyboardInterrupt as error:
@@ -101,22 +110,43 @@ def _sweep_points(sweep: Sweep, folder: Path, given: Namespace, parse: Any, run:
 
     seeds: Sequence[int] | None = given.seeds
     total = number_of_points(sweep, given.trials)
-    if seeds is not None and "seed_everything" in (*sweep.parameters, *sweep.constants):
-        raise ConfigError(f"{sweep.path}: parameters.seed_everything is what --seeds gives; leave one of them out")
     check_arguments(sweep, parse)
     os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
-    with SweepFolder(folder).opened(sweep, seeds) as opened:
+    with SweepFolder(folder, given.seeds_of.split(",")).opened(sweep, seeds) as opened:
         points = _Points(sweep, Search(sweep, folder), opened, seeds, total, run)
         jobs = min(given.jobs or len(cores()), points.runs_total)
         _say(f"{len(points.results)} of {total} points are done; {jobs} runs at a time")
         run_many(points.next_job, points.done, jobs)
-        write_results(sweep, points.results, points.errors, folder)
+        note = (
+            f"±: one standard deviation over seeds of {' and '.join(opened.seeds_of)}" if len(points.seeds) > 1 else ""
+        )
+        write_results(sweep, points.results, points.errors, folder, note)
         if points.results:
-            print_results(sweep, points.results)
+            print_results(sweep, points.results, note)
     for number, error in points.errors.items():
         _say(f"point {number:03d} failed: {error}")
     _say(f"results: {folder}")
     return len(points.errors)
+
+
+def check_seeds(sweep: Sweep, seeds: Sequence[int] | None, seeds_of: str) -> None:
+    """Check the seeds before anything is run.
+
+    Raises:
+        ConfigError: if a seed is given twice or is none, or the sweep file gives the argument itself.
+    """
+    kinds = seeds_of.split(",")
+    if not set(kinds) <= set(SEEDS) or len(set(kinds)) < len(kinds):
+        raise ConfigError(f"--seeds_of is {seeds_of}; give training, data or data,training")
+    if seeds is None and seeds_of != "training":
+        raise ConfigError(f"--seeds_of {seeds_of} needs --seeds; give some, such as --seeds 1 2 3")
+    for seed in seeds or ():
+        if not 0 <= seed < 2**32 or list(seeds or ()).count(seed) > 1:
+            wrong = "is given twice" if 0 <= seed < 2**32 else "is no seed"
+            raise ConfigError(f"--seeds: {seed} {wrong}; give different numbers from 0 to {2**32 - 1}")
+    for option in (SEEDS[kind] for kind in kinds if seeds is not None):
+        if option in (*sweep.parameters, *sweep.constants):
+            raise ConfigError(f"{sweep.path}: parameters.{option} is what --seeds gives; leave one of them out")
 
 
 def number_of_points(sweep: Sweep, trials: int | None) -> int:
@@ -232,10 +262,11 @@ class SweepFolder:
 
     Args:
         path: the folder, new or that of the same sweep.
+        seeds_of: what a seed draws, keys of `SEEDS`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, seeds_of: Sequence[str] = ("training",)) -> None:
+        self.path, self.seeds_of = path, sorted(seeds_of)
 
     @contextmanager
     def opened(self, sweep: Sweep, seeds: Sequence[int] | None) -> Iterator[SweepFolder]:
@@ -247,7 +278,7 @@ class SweepFolder:
         check_writable(self.path, "--output")
         others = [one for one in self.path.iterdir() if one.name not in (LOCK_NAME, "sweep.json")]
         with FolderLock(self.path, f"--output {self.path}", "wait until it ends, or choose a new folder"):
-            self._claim({**sweep.meaning(), "seeds": seeds}, empty=not others)
+            self._claim({**sweep.meaning(), "seeds": seeds, "seeds_of": self.seeds_of}, empty=not others)
             yield self
 
     def _claim(self, meaning: dict[str, Any], *, empty: bool) -> None:
@@ -257,7 +288,8 @@ class SweepFolder:
                 raise ConfigError(f"--output {self.path} holds something that is no sweep; choose a new folder")
             write_atomically(file, json.dumps(meaning, indent=2) + "\n")
             return
-        stored, now = json.loads(file.read_text()), json.loads(json.dumps(meaning))
+        now = json.loads(json.dumps(meaning))
+        stored = {"seeds_of": ["training"], **json.loads(file.read_text())}
         changed = [key for key in now if stored.get(key) != now[key]]
         if changed:
             raise ConfigError(
@@ -281,11 +313,12 @@ class SweepFolder:
     def arguments(self, number: int, seed: int | None) -> list[str]:
         """Arguments that put a run into its folder, and continue it if it has begun."""
         folder = self.run_folder(number, seed)
+        seeds = [] if seed is None else [f"--{SEEDS[kind]}={seed}" for kind in self.seeds_of]
         begun = (folder / "checkpoints" / "last.ckpt").is_file()
         if not begun:
             shutil.rmtree(folder, ignore_errors=True)  # cut off before its first round was over
         return [
             f"--trainer.default_root_dir={self.path / 'runs'}", f"--name={folder.parent.name}",
-            "--trainer.enable_progress_bar=false", *([] if seed is None else [f"--seed_everything={seed}"]),
+            "--trainer.enable_progress_bar=false", *seeds,
             *(["--ckpt_path=last"] if begun else []),
         ]  # fmt: skip

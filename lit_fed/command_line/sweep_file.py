@@ -256,12 +256,15 @@ def _without_loggers(words: Sequence[str]) -> list[str]:
 
 
 # ---------------------------------------------------------------------- checking
+MEASURED = ("model.metrics", "model.target")
+"""Arguments beside those of the data that decide what is measured."""
+
 Parse = Callable[[list[str]], Namespace]
 """Parses a command line without running it."""
 
 
 def check_arguments(sweep: Sweep, parse: Parse) -> None:
-    """Parse the first point, then one with each other value, and check that the first one measures the metric.
+    """Parse the first point, then one with each other value, and check that those of other data measure the metric.
 
     Raises:
         ConfigError: naming the file, the key and the refused value, with the reason; or a metric that no run has.
@@ -280,6 +283,10 @@ def check_arguments(sweep: Sweep, parse: Parse) -> None:
         for value in some[1:]:
             _check(sweep, parse, {**first, key: value}, key)
     _check_metric(sweep, parse(sweep.arguments(first)).fit)
+    for key, some in values.items():
+        if key in MEASURED or (key.startswith("data.") and key != "data.seed"):
+            for value in some[1:]:
+                _check_metric(sweep, parse(sweep.arguments({**first, key: value})).fit, f" with {key} {value}")
 
 
 def _probes(distribution: BaseDistribution) -> list[Any]:
@@ -310,13 +317,15 @@ def _refusal(sweep: Sweep, parse: Parse, point: Mapping[str, Any]) -> str | None
     return None
 
 
-def _check_metric(sweep: Sweep, config: Namespace) -> None:
-    """Refuse a metric of clients that the first point does not measure, by loading its data.
+def _check_metric(sweep: Sweep, config: Namespace, point: str = "") -> None:
+    """Refuse a metric of clients that a point does not measure, by loading its data.
 
     Metrics of the training depend on the algorithm, and the data of a federation are on its nodes.
     """
-    split = sweep.metric.partition("/")[0]
+    split, place = sweep.metric.partition("/")[0], f"{sweep.path}: metric {sweep.metric}{point}"
     if split not in ("val", "test"):
+        if "/" not in sweep.metric and sweep.metric not in ("rounds", "seconds"):
+            raise ConfigError(f"{place} is not in summary.json; give the whole key, such as val/seen/{sweep.metric}")
         return
     parser = FederatedParser()
     parser.add_lightning_class_args(FederatedDataModule, "data")
@@ -328,9 +337,10 @@ def _check_metric(sweep: Sweep, config: Namespace) -> None:
         data.given_target = import_path(target.class_path)(**({} if options is None else vars(options)))
     data.prepare_data()
     data.setup()
-    place = f"{sweep.path}: metric {sweep.metric}"
     if split == "val" and data.evaluation_split != "val":
         raise ConfigError(f"{place}: no client has validation samples; give --data.val_fraction 0.2, say")
+    if split == "test" and not int(data.seen.test.sizes.sum()):
+        raise ConfigError(f"{place}: no client has test samples; give --data.test_fraction 0.2, say")
     known = evaluation_keys(data, choose_metrics(config.model.metrics, data.target), split)
     if sweep.metric not in known:
         raise ConfigError(f"{place} is not measured; give one of {', '.join(sorted(known))}")

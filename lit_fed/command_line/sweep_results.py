@@ -20,7 +20,7 @@ from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training.output import print_rows, write_table
 
-__all__ = ["Result", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
+__all__ = ["Result", "best_of_each", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
 
 MOST_PANELS_IN_ROW = 3
 INK, BEST = "#1b4f8a", "#d1701f"
@@ -65,13 +65,28 @@ def spread(values: Sequence[float]) -> str:
 
 
 # ---------------------------------------------------------------------- tables
-def print_results(sweep: Sweep, results: Sequence[Result]) -> None:
-    """Print the table, the best point first."""
+def print_results(sweep: Sweep, results: Sequence[Result], note: str = "") -> None:
+    """Print the table, the best point first, and the best point of each algorithm; the note stands below."""
+    options: dict[str, Any] = {"width": WIDTH, "overflow": "fold", "caption": note or None}
+    if best := best_of_each(sweep, results):
+        print_rows("best point of each algorithm", *_table(sweep, best), **options)
     head, rows = _table(sweep, results)
-    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows, width=WIDTH, overflow="fold")
+    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows, **options)
 
 
-def write_results(sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path) -> None:
+def best_of_each(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    """The best point of each algorithm; empty unless algorithms and something else vary."""
+    if "model.algorithm" not in sweep.parameters or len(sweep.parameters) < 2:
+        return []
+    best: dict[str, Result] = {}
+    for one in _in_order(sweep, results):
+        best.setdefault(json.dumps(one.point["model.algorithm"], sort_keys=True), one)
+    return list(best.values()) if len(best) > 1 else []
+
+
+def write_results(
+    sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path, note: str = ""
+) -> None:
     """Write sweep.csv, with full names and numbers, sweep.md with the command of the best point, and sweep.png."""
     rows = []
     for one in _in_order(sweep, results):
@@ -84,7 +99,16 @@ def write_results(sweep: Sweep, results: Sequence[Result], failed: Mapping[int, 
     write_table(pd.DataFrame(rows), folder / "sweep.csv")
     head, cells = _table(sweep, results)
     lines = [f"# Sweep of {sweep.path.name}", "", f"{sweep.method}, {sweep.goal} {sweep.metric}", ""]
-    lines += markdown_table(head, cells)
+    if chosen := best_of_each(sweep, results):
+        lines += [
+            "The best point of each algorithm:",
+            "",
+            *markdown_table(*_table(sweep, chosen)),
+            "",
+            "All points:",
+            "",
+        ]
+    lines += [*markdown_table(head, cells), *(["", note] if note else [])]
     if results:
         best = sweep.arguments(_in_order(sweep, results)[0].point)
         lines += ["", "The best point again:", "", "```bash", f"python -m lit_fed {shlex.join(best)}", "```"]

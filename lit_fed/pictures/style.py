@@ -11,9 +11,9 @@ import numpy as np
 from lit_fed.system.files import whole_file
 
 __all__ = [
-    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "STYLE", "byte_unit", "draw_curve",
-    "few_ticks", "frame", "legend_above", "look", "name_clients", "new_figure", "percent", "save", "scale_of",
-    "short_name",
+    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "STYLE", "UNDATED", "byte_unit",
+    "bytes_in_unit", "draw_curve", "few_ticks", "frame", "legend_above", "look", "name_clients", "new_figure",
+    "percent", "save", "scale_of", "short_name",
 ]  # fmt: skip
 
 DPI = 200
@@ -97,6 +97,17 @@ def byte_unit(most: float) -> tuple[float, str]:
     names = ["bytes", "kB", "MB", "GB", "TB", "PB"]
     power = int(np.clip(np.floor(np.log10(max(most, 1)) / 3), 0, len(names) - 1))
     return 1000.0**power, names[power]
+
+
+def bytes_in_unit(value: float) -> str:
+    """A number of bytes as text; empty if it is unknown, NaN.
+
+    Example:
+        >>> bytes_in_unit(2_512_345)
+        '2.51 MB'
+    """
+    size, name = byte_unit(value)
+    return f"{value / size:.3g} {name}" if value == value else ""
 
 
 def percent(metric: str) -> tuple[float, str]:

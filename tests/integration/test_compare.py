@@ -1,6 +1,9 @@
-"""Several runs side by side: names, figures and errors."""
+"""Several runs side by side: names, figures and errors; reports of them."""
 
+import html
 import json
+import re
+from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -32,14 +35,14 @@ def config(algorithm="FedEM", seed=0, lr=0.1, name="quickstart", data_seed=0, **
     return BASE | {"seed_everything": seed, "model": model, "data": data, "name": name}
 
 
-def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_round=1000.0, last=0.75):
+def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_round=1000.0, last=0.75, names=None):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(a_config))
     rows = {"step": [0, 1, 2], "comm/bytes_up": bytes_of_round, "comm/bytes_down": bytes_of_round}
     rows[f"test/seen/{hit}"] = [last / 2, None, last]
     rows["test/seen/loss"] = [2.0, None, 1.0]
     pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
-    clients = {"client": range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
+    clients = {"client": names or range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
     pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
     summary = {f"test/seen/{hit}": last, f"test/seen/{hit}_decile": min(accuracies), "test/seen/loss": 1.0, "rounds": 3}
     sent = {f"comm/total_bytes_{way}": 3 * bytes_of_round for way in ("up", "down")}
@@ -134,6 +137,7 @@ def test_a_name_stands_for_its_newest_version(runs, tmp_path):
         ([config(), config(num_components=5), config("FedAvg")],
          ["FedEM, num_components=3", "FedEM, num_components=5", "FedAvg"]),
         ([config(seed=1), config(seed=2)], ["", ""]),
+        ([config(), config(lr=0.2) | {"resume_with_changes": True}], ["lr=0.1", "lr=0.2"]),
     ],
 )  # fmt: skip
 def test_names_are_what_differs(configs, expected):
@@ -199,3 +203,121 @@ def test_an_earlier_comparison_is_not_overwritten(runs, tmp_path, capsys):
         capsys, runs[1], "--output", output
     )
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+
+
+def test_rows_may_be_named(runs, tmp_path, capsys):
+    said = refused(capsys, *runs, "--names", "mixture")
+    assert "--names is mixture; give a different name for each of 2 rows: FedEM, FedAvg" in said
+    main(["compare", *map(str, runs), "--output", str(tmp_path / "out"), "--names", "mixture", "one model"])
+    assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["mixture", "one model"]
+
+
+def test_clients_are_paired_and_the_table_says_what_varied(runs, tmp_path):
+    """FedAvg has the division of the first seed of FedEM alone; its clients are 0.1 better and 0.2 worse."""
+    avg = write_run(tmp_path / "runs/pair/version_0", config("FedAvg", lr=0.2), (0.6, 0.8))
+    main(["compare", *map(str, [*runs[:2], avg]), "--output", str(tmp_path / "out")])
+    page = (tmp_path / "out/comparison.md").read_text()
+    assert "±: one standard deviation over seeds of data and training\n" in page
+    assert "| FedAvg, lr=0.2 | -5.00 | -20.00 to +10.00 | 1 | 2 |" in page
+
+
+# ---------------------------------------------------------------------- reports
+NAMES = ["<script>", "=ben & co", "c", "d"]
+
+
+@pytest.fixture
+def rivals(tmp_path):
+    """FedEM with two seeds, in the mean (0.9, 0.5, 0.4, 0.7), and Local."""
+    local, first, second = (0.5, 0.7, 0.4, 0.8), (0.8, 0.7, 0.2, 0.7), (1.0, 0.3, 0.6, 0.7)
+    return [
+        write_run(tmp_path / "runs/em/version_0", config(seed=0), first, names=NAMES),
+        write_run(tmp_path / "runs/em/version_1", config(seed=1), second, names=NAMES),
+        write_run(tmp_path / "runs/local/version_0", config("Local"), local, bytes_of_round=0.0, names=NAMES),
+    ]
+
+
+def reported(tmp_path, *arguments):
+    main(["report", *map(str, arguments), "--output", str(tmp_path / "report.html")])
+    return (tmp_path / "report.html").read_text()
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a page; what is open at its end."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.attributes, self.open = set(), [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.add(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.usefixtures("rendered")
+def test_a_report_names_the_clients_that_lose_and_loads_nothing(rivals, tmp_path):
+    page = reported(tmp_path, *rivals)
+    assert "FedEM is worse than Local for 2 of 4 seen clients." in page  # clients of equal results lose nothing
+    assert "Local is worse" not in page
+    rows = re.findall(r'<tr><td class="words">([^<]*) \(seen\)</td><td>([^<]*)</td>', page)
+    assert rows == [("=ben &amp; co", "-20.0"), ("d", "-10.0")]
+    assert "Mean difference of seen clients (%): +2.5, 95 % interval" in page
+    assert "<td>6 kB</td>" in page
+    assert "<script" not in page
+    tags = Tags(page)
+    assert not tags.open
+    assert not tags.found & {"script", "link", "iframe", "object"}
+    sources = [value for key, value in tags.attributes if key in ("src", "href", "srcset")]
+    assert len(sources) == 3
+    assert all(one.startswith("data:image/svg+xml;base64,") for one in sources)
+    assert "url(" not in page
+    assert "@import" not in page
+
+
+def test_an_anonymous_report_has_no_names(rivals, tmp_path):
+    page = reported(tmp_path, *rivals, "--anonymous")
+    assert not any(html.escape(name) in page for name in NAMES[:2])
+    assert "client 2 (seen)" in page
+    assert "init_args" not in page
+
+
+def test_a_report_escapes_all_that_comes_from_outside(rivals, tmp_path):
+    """Names of losing clients, of runs and of settings."""
+    table = pd.read_csv(rivals[0] / "clients.csv").assign(accuracy=0.0)
+    table.to_csv(rivals[0] / "clients.csv", index=False)
+    evil = write_run(tmp_path / "runs/<b>evil/version_0", config(lr=0.5, name="<img src=x>"), (0.1,) * 4, names=NAMES)
+    settings = yaml.safe_load((evil / "config.yaml").read_text())
+    settings["data"]["dataset"] = {"class_path": "lit_fed.Table<i>", "init_args": {"path": "<u>"}}
+    (evil / "config.yaml").write_text(yaml.safe_dump(settings))
+    page = reported(tmp_path, evil, rivals[0], rivals[2])
+    assert "&lt;script&gt; (seen)" in page
+    assert not {"b", "i", "u", "script"} & Tags(page).found
+    assert page.count("Table&lt;i&gt;") >= 2
+
+
+def test_smaller_errors_win(tmp_path):
+    em = write_run(tmp_path / "em/version_0", config(), (1.0, 2.0, 9.0), hit="mse")
+    local = write_run(tmp_path / "local/version_0", config("Local"), (2.0, 1.0, 1.0), hit="mse")
+    assert "FedEM is worse than Local for 2 of 3 seen clients." in reported(tmp_path, em, local)
+
+
+def test_other_divisions_and_missing_baselines_are_not_paired(rivals, tmp_path, capsys):
+    other = write_run(tmp_path / "runs/other/version_0", config("Local", data_seed=1), names=NAMES[:2])
+    for runs in ([rivals[0], other], rivals[:2]):
+        assert "Not known: give runs of Local or FedAvgPlus" in reported(tmp_path, *runs)
+    with pytest.raises(SystemExit):
+        main(["report", str(other), "--output", str(tmp_path / "report.pdf")])
+    assert "end its name in .html" in capsys.readouterr().err
+
+
+def test_the_report_of_a_private_run_is_the_owners(rivals, tmp_path):
+    private = config(lr=0.3)
+    private["model"]["privacy"] = {"noise_multiplier": 1.0}
+    page = reported(tmp_path, write_run(tmp_path / "runs/private/version_0", private))
+    assert "does not cover what this page says about single clients" in page
+    assert (tmp_path / "report.html").stat().st_mode & 0o077 == 0

@@ -20,7 +20,7 @@ from lit_fed.cli import arguments_of, main
 from lit_fed.command_line.runner import Job, run_many
 from lit_fed.command_line.sweep import SweepFolder, number_of_points
 from lit_fed.command_line.sweep_file import Search, check_arguments, read_sweep
-from lit_fed.command_line.sweep_results import Result, draw_sweep
+from lit_fed.command_line.sweep_results import Result, best_of_each, draw_sweep
 from lit_fed.errors import ConfigError
 from lit_fed.system.machine import cores
 
@@ -194,6 +194,25 @@ def test_the_runner_reports_values_errors_and_dead_processes(tmp_path):
     assert "said\n" in log.read_text()
 
 
+def test_each_algorithm_has_its_best_point(tmp_path):
+    kinds = {"model.algorithm": {"values": ["FedEM", "FedAvg"]}, "model.solver.lr": {"values": [0.1, 1.0]}}
+    sweep = read_sweep(written(tmp_path / "x.yaml", parameters=kinds))
+    values = {("FedEM", 0.1): 0.7, ("FedEM", 1.0): 0.8, ("FedAvg", 0.1): 0.9, ("FedAvg", 1.0): 0.6}
+    results = [
+        Result(number, {"model.algorithm": name, "model.solver.lr": lr}, (value,), (), 1.0)
+        for number, ((name, lr), value) in enumerate(values.items())
+    ]
+    assert [one.number for one in best_of_each(sweep, results)] == [2, 1]
+    assert [one.number for one in best_of_each(sweep._replace(goal="minimize"), results)] == [3, 0]
+    assert best_of_each(sweep, results[:2]) == []
+
+
+def test_seeds_may_draw_the_division_too(tmp_path):
+    folder = SweepFolder(tmp_path, ["training", "data"])
+    assert {"--data.seed=3", "--seed_everything=3"} < set(folder.arguments(0, 3))
+    assert "--data.seed=3" not in SweepFolder(tmp_path).arguments(0, 3)
+
+
 # ---------------------------------------------------------------------- search
 SPACE = {
     "model.solver.lr": {"distribution": "log_uniform_values", "min": 0.01, "max": 1.0},
@@ -352,6 +371,15 @@ OTHER_LOGGER = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]
          ["parameters.trainer.max_epochs: 2 is refused", "round 5"]),
         ({"command": [*COMMAND, "--data.val_fraction=0"]}, (), ["no client", "--data.val_fraction"]),
         ({"metric": {"name": "val/seen/mse"}}, (), ["val/seen/mse is not measured", "val/seen/accuracy"]),
+        ({"metric": {"name": "accuracy"}}, (), ["metric accuracy is not in summary.json", "val/seen/accuracy"]),
+        ({"parameters": {"data.val_fraction": {"values": [0.2, 0.0]}}}, (), ["with data.val_fraction 0.0: no client"]),
+        ({"metric": {"name": "test/seen/loss"}, "command": [*COMMAND, "--data.test_fraction=0"]}, (),
+         ["no client has test samples", "--data.test_fraction 0.2"]),
+        ({}, ("--seeds", "1", "1"), ["--seeds: 1 is given twice"]),
+        ({}, ("--seeds_of", "data"), ["--seeds_of data needs --seeds"]),
+        ({}, ("--seeds", "1", "--seeds_of", "date"), ["--seeds_of is date; give training, data or data,training"]),
+        ({"parameters": {LR: {"values": [1]}, "data.seed": {"value": 1}}}, ("--seeds", "1", "--seeds_of", "data"),
+         ["parameters.data.seed is what --seeds gives"]),
         ({"metric": {"name": "test/unseen/auroc"}}, (), ["test/unseen/auroc is not measured", "test/unseen/loss"]),
     ],
 )  # fmt: skip
@@ -359,7 +387,7 @@ def test_wrong_files_are_refused(tmp_path, capsys, changes, arguments, parts):
     path = written(tmp_path / "wrong.yaml", **changes)
     assert swept(path, tmp_path / "out", *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert str(path) in line
+    assert str(path) in line or "--seeds" in line
     assert all(part in line for part in parts), line
     assert not (tmp_path / "out").exists()
 

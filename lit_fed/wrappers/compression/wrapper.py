@@ -419,7 +419,8 @@ class Compression:
             leaves: dict[str, Tensor] = sent_leaves(algorithm, ctx, tree.models(shared)[0].parameters)
             if not any(leaf[0].numel() for leaf in leaves.values()):
                 raise ConfigError(
-                    f"{option} {type(codec).__name__} has nothing to encode: no leaf of this network is sent; leave it out"
+                    f"{option} {type(codec).__name__} has nothing to encode: no leaf of this network is sent; leave it "
+                    "out"
                 )
             vectors = vectors_of(leaves, codec, self.scope)
             if not vectors:

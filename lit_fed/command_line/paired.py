@@ -1,0 +1,118 @@
+"""The same clients in two groups of runs: their differences, and an interval of the mean difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lit_fed.core.seeds import generator
+from lit_fed.system.packages import pd
+
+if TYPE_CHECKING:
+    from lit_fed.command_line.compare import FinishedRun
+
+__all__ = ["Interval", "larger_is_better", "mean_difference", "paired"]
+
+DRAWS = 2000
+"""Bootstrap samples of an interval."""
+
+LEVEL = 0.95
+"""Confidence of an interval."""
+
+TRAINING = (
+    "batch_size",
+    "client_fraction",
+    "clients_per_round",
+    "client_sampling",
+    "clients_per_block",
+    "augment",
+    "poison",
+    "public",
+)
+"""Arguments of the data that change neither clients nor their test samples."""
+
+
+class Interval(NamedTuple):
+    """A mean, and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def larger_is_better(runs: Sequence[FinishedRun], metric: str) -> bool | None:
+    """The direction of a metric, for chosen metrics by their worst clients; None if unknown."""
+    if metric in ("accuracy", "mse", "loss"):
+        return metric == "accuracy"
+    for run in runs:
+        values = run.clients.loc[run.clients["population"] == "seen", metric].dropna()
+        worst = run.summary.get(f"test/seen/{metric}_worst")
+        if worst is not None and values.max() > values.min():
+            return bool(abs(worst - values.min()) < abs(worst - values.max()))
+    return None
+
+
+def paired(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
+    """The clients that two groups of runs have in common: the same data, divided with the same seed.
+
+    Returns:
+        Columns `population`, `client`, `division` (number), `samples` of the test, `value` and `other`: means over the
+        runs of each group with that division.
+    """
+    first, second = _by_division(runs, metric), _by_division(others, metric)
+    tables = []
+    for number, key in enumerate(key for key in first if key in second):
+        index = ["population", "client"]
+        both = first[key].merge(second[key][[*index, metric]].rename(columns={metric: "other"}), on=index)
+        tables.append(both.rename(columns={metric: "value"}).assign(division=number))
+    columns = ["population", "client", "division", "samples", "value", "other"]
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+    return table[columns].dropna(subset=["value", "other"])
+
+
+def _by_division(runs: Sequence[FinishedRun], metric: str) -> dict[str, pd.DataFrame]:
+    """For each division of the data the clients with their mean over runs, in the order of the runs."""
+    held: dict[str, list[pd.DataFrame]] = {}
+    for run in runs:
+        held.setdefault(_division(run), []).append(run.clients)
+    tables = {}
+    for key, clients in held.items():
+        table = pd.concat(clients).assign(client=lambda one: one["client"].astype(str))
+        table["samples"] = table.get("num_test", 1)
+        groups = table.groupby(["population", "client"], sort=False)
+        tables[key] = groups.agg({"samples": "first", metric: "mean"}).reset_index()
+    return tables
+
+
+def _division(run: FinishedRun) -> str:
+    """What decides who the clients are: arguments of the data, and the numbers of samples."""
+    data: dict[str, Any] = run.config.get("data", {})
+    kept = {key: value for key, value in data.items() if key not in TRAINING}
+    counts = run.clients[[name for name in ("population", "client", "num_train", "num_test") if name in run.clients]]
+    return json.dumps([kept, counts.astype(str).to_numpy().tolist()], sort_keys=True)
+
+
+def mean_difference(table: pd.DataFrame) -> Interval:
+    """Mean of value − other, weighted by test samples, with a bootstrap interval over divisions and their clients.
+
+    Args:
+        table: of `paired`, with at least one row; the seeds of the training are no part of the interval.
+    """
+    parts = []
+    for _, rows in table.groupby("division"):
+        difference = rows["value"].to_numpy(float) - rows["other"].to_numpy(float)
+        parts.append((difference, rows["samples"].to_numpy(float).clip(min=1)))
+    rng = generator(0, 0, 0, "paired clients")
+    means = []
+    for _ in range(DRAWS):
+        chosen = []
+        for number in rng.integers(len(parts), size=len(parts)):
+            difference, weight = parts[number]
+            drawn = rng.integers(len(weight), size=len(weight))
+            chosen.append(difference[drawn] @ weight[drawn] / weight[drawn].sum())
+        means.append(np.mean(chosen))
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(np.mean([one @ weight / weight.sum() for one, weight in parts])), float(low), float(high))

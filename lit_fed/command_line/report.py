@@ -1,0 +1,280 @@
+"""`python -m lit_fed report`: finished runs as one HTML page that loads nothing from elsewhere.
+
+What was run, results, figures, clients that lose against Local or FedAvg+, costs, settings.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from lit_fed.command_line import compare
+from lit_fed.command_line.compare import FinishedRun, Group
+from lit_fed.command_line.paired import Interval, larger_is_better, mean_difference, paired
+from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.errors import ConfigError
+from lit_fed.pictures import style
+from lit_fed.system.files import given_path, whole_file
+from lit_fed.system.packages import mpl, pd
+from lit_fed.training.output import check_writable
+
+__all__ = ["report_parser", "report_runs", "write_report"]
+
+BASELINES = ("Local", "FedAvgPlus")
+"""Algorithms that a personalised one has to beat for every client; the first one is not judged itself."""
+
+MOST_LOSERS = 20
+"""Upper limit of rows in a table of clients; the page says how many there are."""
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --page: #fff; --head: #f3f5f8; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e7ed; --soft: #9aa5b4; --line: #343c47; --page: #14181e; --head: #1d232b; }
+  figure img { filter: invert(1) hue-rotate(180deg); }
+}
+body { margin: 2rem auto; padding: 0 1.2rem; max-width: 64rem; background: var(--page); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; line-height: 1.2; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; } h3 { font-size: 1rem; }
+.note, figcaption { color: var(--soft); font-size: .9rem; } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+th, td { padding: .35rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { background: var(--head); } .words { text-align: left; white-space: normal; min-width: 6rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1.2rem; }
+figure { margin: 0; } figure img { width: 100%; height: auto; } pre { overflow-x: auto; font-size: .8rem; }
+"""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What a browser may load for the page: nothing that is not in it."""
+
+PRIVATE = "The ε of private runs does not cover what this page says about single clients: pass it on with care."
+
+
+def report_parser() -> FederatedParser:
+    """The arguments of the command."""
+    parser = command_parser(
+        "report", "[options] RUN [RUN …]",
+        "The page needs no network. Clients are compared with those of Local "
+        "and FedAvgPlus where these are among the runs.",
+    )  # fmt: skip
+    parser.add_argument(
+        "runs", nargs="+", type=str, metavar="RUN",
+        help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
+    )  # fmt: skip
+    parser.add_argument("--output", type=str, default="report.html", help="file to be written, .html.")
+    parser.add_argument("--metric", type=str | None, help="metric to report; by default accuracy or, for numbers, mse.")
+    parser.add_argument(
+        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
+    )
+    parser.add_argument("--anonymous", action="store_true", help="leave out names of clients, and settings.")
+    return parser
+
+
+def report_runs(arguments: list[str]) -> None:
+    """Run the command.
+
+    Raises:
+        ConfigError: naming a refused run or argument; nothing has been written then.
+    """
+    given = report_parser().parse_args(arguments)
+    output = given_path(given.output, "--output")
+    if output.suffix != ".html" or output.is_dir():
+        raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
+    runs = [Path(run) for run in given.runs]
+    write_report(runs, output, given.metric, given.names, anonymous=given.anonymous)
+    sys.stdout.write(f"report: {output}\n")
+
+
+def write_report(
+    folders: Sequence[Path],
+    output: Path,
+    metric: str | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    anonymous: bool = False,
+) -> None:
+    """Read finished runs and write their page.
+
+    Args:
+        folders: of runs, or of their versions.
+        output: the page; readable by its owner only if a run was private, since ε does not cover results of clients.
+        metric: the metric to report; None: the first that all runs have.
+        names: of the rows; None: what differs between the runs.
+        anonymous: leave out the names of clients, and the settings, which may name them.
+
+    Raises:
+        ConfigError: naming a run and the fix.
+    """
+    runs = [compare.read_run(folder) for folder in dict.fromkeys(compare.find_run(folder) for folder in folders)]
+    metric = compare.metric_of(runs, metric)
+    page = _Page(compare.named(compare.grouped(runs), names), metric, anonymous)
+    check_writable(output.absolute().parent, "--output")
+    with whole_file(output, private=page.is_private) as file:
+        file.write(page.html().encode())
+
+
+class _Loss(NamedTuple):
+    """The clients of a group beside those of a baseline."""
+
+    name: str
+    baseline: str
+    table: pd.DataFrame  # of `paired`, with `gain`: positive where the group is better; the worst first
+    mean: Interval  # of the differences of seen clients
+
+    def __str__(self) -> str:
+        populations = self.table.groupby("population")["gain"]
+        counts = [f"{(gain < 0).sum():,} of {len(gain):,} {name} clients" for name, gain in populations]
+        return f"{self.name} is worse than {self.baseline} for {' and '.join(counts)}."
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table; its first columns hold words, the others numbers."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        kinds = [' class="words"' if position < words else "" for position in range(len(cells))]
+        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    body = "\n".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f'<div class="scroll"><table>\n<tr>{line(headings, "th")}</tr>\n{body}\n</table></div>'
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def _class(value: Any) -> str:
+    """The name of a class in a configuration."""
+    return str(value.get("class_path", "")).rpartition(".")[2] if isinstance(value, dict) else ""
+
+
+def _algorithm(run: FinishedRun) -> str:
+    return _class(run.config.get("model", {}).get("algorithm")) or str(run.summary.get("algorithm", ""))
+
+
+class _Page(NamedTuple):
+    """The page, part by part."""
+
+    groups: Sequence[Group]
+    metric: str
+    anonymous: bool
+
+    @property
+    def is_private(self) -> bool:
+        runs = [run for group in self.groups for run in group.runs]
+        return any(run.config.get("model", {}).get("privacy") or "privacy/delta" in run.summary for run in runs)
+
+    def html(self) -> str:
+        title = escape(f"Report: {', '.join(group.name for group in self.groups)}")
+        results = compare.cells_of(compare.comparison_table(self.groups, self.metric), self.metric)
+        losses = self.losses()
+        about = "weighted by their samples; worst decile: their 10th percentile; ±: one standard deviation over seeds"
+        parts = [
+            f"<h1>{title}</h1>", *(f"<p>{escape(str(loss))}</p>" for loss in losses),
+            f"<p><strong>{PRIVATE}</strong></p>" if self.is_private else "",
+            "<h2>What was run</h2>", _table(*self.facts(), words=4),
+            "<h2>Results</h2>", _table(*results),
+            _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
+            "<h2>Figures</h2>", self.figures(),
+            "<h2>Clients that lose</h2>", self.losers(losses),
+            "<h2>Costs</h2>", _table(*self.costs()), _note("All clients and rounds; means over seeds."),
+            "" if self.anonymous else "<h2>Settings</h2>" + "".join(map(self.settings, self.groups)),
+        ]  # fmt: skip
+        head = [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">', f"<title>{title}</title>",
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">', f"<style>{STYLE}</style>\n</head>",
+        ]  # fmt: skip
+        return "\n".join([*head, "<body>", *filter(None, parts), "</body>\n</html>\n"])
+
+    def facts(self) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for name, runs in self.groups:
+            config, summary = runs[0].config, runs[0].summary
+            data, model = config.get("data", {}), config.get("model", {})
+            sizes = runs[0].clients["population"].value_counts()
+            facts = {
+                "run": name, "algorithm": _algorithm(runs[0]),
+                "data": f"{_class(data.get('dataset'))} {_class(data.get('partition'))}",
+                "network": _class(model.get("network")),
+                "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
+                "rounds": summary.get("rounds", ""), "lr": model.get("solver", {}).get("lr", ""),
+                "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
+                **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}),
+                "lit_fed": summary.get("versions/lit_fed", ""),
+            }  # fmt: skip
+            rows.append(list(map(str, facts.values())))
+        return list(facts), rows
+
+    def figures(self) -> str:
+        parts = []
+        with mpl.rc_context(style.COLUMN):
+            for name, figure in compare.comparison_figures(self.groups, self.metric).items():
+                held, caption = io.BytesIO(), escape(name.replace("_vs_", " against ").replace("_", " "))
+                figure.savefig(held, format="svg", transparent=True, metadata=style.UNDATED[".svg"])
+                source = f"data:image/svg+xml;base64,{base64.b64encode(held.getvalue()).decode()}"
+                parts.append(f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
+        return f'<div class="figures">{"".join(parts)}</div>'
+
+    def losses(self) -> list[_Loss]:
+        """Every group beside every baseline with the same clients; none if the metric has no known direction."""
+        larger = larger_is_better([run for group in self.groups for run in group.runs], self.metric)
+        baselines = [group for group in self.groups if _algorithm(group.runs[0]) in BASELINES]
+        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0] and larger is not None]
+        found = []
+        for group, baseline in itertools.product(judged, baselines):
+            table = paired(group.runs, baseline.runs, self.metric)
+            seen = table[table["population"] == "seen"]
+            if group is not baseline and len(seen):
+                table["gain"] = (table["value"] - table["other"]).round(9) * (1 if larger else -1)  # means over seeds
+                table = table.sort_values("gain", kind="stable")
+                found.append(_Loss(group.name, baseline.name, table, mean_difference(seen)))
+        return found
+
+    def losers(self, losses: Sequence[_Loss]) -> str:
+        if not losses:
+            return f"<p>Not known: give runs of {' or '.join(BASELINES)} on the same clients, too.</p>"
+        factor, unit = style.percent(self.metric)
+        digits = ".1f" if unit else ".4g"
+        numbers: dict[Any, str] = {}  # a client has the same number in every table
+        parts = []
+        for loss in losses:
+            mean, low, high = (f"{factor * value:+{digits}}" for value in loss.mean)
+            parts.append(f"<h3>{escape(f'{loss.name} against {loss.baseline}')}</h3>")
+            parts.append(f"<p>Mean difference of seen clients{unit}: {mean}, 95 % interval {low} to {high}.</p>")
+            rows = loss.table[loss.table["gain"] < 0]
+            row: Any
+            cells = []
+            for row in rows.head(MOST_LOSERS).itertuples():
+                name = numbers.setdefault((row.population, row.client, row.division), f"client {len(numbers) + 1}")
+                values = [f"{factor * one:{digits}}" for one in (row.value - row.other, row.value, row.other)]
+                shown = name if self.anonymous else str(row.client)
+                cells.append([f"{shown} ({row.population})", *values, str(row.samples)])
+            headings = ["client", *(name + unit for name in ("difference", loss.name, loss.baseline)), "test samples"]
+            more = f", the {MOST_LOSERS} that lose most of {len(rows):,}" if len(rows) > MOST_LOSERS else ""
+            parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
+        about = "The interval is a bootstrap over clients, and leaves out the chance of another training."
+        return "\n".join([*parts, _note(f"{about} Clients with few test samples are uncertain.")])
+
+    def costs(self) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for name, runs in self.groups:
+            keys = ("rounds", "comm/total_bytes_up", "comm/total_bytes_down", "seconds")
+            values = [statistics.mean(run.summary.get(key, float("nan")) for run in runs) for key in keys]
+            sizes = map(style.bytes_in_unit, values[1:3])
+            rows.append([name, f"{values[0]:.10g}", *sizes, f"{values[3]:.1f}", f"{values[3] / max(values[0], 1):.3f}"])
+        return ["run", "rounds", "sent up", "sent down", "seconds", "seconds per round"], rows
+
+    @staticmethod
+    def settings(group: Group) -> str:
+        folders = escape(", ".join(f"{run.name}/{run.folder.name}" for run in group.runs))
+        config = compare.without_seeds(group.runs[0].config)
+        text = escape(yaml.safe_dump(config, sort_keys=False)) if config else "a run of a Python program"
+        return f"<details><summary>{escape(group.name)} ({folders})</summary><pre>{text}</pre></details>"
