@@ -11,7 +11,8 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -123,7 +124,7 @@ def _parsed(dataset: str) -> Cut:
 def make_records(
     entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit, say: Callable[[str], None]
 ) -> None:
-    """Make the records of algorithms on tasks: all trials, then all final runs.
+    """Make the records of algorithms on tasks, each as soon as its runs are made.
 
     What a run returns is kept in a file until its record is made, so that a killed benchmark repeats no finished run.
 
@@ -139,45 +140,113 @@ def make_records(
     for task in {entry.task.path: entry.task for entry in entries}.values():
         for cut in task.cuts:
             task.check_samples(cut_of(task.at(root, task.arguments("FedAvg", {"lr": 0.1}, cut))))
-    results = _Results(output / "unfinished", root, fit, say)
-    trials = [Work(one, number, point, 0) for one in entries for number, point in enumerate(one.points)]
-    results.total = len(trials) + sum(len(one.task.cuts) for one in entries)
-    results.make(trials, jobs)
-    finals = []
-    for entry in entries:
-        own = [results.of(work) for work in trials if work.entry == entry]
-        refused = next((one["refused"] for one in own if "refused" in one), None)
-        point = chosen([json.loads(one) for one in entry.points], [one.get("score") for one in own])
-        if point is None:
-            say(f"{entry.task.name}: no record of {entry.name}: {refused or 'every trial diverged'}")
+    schedule = _Schedule(entries, root, output, fit, say)
+    if jobs > 1:
+        run_many(schedule.next_job, schedule.ended, jobs)
+    while (job := schedule.next_job()) is not None:
+        try:
+            outcome = Outcome(job.task, job.call(), None)
+        except (ClientError, ConfigError) as error:
+            outcome = Outcome(job.task, None, str(error))
+        schedule.ended(outcome)
+    with contextlib.suppress(OSError):  # runs without a record stay
+        schedule.folder.rmdir()
+
+
+class _Schedule:
+    """The runs that are left: trials, and final runs of each algorithm once its trials are over."""
+
+    def __init__(
+        self, entries: Sequence[Entry], root: Path, output: Path, fit: Fit, say: Callable[[str], None]
+    ) -> None:
+        self.folder, self.output, self.root, self.fit, self.say = output / "unfinished", output, root, fit, say
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.found: dict[Work, dict[str, Any]] = {}  # results of this and of earlier processes
+        self.trials = {
+            entry: [Work(entry, number, point, 0) for number, point in enumerate(entry.points)] for entry in entries
+        }
+        self.finals: dict[Entry, list[Work]] = {}
+        self.waiting: deque[Work] = deque()
+        self.made, self.left, self.began = 0, 0, time.monotonic()
+        for entry, works in self.trials.items():
+            self.left += len(entry.task.cuts)
+            self._enter(works)
+            self._follow(entry)
+
+    def _enter(self, works: Sequence[Work]) -> None:
+        """Queue the runs that have no result, ahead of all others."""
+        for work in works:
+            if self._path(work).is_file():
+                self.found[work] = json.loads(self._path(work).read_text())
+        missing = [work for work in works if work not in self.found]
+        self.waiting.extendleft(reversed(missing))
+        self.left += len(missing)
+
+    def _follow(self, entry: Entry) -> None:
+        """Queue the final runs of an algorithm if its trials are over; write its record if all is done."""
+        trials, finals = self.trials[entry], self.finals.get(entry)
+        if finals is None and all(work in self.found for work in trials):
+            self.left -= len(entry.task.cuts)
+            scores = [self.found[work].get("score") for work in trials]
+            point = chosen([json.loads(one) for one in entry.points], scores)
+            cuts = entry.task.cuts if point is not None else ()
+            finals = self.finals[entry] = [Work(entry, None, json.dumps(point), cut) for cut in cuts]
+            self._enter(finals)
+        if finals is not None and all(work in self.found for work in finals):
+            refused = [self.found[work]["refused"] for work in (*trials, *finals) if "refused" in self.found[work]]
+            if not finals or any("refused" in self.found[work] for work in finals):
+                self.say(f"{entry.task.name} {entry.name}: no record: {[*refused, 'every trial diverged'][0]}")
+                return
+            write_record(self.output, record_of(entry, trials, finals, self.found))
+            for work in (*trials, *finals):
+                self._path(work).unlink(missing_ok=True)
+
+    def _path(self, work: Work) -> Path:
+        told = json.dumps([work.arguments, work.trial is None], sort_keys=True)
+        key = hashlib.sha256(told.encode()).hexdigest()[:16]
+        return self.folder / f"{work.entry.task.name}-{work.entry.name}-{key}.json"
+
+    def next_job(self) -> Job | None:
+        """The next run; None if none is ready."""
+        work = self.waiting.popleft() if self.waiting else None
+        return None if work is None else Job(work, partial(make_run, self.fit, work, self.root))
+
+    def ended(self, outcome: Outcome) -> None:
+        """Take in the end of a run."""
+        work, result, error = outcome
+        if error is None:
+            write_atomically(self._path(work), json.dumps(result))
         else:
-            finals += [Work(entry, None, json.dumps(point), cut) for cut in entry.task.cuts]
-    results.total = len(trials) + len(finals)
-    results.make(finals, jobs)
-    for entry in entries:
-        tuned, runs = ([work for work in works if work.entry == entry] for works in (trials, finals))
-        if runs and not any("refused" in results.of(work) for work in runs):
-            write_record(output, record_of(entry, tuned, runs, results))
-            results.forget([*tuned, *runs])
+            result = {"refused": error}  # in memory alone: it may succeed the next time
+        self.found[work] = result
+        self.made, self.left = self.made + 1, self.left - 1
+        told = next((result[one] for one in ("refused", "diverged") if one in result), None)
+        told = f"validation {result['score']}" if told is None else str(told)
+        left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
+        self.say(f"{work.said}: {told} ({self.left} runs, {left} left)")
+        self._follow(work.entry)
 
 
-def record_of(entry: Entry, trials: Sequence[Work], finals: Sequence[Work], results: _Results) -> Record:
+def record_of(
+    entry: Entry, trials: Sequence[Work], finals: Sequence[Work], found: Mapping[Work, dict[str, Any]]
+) -> Record:
     """The record of an algorithm on a task."""
+    versions = {name: version(name) for name in ("lit-fed", "torch", "numpy")}
     return {
         "algorithm": entry.name,
         "task": entry.task.name,
         "protocol": PROTOCOL,
         "source": _source(algorithm_class(entry.name)),
-        "versions": {name: version(name) for name in ("lit-fed", "torch", "numpy")} | {"python": platform.python_version()},
+        "versions": versions | {"python": platform.python_version()},
         "tuning": {
             "cut": 0,
             "split": "val",
             "points": [json.loads(work.point) for work in trials],
-            "scores": [results.of(work).get("score") for work in trials],
-            "cpu_seconds": round(sum(results.of(work).get("cpu_seconds", 0.0) for work in trials), 1),
+            "scores": [found[work].get("score") for work in trials],
+            "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
         },
         "chosen": json.loads(finals[0].point),
-        "runs": [results.of(work) for work in finals],
+        "runs": [found[work] for work in finals],
     }
 
 
@@ -185,60 +254,6 @@ def _source(algorithm: type[Algorithm]) -> str:
     """Digest of the file of an algorithm."""
     path = sys.modules[algorithm.__module__].__file__
     return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-class _Results:
-    """Results of runs, in files until their records are made."""
-
-    def __init__(self, folder: Path, root: Path, fit: Fit, say: Callable[[str], None]) -> None:
-        self.folder, self.root, self.fit, self.say = folder, root, fit, say
-        self.done, self.total, self.made, self.began = 0, 0, 0, time.monotonic()
-        self.refused: dict[Work, dict[str, Any]] = {}  # may succeed the next time
-
-    def _path(self, work: Work) -> Path:
-        told = json.dumps([work.arguments, work.trial is None], sort_keys=True)
-        key = hashlib.sha256(told.encode()).hexdigest()[:16]
-        return self.folder / f"{work.entry.task.name}-{work.entry.name}-{key}.json"
-
-    def of(self, work: Work) -> dict[str, Any]:
-        """The result of a run that was made."""
-        found: dict[str, Any] = self.refused.get(work) or json.loads(self._path(work).read_text())
-        return found
-
-    def forget(self, works: Sequence[Work]) -> None:
-        """Delete the files of runs."""
-        for work in works:
-            self._path(work).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-
-    def make(self, works: Sequence[Work], jobs: int) -> None:
-        """Make the missing runs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        missing = [work for work in works if not self._path(work).is_file()]
-        self.done += len(works) - len(missing)
-        waiting = (Job(work, partial(make_run, self.fit, work, self.root)) for work in missing)
-        if min(jobs, len(missing)) > 1:
-            run_many(lambda: next(waiting, None), self._ended, min(jobs, len(missing)))
-        for work, call, _ in waiting:
-            try:
-                outcome = Outcome(work, call(), None)
-            except (ClientError, ConfigError) as error:
-                outcome = Outcome(work, None, str(error))
-            self._ended(outcome)
-
-    def _ended(self, outcome: Outcome) -> None:
-        work, result, error = outcome
-        if error is None:
-            write_atomically(self._path(work), json.dumps(result))
-        else:
-            result = self.refused[work] = {"cut": work.cut, "refused": error}
-        self.done, self.made = self.done + 1, self.made + 1
-        left = time_left(self.made, self.made + self.total - self.done, time.monotonic() - self.began)
-        score = result.get("score")
-        told = next((result[one] for one in ("refused", "diverged") if one in result), None)
-        told = f"validation {score:.4f}" if told is None and score is not None else str(told)
-        self.say(f"{self.done}/{self.total}  {work.said}: {told} ({left} left)")
 
 
 # ---------------------------------------------------------------------- one run
