@@ -170,17 +170,17 @@ class _Schedule:
         self.made, self.left, self.began = 0, 0, time.monotonic()
         for entry, works in self.trials.items():
             self.left += len(entry.task.cuts)
-            self._enter(works)
+            self.waiting.extend(self._missing(works))
             self._follow(entry)
 
-    def _enter(self, works: Sequence[Work]) -> None:
-        """Queue the runs that have no result, ahead of all others."""
+    def _missing(self, works: Sequence[Work]) -> list[Work]:
+        """The runs that have no result; takes in those that earlier processes left."""
         for work in works:
             if self._path(work).is_file():
                 self.found[work] = json.loads(self._path(work).read_text())
         missing = [work for work in works if work not in self.found]
-        self.waiting.extendleft(reversed(missing))
         self.left += len(missing)
+        return missing
 
     def _follow(self, entry: Entry) -> None:
         """Queue the final runs of an algorithm if its trials are over; write its record if all is done."""
@@ -191,7 +191,7 @@ class _Schedule:
             point = chosen([json.loads(one) for one in entry.points], scores)
             cuts = entry.task.cuts if point is not None else ()
             finals = self.finals[entry] = [Work(entry, None, json.dumps(point), cut) for cut in cuts]
-            self._enter(finals)
+            self.waiting.extendleft(reversed(self._missing(finals)))
         if finals is not None and all(work in self.found for work in finals):
             refused = [self.found[work]["refused"] for work in (*trials, *finals) if "refused" in self.found[work]]
             if not finals or any("refused" in self.found[work] for work in finals):
