@@ -37,9 +37,9 @@ HEADINGS = (
 )  # fmt: skip
 
 CAPTION = (
-    "Scores x 100 on test samples: mean by samples and its deviation over cuts, unweighted mean, worst decile and worst "
-    "of seen clients; unseen clients with 0, 10 and 100 % of their training samples; clients worse than under Local and "
-    "FedAvgPlus; calibration error. *: until the validation score of FedAvg; MB, CPU seconds and peak MB of a run."
+    "Scores x 100 on test samples: mean by samples and its deviation over cuts, unweighted mean, worst decile and "
+    "worst of seen clients; unseen clients with 0, 10 and 100 % of their training samples; clients worse than under "
+    "Local and FedAvgPlus; calibration error. *: until the validation score of FedAvg. MB, CPU s and peak MB of a run."
 )
 
 
@@ -75,7 +75,7 @@ def run_benchmark(arguments: list[str], fit: Fit) -> None:
     if given.action not in ACTIONS:
         raise ConfigError(f"benchmark {given.action}: there is no such action; choose from {', '.join(ACTIONS)}")
     if given.names and given.action not in ("compare", "submit-check"):
-        raise ConfigError(f"benchmark {given.action} takes no {given.names[0]!r}; give options by --tasks, --algorithms")
+        raise ConfigError(f"benchmark {given.action} takes no {given.names[0]!r}; give --tasks or --algorithms")
     if given.action == "list":
         _list()
         return
@@ -170,7 +170,8 @@ def _cells(row: Row, worse: Sequence[float], cost: tuple[float, float]) -> list[
 
     scores = [row.mean, row.spread, row.unweighted, row.decile, row.worst, *row.unseen, *worse, row.ece]
     cells = [number(100 * one) for one in scores]
-    cells += [number(cost[0], 0), number(cost[1], 2), number(row.megabytes, 2), number(row.seconds), number(row.memory, 0)]
+    costs = zip((*cost, row.megabytes, row.seconds, row.memory), (0, 2, 2, 1, 0), strict=True)
+    cells += [number(value, digits) for value, digits in costs]
     if row.diverged:
         cells[0] += f" ({row.diverged} cuts diverged)"
     return cells

@@ -56,7 +56,8 @@ def row_of(record: Record) -> Row:
     """The statistics of a record."""
     runs = [run for run in record["runs"] if "test" in run]
     if not runs:
-        return Row(*[math.nan] * 5, (math.nan,) * 3, *[math.nan] * 5, len(record["runs"]))
+        no = math.nan
+        return Row(no, no, no, no, no, (no, no, no), no, no, no, no, no, len(record["runs"]))
 
     def mean(values: Sequence[float]) -> float:
         held = [one for one in values if one is not None and not math.isnan(one)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -100,8 +100,8 @@ def samples_digest(digests: dict[str, list[str]]) -> str:
     return _digest(lines)
 
 
-def _digest(parts: object) -> str:
-    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:HEX]  # type: ignore[arg-type]
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:HEX]
 
 
 def _array(given: np.ndarray | None) -> np.ndarray:
@@ -178,7 +178,8 @@ def systematic(number: int, share: float, start: float) -> np.ndarray:
         array([2, 7])
     """
     reached = np.floor(np.arange(number + 1) * share + start + 1e-9)
-    return np.diff(reached) > 0
+    sampled: np.ndarray = np.diff(reached) > 0
+    return sampled
 
 
 # ---------------------------------------------------------------------- data
@@ -224,7 +225,7 @@ def _raw(samples: Samples) -> np.ndarray:
     return np.stack(codes, axis=1)
 
 
-def _texts(values: Sequence[str]) -> np.ndarray:
+def _texts(values: Iterable[str]) -> np.ndarray:
     """A number for each text."""
     return np.array([int.from_bytes(hashlib.sha256(one.encode()).digest()[:4], "big") for one in values], dtype=float)
 

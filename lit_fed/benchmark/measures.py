@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Scores(NamedTuple):
     clients: list[str]
     samples: list[int]
     score: list[float | None]  # None: undefined, since all labels are of one class
-    loss: list[float | None]  # negative log-likelihood
+    loss: Sequence[float | None]  # negative log-likelihood
     ece: float | None  # expected calibration error over all samples; None for quantities
     pooled: float | None  # metric of all samples together
 

@@ -1,4 +1,4 @@
-"""Records: one JSON Lines file for each task, sorted by algorithm, and the check that a record keeps to the protocol."""
+"""Records: one JSON Lines file for each task, sorted by algorithm, and the check that they keep to the protocol."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_records(path: Path) -> list[Record]:
     try:
         found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no file of records ({error}); give one that `lit-fed benchmark run` made") from error
+        raise ConfigError(f"{path}: no file of records ({error}); give one of `benchmark run`") from error
     if not all(isinstance(one, dict) and {"algorithm", "task", "runs"} <= one.keys() for one in found):
         raise ConfigError(f"{path}: a line is no record; give a file that `lit-fed benchmark run` made")
     return found
@@ -94,13 +94,11 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
         return
     known = task.known_digests()
     for run in runs:
-        for wrong in _problems_of_run(run, record, task, known[run["cut"]] if run["cut"] in known else {}):
+        for wrong in _problems_of_run(run, record, task, known.get(run["cut"], {})):
             yield f"cut {run['cut']}: {wrong}"
 
 
-def _problems_of_run(
-    run: dict[str, Any], record: Record, task: Task, clients: dict[str, list[str]]
-) -> Iterator[str]:
+def _problems_of_run(run: dict[str, Any], record: Record, task: Task, clients: dict[str, list[str]]) -> Iterator[str]:
     wanted = task.arguments(record["algorithm"], record["chosen"], run["cut"])
     if run["arguments"] != wanted:
         yield f"{_first_difference(wanted, run['arguments'])} differs from the task"

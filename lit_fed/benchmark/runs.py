@@ -25,7 +25,7 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 import lit_fed.algorithms
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.measures import ValidationCurve, rounded, test_scores
-from lit_fed.benchmark.protocol import PROTOCOL, Point, chosen, trial_points
+from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
 from lit_fed.benchmark.records import Record, write_record
 from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out

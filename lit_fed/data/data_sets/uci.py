@@ -6,7 +6,6 @@ IEEE Transactions on Biomedical Engineering, 2010. Janosi, Steinbrunn, Pfisterer
 
 from __future__ import annotations
 
-import shutil
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lit_fed.data.data_sets.base import PooledDataSet, Samples
 from lit_fed.data.data_sets.in_memory import data_set_of_frame
-from lit_fed.system.files import given_path, require_file, whole_file
+from lit_fed.system.files import given_path, require_file, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +52,8 @@ class _Archived(PooledDataSet):
         for name in self.files if self.download else ():
             if not (place / name).is_file() and not (place / f"{name}.gz").is_file():
                 place.mkdir(parents=True, exist_ok=True)
-                with urllib.request.urlopen(f"{ARCHIVE}/{self.folder}/{name}") as source, whole_file(place / name) as to:
-                    shutil.copyfileobj(source, to)
+                with urllib.request.urlopen(f"{ARCHIVE}/{self.folder}/{name}") as source:
+                    write_atomically(place / name, source.read())
 
     def _path(self, name: str) -> Path:
         """A file, perhaps compressed."""
@@ -94,7 +93,7 @@ class Parkinsons(_Archived):
 
 @dataclass(frozen=True)
 class HeartDisease(_Archived):
-    """920 patients of four hospitals: x [920, 22], y 1 for narrowed vessels.
+    """920 patients of four hospitals: x [920, 23], y 1 for narrowed vessels.
 
     Three hospitals lack whole columns. Missing values are medians, or most frequent categories, of the training rows of
     all clients.
