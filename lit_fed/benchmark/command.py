@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from lit_fed.benchmark.comparison import Row, cost_to_match, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
 from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder
-from lit_fed.benchmark.runs import Fit, algorithm_class, entry_of, make_records
+from lit_fed.benchmark.runs import Entry, Fit, algorithm_class, entry_of, make_records
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
@@ -133,14 +133,19 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     classes = [algorithm_class(name) for name in given.algorithms]
     output = Path(given.output)
     entries = [entry_of(task, one) for task in tasks for one in classes]
-    held = {task.name: set(_records(given, task)) for task in tasks}
-    missing = [entry for entry in entries if entry.name not in held[entry.task.name] or "." in entry.name]
+    held = {task.name: _records(given, task) for task in tasks}
+    missing = [one for one in entries if _is_missing(one, held[one.task.name].get(one.name))]
     with FolderLock(output, f"--output {output}", "wait until it ends, or give another folder"):
         make_records(missing, Path(given.data.root), output, given.jobs, fit, _say)
-    new = {entry.name for entry in missing}
+    against = next((one.name for one in (*missing, *entries)), None)
     for task in tasks:
-        _table(task, _records(given, task), next((one.name for one in entries if one.name in new), None))
+        _table(task, _records(given, task), against)
     _say(f"records: {output}")
+
+
+def _is_missing(entry: Entry, record: Record | None) -> bool:
+    """Whether there is no record, or one of another version of a user-defined algorithm."""
+    return record is None or ("." in entry.name and record["source"] != entry.source)
 
 
 def _show(given: Namespace, tasks: list[Task], fit: Fit) -> None:
@@ -215,8 +220,9 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
             raise ConfigError(f"{path}: there is no record; give a file that `benchmark run` made")
         for record in records:
             task = own.get(record["task"]) or read_task(record["task"])
-            points = json.loads(json.dumps(trial_points(algorithm_class(record["algorithm"]))))
-            found = list(problems(record, task, points))
+            entry = entry_of(task, algorithm_class(record["algorithm"]))
+            found = list(problems(record, task, _points(entry.name)))
+            found += ["it is of another version of the algorithm's file"] if _is_missing(entry, record) else []
             wrong += bool(found)
             said = "keeps to the protocol" if not found else "is refused: " + "; ".join(found)
             _say(f"{record['task']}: the record of {record['algorithm']} {said}")

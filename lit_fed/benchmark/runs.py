@@ -37,7 +37,7 @@ from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.names import did_you_mean
 
-__all__ = ["Entry", "algorithm_class", "cut_of", "make_records"]
+__all__ = ["Entry", "algorithm_class", "cut_of", "entry_of", "make_records"]
 
 Fit = Callable[[list[str]], Any]
 """Runs `fit` without a test, and returns the command line's object; other processes import it by its name."""
@@ -49,6 +49,7 @@ class Entry(NamedTuple):
     task: Task
     name: str  # of the algorithm's class, with its module unless it is one of lit_fed
     points: tuple[str, ...]  # of the trials, as JSON: hashable
+    source: str  # digest of the algorithm's file
 
 
 class Work(NamedTuple):
@@ -93,14 +94,9 @@ def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
     """The entry of an algorithm on a task."""
     inside = algorithm.__module__.startswith("lit_fed.")
     name = algorithm.__name__ if inside else f"{algorithm.__module__}.{algorithm.__name__}"
-    return Entry(_Hashed(*task), name, tuple(json.dumps(point) for point in trial_points(algorithm)))
-
-
-class _Hashed(Task):
-    """A task as a part of keys."""
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.path))
+    path = sys.modules[algorithm.__module__].__file__
+    source = "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return Entry(task, name, tuple(json.dumps(point) for point in trial_points(algorithm)), source)
 
 
 def cut_of(arguments: dict[str, Any]) -> Cut:
@@ -202,7 +198,7 @@ class _Schedule:
                 self._path(work).unlink(missing_ok=True)
 
     def _path(self, work: Work) -> Path:
-        told = json.dumps([work.arguments, work.trial is None], sort_keys=True)
+        told = json.dumps([work.arguments, work.trial is None, work.entry.source], sort_keys=True)
         key = hashlib.sha256(told.encode()).hexdigest()[:16]
         return self.folder / f"{work.entry.task.name}-{work.entry.name}-{key}.json"
 
@@ -236,7 +232,7 @@ def record_of(
         "algorithm": entry.name,
         "task": entry.task.name,
         "protocol": PROTOCOL,
-        "source": _source(algorithm_class(entry.name)),
+        "source": entry.source,
         "versions": versions | {"python": platform.python_version()},
         "tuning": {
             "cut": 0,
@@ -248,12 +244,6 @@ def record_of(
         "chosen": json.loads(finals[0].point),
         "runs": [found[work] for work in finals],
     }
-
-
-def _source(algorithm: type[Algorithm]) -> str:
-    """Digest of the file of an algorithm."""
-    path = sys.modules[algorithm.__module__].__file__
-    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 # ---------------------------------------------------------------------- one run

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import yaml
 
@@ -19,11 +20,20 @@ from lit_fed.system.names import did_you_mean
 
 __all__ = ["Task", "read_task", "suites", "task_files"]
 
-FIELDS = {"title", "data", "licence", "metric", "rounds", "cuts", "dataset", "partition", "num_clients"}
-FIELDS |= {"most_clients", "min_samples", "leave_one_out", "network", "batch_size", "clients_per_round", "suites"}
-FIELDS |= {"local_epochs"}
 NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
+FIELDS = {
+    *NEEDED,
+    *OF_CUT,
+    "title",
+    "data",
+    "licence",
+    "cuts",
+    "batch_size",
+    "clients_per_round",
+    "suites",
+    "local_epochs",
+}
 
 ROOT = "{root}"
 """Stands for `--data.root` in a task."""
@@ -35,7 +45,8 @@ FIXED = {
 """Arguments of the trainer in every run: what is measured, the benchmark measures."""
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Task:
     """A task of the benchmark."""
 
     name: str

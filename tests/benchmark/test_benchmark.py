@@ -81,6 +81,7 @@ def folder(tmp_path_factory):
         benchmark(place, "run", "--algorithms", "FedAvg", "Local")
         assert len(calls) == 2 * (8 + 2) + 1  # the run that was killed is made again, and no other
         benchmark(place, "run", "--algorithms", "mine_bench.Mine", "Local")
+        benchmark(place, "run", "--algorithms", "mine_bench.Mine")
         assert len(calls) == 3 * (8 + 2) + 1
     yield place
     sys.path.remove(str(place))
@@ -117,6 +118,17 @@ def test_a_record_holds_every_client_once_for_each_split(record):
         assert run["test"]["unseen_0"] == run["test"]["unseen_100"]  # FedAvg does not adapt
         assert [done for done, _, _ in run["curve"]] == [1, 2]
         assert run["bytes_up"] > 0
+
+
+def test_a_record_of_another_version_of_the_file_is_refused(folder, capsys):
+    path = folder / "mine_bench.py"
+    try:
+        path.write_text(MINE + "# changed")
+        with pytest.raises(SystemExit):
+            benchmark(folder, "submit-check", str(folder / "records/my.jsonl"))
+        assert "Mine is refused: it is of another version" in capsys.readouterr().out
+    finally:
+        path.write_text(MINE)
 
 
 def by_test(record):
