@@ -18,6 +18,7 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lit_fed.benchmark.command import benchmark_parser, run_benchmark
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.wandb import continue_run
@@ -47,7 +48,7 @@ from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
 
-__all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
+__all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
 
 
 KEYWORDS = {"last": LAST, "previous": PREVIOUS}
@@ -78,6 +79,7 @@ WITHOUT_TRAINER = {
     "report": report_parser,
     "sweep": sweep_parser,
     "flower-app": flower_app_parser,
+    "benchmark": benchmark_parser,
 }
 """Commands that need no trainer, and the functions that make their parsers."""
 
@@ -370,6 +372,13 @@ class ArgumentsCLI(FederatedCLI):
         """Run no command."""
 
 
+class UntestedCLI(FederatedCLI):
+    """A fit whose caller measures what it needs: test samples are not read."""
+
+    def after_fit(self) -> None:
+        """Measure nothing."""
+
+
 def arguments_of(given: list[str]) -> Namespace:
     """The parsed arguments of a command, without running it.
 
@@ -424,6 +433,8 @@ def _run(args: ArgsType) -> None:
         run_sweep(given[1:], arguments_of, FederatedCLI)
     elif given[:1] == ["flower-app"]:
         write_flower_app(given[1:], ArgumentsCLI)
+    elif given[:1] == ["benchmark"]:
+        run_benchmark(given[1:], UntestedCLI)
     else:
         with ends_in_order():
             FederatedCLI(args)

@@ -38,6 +38,7 @@ ROOMS = {
     "pictures": "figures of runs and of data",
     "callbacks": "server, evaluation, reports, progress, W&B",
     "command_line": "what the command line understands and says",
+    "benchmark": "tasks, protocol, records and comparisons of the benchmark",
     "trainer": "FederatedTrainer",
     "cli": "FederatedCLI",
     "__main__": "python -m lit_fed",

@@ -47,7 +47,8 @@ def run_many(next_job: Callable[[], Job | None], done: Callable[[Outcome], None]
     process, even if it is killed.
 
     Args:
-        next_job: gives a job to start now, None if there is none; called again after each outcome is handled.
+        next_job: gives a job to start now, None if there is none; called again for each idle process after an outcome
+            is handled.
         done: handles an outcome as soon as the job ends.
         processes: number of jobs at a time.
     """
@@ -61,8 +62,10 @@ def run_many(next_job: Callable[[], Job | None], done: Callable[[Outcome], None]
                 worker = busy[ready]  # type: ignore[index]
                 done(worker.outcome())
                 if not worker.process.is_alive():
-                    workers[workers.index(worker)] = worker = _Worker(worker.core)
-                worker.start(next_job())
+                    workers[workers.index(worker)] = _Worker(worker.core)
+                for idle in workers:  # all of them: the outcome may have made jobs ready
+                    if idle.task is None:
+                        idle.start(next_job())
     finally:
         for worker in workers:
             worker.process.terminate()

@@ -13,7 +13,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+TASKS = ROOT / "configs/benchmark"  # no configurations of a run
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != TASKS)
 EXPERIMENTS = [path for path in CONFIGS if path.parent.name == "experiment"]
 SWEEPS = [path for path in CONFIGS if path.parent.name == "sweep"]
 PARTS = [path for path in CONFIGS if path not in EXPERIMENTS + SWEEPS]

@@ -1,0 +1,1 @@
+"""The benchmark: tasks, protocol, runs, records and comparisons."""

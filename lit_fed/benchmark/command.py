@@ -1,0 +1,230 @@
+"""`lit-fed benchmark`: algorithms on tasks under one protocol, beside all stored records."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_fed.benchmark.comparison import Row, cost_to_match, paired, row_of, share_worse
+from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
+from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder
+from lit_fed.benchmark.runs import Entry, Fit, algorithm_class, entry_of, make_records
+from lit_fed.benchmark.task import Task, read_task, suites, task_files
+from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.errors import ConfigError
+from lit_fed.system.folder_lock import FolderLock
+from lit_fed.system.machine import require_cores
+from lit_fed.training.output import print_rows
+
+__all__ = ["benchmark_parser", "run_benchmark"]
+
+ABOUT = (
+    f"{TRIALS} trials on validation samples choose the learning rate and settings, then {CUTS} cuts are run and tested "
+    "once. Actions: list, run, show, compare A B, submit-check RECORD."
+)
+
+ACTIONS = ("list", "run", "show", "compare", "submit-check")
+
+HEADINGS = (
+    "algorithm", "mean", "± cuts", "unw.", "decile", "worst", "uns. 0", "10", "100 %", "<Local", "<FedAvg+", "ECE",
+    "rounds*", "MB*", "MB", "CPU s", "peak",
+)  # fmt: skip
+
+CAPTION = (
+    "Scores x 100 on test samples: mean by samples and its deviation over cuts, unweighted mean, worst decile and "
+    "worst of seen clients; unseen clients with 0, 10 and 100 % of their training samples; clients worse than under "
+    "Local and FedAvgPlus; calibration error. *: until the validation score of FedAvg. MB, CPU s and peak MB of a run."
+)
+
+
+def benchmark_parser() -> FederatedParser:
+    """The arguments of the command."""
+    parser = command_parser("benchmark", "ACTION [options]", ABOUT)
+    parser.add_argument("action", type=str, metavar="ACTION", help=f"one of {', '.join(ACTIONS)}.")
+    parser.add_argument("names", nargs="*", type=str, metavar="NAME", help="algorithms to compare, or files to check.")
+    parser.add_argument(
+        "--tasks", nargs="+", type=str, default=["small"], help="suites, tasks, or YAML files of your own tasks."
+    )
+    parser.add_argument(
+        "--algorithms", nargs="+", type=str, default=[], help="names, or paths such as my_file.MyAlgorithm."
+    )
+    parser.add_argument("--data.root", type=str, default="data", help="folder of the data sets.")
+    parser.add_argument("--output", type=str, default="runs/benchmark", help="folder of new records.")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on a core of its own.")
+    return parser
+
+
+def run_benchmark(arguments: list[str], fit: Fit) -> None:
+    """Run the command.
+
+    Args:
+        arguments: those after `benchmark`.
+        fit: runs `fit` without a test.
+
+    Raises:
+        ConfigError: naming what is refused.
+        SystemExit: with status 1, if a checked record breaks the protocol.
+    """
+    given = benchmark_parser().parse_args(arguments)
+    if given.action not in ACTIONS:
+        raise ConfigError(f"benchmark {given.action}: there is no such action; choose from {', '.join(ACTIONS)}")
+    if given.names and given.action not in ("compare", "submit-check"):
+        raise ConfigError(f"benchmark {given.action} takes no {given.names[0]!r}; give --tasks or --algorithms")
+    if given.action == "list":
+        _list()
+        return
+    tasks = [] if given.action == "submit-check" and given.tasks == ["small"] else _tasks(given.tasks)
+    {"run": _run, "show": _show, "compare": _compare, "submit-check": _check}[given.action](given, tasks, fit)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _tasks(names: Sequence[str]) -> list[Task]:
+    groups = suites()
+    each = [one for name in names for one in groups.get(name, [name])]
+    return [read_task(name) for name in dict.fromkeys(each)]
+
+
+def _list() -> None:
+    rows = []
+    for name in task_files():
+        task = read_task(name)
+        network = task.given["network"]["class_path"]
+        known = len(read_records(stored_folder() / f"{name}.jsonl"))
+        clients = len(next(iter(task.known_digests().values()), {}))
+        cells = (task.given.get("title", ""), clients, network, task.metric, task.rounds, len(task.cuts), known)
+        rows.append([name, *map(str, cells)])
+    print_rows("Tasks", ["task", "what", "clients", "network", "metric", "rounds", "cuts", "records"], rows, words=2)
+    _say(f"learning rates of all algorithms: {', '.join(map(str, LEARNING_RATES))}; {TRIALS} trials")
+
+
+def _folders(given: Namespace) -> list[Path]:
+    return [stored_folder(), Path(given.output)]
+
+
+def _points(name: str) -> list[dict[str, Any]] | None:
+    """The points of an algorithm's trials; None if it cannot be imported here."""
+    try:
+        return json.loads(json.dumps(trial_points(algorithm_class(name))))  # type: ignore[no-any-return]
+    except ConfigError:
+        return None
+
+
+def _records(given: Namespace, task: Task) -> dict[str, Record]:
+    return checked_records(task, _folders(given), _points)
+
+
+# ---------------------------------------------------------------------- actions
+def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
+    if not given.algorithms:
+        raise ConfigError("benchmark run needs --algorithms; give names, or paths such as my_file.MyAlgorithm")
+    if given.jobs < 1:
+        raise ConfigError(f"--jobs is {given.jobs}; give a whole number >= 1")
+    require_cores(given.jobs, "--jobs")
+    classes = [algorithm_class(name) for name in given.algorithms]
+    output = Path(given.output)
+    entries = [entry_of(task, one) for task in tasks for one in classes]
+    held = {task.name: _records(given, task) for task in tasks}
+    missing = [one for one in entries if _is_missing(one, held[one.task.name].get(one.name))]
+    with FolderLock(output, f"--output {output}", "wait until it ends, or give another folder"):
+        make_records(missing, Path(given.data.root), output, given.jobs, fit, _say)
+    against = next((one.name for one in (*missing, *entries)), None)
+    for task in tasks:
+        _table(task, _records(given, task), against)
+    _say(f"records: {output}")
+
+
+def _is_missing(entry: Entry, record: Record | None) -> bool:
+    """Whether there is no record, or one of another version of a user-defined algorithm."""
+    return record is None or ("." in entry.name and record["source"] != entry.source)
+
+
+def _show(given: Namespace, tasks: list[Task], fit: Fit) -> None:
+    for task in tasks:
+        _table(task, _records(given, task), None)
+
+
+def _table(task: Task, records: dict[str, Record], against: str | None) -> None:
+    """Print the records of a task; with paired differences to one of them, if it is named."""
+    baselines = [records.get(name) for name in ("Local", "FedAvgPlus", "FedAvg")]
+    rows = []
+    for name, record in sorted(records.items(), key=lambda one: -row_of(one[1]).mean):
+        row = row_of(record)
+        worse = [share_worse(record, one) if one is not record else math.nan for one in baselines[:2]]
+        cells = _cells(row, worse, cost_to_match(record, baselines[2]))
+        if against in records:
+            found = paired(records[against], record) if name != against else None
+            cells.append("" if found is None else str(found))
+        rows.append([name, *cells])
+    headings = [*HEADINGS, *([f"{against} - it, 95 %"] if against in records else [])]
+    print_rows(f"{task.name}: {task.metric}, {task.rounds} rounds", headings, rows, caption=CAPTION, width=190)
+
+
+def _cells(row: Row, worse: Sequence[float], cost: tuple[float, float]) -> list[str]:
+    def number(value: float, digits: int = 1) -> str:
+        return "" if math.isnan(value) else "never" if math.isinf(value) else f"{value:.{digits}f}"
+
+    scores = [row.mean, row.spread, row.unweighted, row.decile, row.worst, *row.unseen, *worse, row.ece]
+    cells = [number(100 * one) for one in scores]
+    costs = zip((*cost, row.megabytes, row.seconds, row.memory), (0, 2, 2, 1, 0), strict=True)
+    cells += [number(value, digits) for value, digits in costs]
+    if row.diverged:
+        cells[0] += f" ({row.diverged} cuts diverged)"
+    return cells
+
+
+def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
+    if len(given.names) != 2:
+        raise ConfigError("benchmark compare takes the names of two algorithms, such as `compare FedEM FedAvgPlus`")
+    rows = []
+    for task in tasks:
+        records = _records(given, task)
+        if not all(name in records for name in given.names):
+            continue
+        first, second = (records[name] for name in given.names)
+        for population in ("seen", "unseen_0", "unseen_10", "unseen_100"):
+            found = paired(first, second, population)
+            means = [_mean(one, population) for one in (first, second)]
+            worse = share_worse(first, second, population)
+            clear = "" if found is None else "yes" if found.is_clear else "no"
+            rows.append([task.name, population.replace("_", " "), *means, str(found), f"{100 * worse:.0f} %", clear])
+    if not rows:
+        raise ConfigError(f"no task has records of both {' and '.join(given.names)}; make them by `benchmark run`")
+    names = [*given.names, "difference, 95 %", "clients worse", "clear"]
+    print_rows(" - ".join(given.names), ["task", "clients", *names], rows, words=2, width=140)
+
+
+def _mean(record: Record, population: str) -> str:
+    row = row_of(record)
+    values = {"seen": row.mean} | dict(zip(("unseen_0", "unseen_10", "unseen_100"), row.unseen, strict=True))
+    return f"{100 * values[population]:.2f}"
+
+
+def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
+    if not given.names:
+        raise ConfigError("benchmark submit-check needs a file of records; give the one that `benchmark run` made")
+    own = {task.name: task for task in tasks}
+    wrong = 0
+    for path in map(Path, given.names):
+        records = read_records(path)
+        if not records:
+            raise ConfigError(f"{path}: there is no record; give a file that `benchmark run` made")
+        for record in records:
+            task = own.get(record["task"]) or read_task(record["task"])
+            entry = entry_of(task, algorithm_class(record["algorithm"]))
+            found = list(problems(record, task, _points(entry.name)))
+            found += ["it is of another version of the algorithm's file"] if _is_missing(entry, record) else []
+            wrong += bool(found)
+            said = "keeps to the protocol" if not found else "is refused: " + "; ".join(found)
+            _say(f"{record['task']}: the record of {record['algorithm']} {said}")
+    if wrong:
+        raise SystemExit(1)

@@ -1,0 +1,210 @@
+"""Scores of clients from their predictions, and statistics over clients."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.seeds import generator
+from lit_fed.core.types import RoundRecord, Split
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.serving import BlockPredictions, predict_block
+from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.training.module import FederatedModule
+
+__all__ = ["METRICS", "Scores", "ValidationCurve", "area", "calibration_error", "mean_score", "rounded", "test_scores"]
+
+METRICS = ("accuracy", "auroc", "r2")
+"""Primary metrics, all larger for the better: share of hits; area under the ROC curve; 1 − mean squared error of
+standardised labels, which for all clients together is about R²."""
+
+ADAPTED_ON = (0, 10, 100)
+"""Percent of the training samples that unseen clients adapt on."""
+
+BINS = 15
+
+Population = Literal["seen", "unseen"]
+
+
+class Scores(NamedTuple):
+    """Scores of the clients of a population."""
+
+    clients: list[str]
+    samples: list[int]
+    score: list[float | None]  # None: undefined, since all labels are of one class
+    loss: Sequence[float | None]  # negative log-likelihood
+    ece: float | None  # expected calibration error over all samples; None for quantities
+    pooled: float | None  # metric of all samples together
+
+
+def mean_score(scores: Scores) -> float:
+    """Mean over clients by their samples; NaN without a defined score."""
+    held = [(score, number) for score, number in zip(scores.score, scores.samples, strict=True) if score is not None]
+    total = sum(number for _, number in held)
+    return sum(score * number for score, number in held) / total if total else math.nan
+
+
+# ---------------------------------------------------------------------- measuring
+def measured(
+    module: FederatedModule, data: FederatedDataModule, population: Population, split: Literal["val", "test"],
+    metric: str, percent: int = 100,
+) -> Scores:  # fmt: skip
+    """Serve the clients of a population and score their samples.
+
+    Args:
+        module: the trained module.
+        data: the samples.
+        population: which clients.
+        split: the samples that are scored.
+        metric: one of `METRICS`.
+        percent: of each client's training samples, those that it adapts on.
+    """
+    clients = data.populations[0] if population == "seen" else data.populations[1]
+    assert clients is not None
+    scored, train = data.splits(population, split)
+    train = train if percent == 100 else _part(train, percent, data.seed)
+    clients_per_block = data.clients_per_block
+    blocks = serving_blocks(scored, train, None, clients_per_block=clients_per_block)
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    with torch.no_grad():
+        for block in blocks:
+            served = predict_block(module.federation, block, seen=population == "seen")
+            parts |= _by_client(served)
+    order = sorted(parts)
+    names = [clients.names[one - scored.first_id] for one in order]
+    return _scored(names, [parts[one] for one in order], metric)
+
+
+def _by_client(served: BlockPredictions) -> dict[int, tuple[Tensor, Tensor]]:
+    """Labels and log-probabilities of each client."""
+    sizes = served.sizes.tolist()
+    parts = zip(served.labels.split(sizes), served.log_prob.split(sizes), strict=True)
+    return dict(zip(served.client_ids.tolist(), parts, strict=True))
+
+
+def _part(train: Split, percent: int, seed: int) -> Split:
+    """The first training samples of each client in a drawn order: ⌈percent · n / 100⌉ of n."""
+    kept, sizes = [], []
+    for number, (start, size) in enumerate(zip(train.offsets[:-1].tolist(), train.sizes.tolist(), strict=True)):
+        wanted = -(-size * percent // 100)
+        order = generator(seed, 0, number, "benchmark adaptation").permutation(size)[:wanted]
+        kept.append(start + np.sort(order))
+        sizes.append(wanted)
+    rows = torch.from_numpy(np.concatenate(kept))
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    return Split(train.x[rows], train.y[rows], offsets, train.first_id)
+
+
+def test_scores(module: FederatedModule, data: FederatedDataModule, metric: str) -> dict[str, Scores]:
+    """Scores of test samples, read once: of seen clients, and of unseen ones for each share of `ADAPTED_ON`."""
+    found = {"seen": measured(module, data, "seen", "test", metric)}
+    for percent in ADAPTED_ON:
+        found[f"unseen_{percent}"] = measured(module, data, "unseen", "test", metric, percent)
+    return found
+
+
+test_scores.__test__ = False  # type: ignore[attr-defined]  # no test for pytest
+
+
+class ValidationCurve(FederatedCallback):
+    """Scores of the seen clients' validation samples while they train, with the bytes up to each round.
+
+    Args:
+        metric: one of `METRICS`.
+        points: number of measured rounds, the last one among them.
+
+    Attributes:
+        curve: round, score and bytes of each measured round.
+        bytes_up, bytes_down: of all clients and rounds.
+        seconds: CPU time of measuring, which is no time of training.
+    """
+
+    def __init__(self, metric: str = "accuracy", points: int = 10) -> None:
+        self.metric, self.points = metric, points
+        self.curve: list[list[Any]] = []
+        self.bytes_up = self.bytes_down = self.seconds = 0.0
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        self.bytes_up += record.bits_up / 8
+        self.bytes_down += record.bits_down / 8
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the rounds that divide the run into `points` parts."""
+        module, rounds = federated(pl_module), int(trainer.max_epochs or 1)
+        done = module.num_rounds_done
+        if done * self.points // rounds > (done - 1) * self.points // rounds:
+            began = time.process_time()
+            score = short(mean_score(measured(module, data_of(trainer), "seen", "val", self.metric)))
+            self.curve.append([done, score, self.bytes_up + self.bytes_down])
+            self.seconds += time.process_time() - began
+
+
+# ---------------------------------------------------------------------- scores
+def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -> Scores:
+    """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities."""
+    labels, outputs = ([one.double().numpy() for one in column] for column in zip(*parts, strict=True))
+    every, shown = np.concatenate(labels), np.concatenate(outputs)
+    pairs = list(zip(labels, outputs, strict=True))
+    if metric == "r2":
+        losses = [float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs]
+        pooled = 1 - float(np.square(every - shown[:, 0]).mean() / every.var())
+        scores: list[float | None] = [1 - loss for loss in losses]
+        return Scores(names, list(map(len, labels)), scores, [loss / 2 for loss in losses], None, pooled)
+    losses = [float(-np.take_along_axis(log, y[:, None].astype(int), 1).mean()) for y, log in pairs]
+    score = _hits if metric == "accuracy" else area
+    return Scores(
+        names, list(map(len, labels)), [score(y, log) for y, log in pairs], losses,
+        calibration_error(every, shown), score(every, shown),
+    )  # fmt: skip
+
+
+def _hits(labels: np.ndarray, log_prob: np.ndarray) -> float:
+    return float((log_prob.argmax(1) == labels).mean())
+
+
+def area(labels: np.ndarray, log_prob: np.ndarray) -> float | None:
+    """Area under the ROC curve of the second class; None if one class is missing.
+
+    Example:
+        >>> area(np.array([0, 1, 1, 0]), np.log([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3], [0.7, 0.3]]))
+        0.875
+    """
+    positive = labels == 1
+    count = int(positive.sum())
+    if not 0 < count < len(labels):
+        return None
+    _, place, number = np.unique(log_prob[:, 1], return_inverse=True, return_counts=True)
+    rank = (number.cumsum() - (number - 1) / 2)[place]  # ties share the mean of their ranks
+    return float((rank[positive].sum() - count * (count + 1) / 2) / (count * (len(labels) - count)))
+
+
+def calibration_error(labels: np.ndarray, log_prob: np.ndarray) -> float:
+    """Expected calibration error: mean distance of confidence and accuracy over 15 bins of equal width.
+
+    Example:
+        >>> round(calibration_error(np.array([0, 1]), np.log([[0.9, 0.1], [0.9, 0.1]])), 6)
+        0.4
+    """
+    confidence, hit = np.exp(log_prob.max(1)), log_prob.argmax(1) == labels
+    number = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gap = np.bincount(number, weights=confidence - hit, minlength=BINS)
+    return float(np.abs(gap).sum() / len(labels))
+
+
+def short(value: float | None) -> float | None:
+    """A number with six digits; None if it is undefined or not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def rounded(scores: Scores) -> dict[str, Any]:
+    """Scores as they are kept."""
+    kept = scores._replace(score=[short(one) for one in scores.score], loss=[short(one) for one in scores.loss])
+    return kept._replace(ece=short(scores.ece), pooled=short(scores.pooled))._asdict()

@@ -1,0 +1,128 @@
+"""Records: one JSON Lines file for each task, sorted by algorithm, and the check that they keep to the protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_fed.benchmark.cut import samples_digest
+from lit_fed.benchmark.protocol import PROTOCOL, chosen
+from lit_fed.benchmark.task import Task
+from lit_fed.errors import ConfigError, notice
+from lit_fed.system.files import write_atomically
+
+__all__ = ["Record", "checked_records", "problems", "read_records", "stored_folder", "write_record"]
+
+Record = dict[str, Any]
+
+FIELDS = {"algorithm", "task", "protocol", "source", "versions", "tuning", "chosen", "runs"}
+
+
+def stored_folder() -> Path:
+    """Folder of the records that come with lit_fed: of a checkout, or of an installed package."""
+    checkout = Path(__file__).resolve().parents[2] / "docs/benchmark"
+    return checkout if checkout.is_dir() else Path(__file__).with_name("records")
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; none without one.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    if not path.is_file():
+        return []
+    try:
+        found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no file of records ({error}); give one of `benchmark run`") from error
+    if not all(isinstance(one, dict) and {"algorithm", "task", "runs"} <= one.keys() for one in found):
+        raise ConfigError(f"{path}: a line is no record; give a file that `lit-fed benchmark run` made")
+    return found
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Add a record to the file of its task, in place of an older one of the algorithm."""
+    path = folder / f"{record['task']}.jsonl"
+    others = {one["algorithm"]: one for one in read_records(path)} | {record["algorithm"]: record}
+    lines = [json.dumps(others[name], sort_keys=True, separators=(",", ":")) for name in sorted(others)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[str, Record]:
+    """The records of a task by algorithm, those of later folders first; one that breaks the protocol is left out.
+
+    Args:
+        task: the task.
+        folders: where records lie.
+        points: the points of the trials of an algorithm, by its name.
+    """
+    found: dict[str, Record] = {}
+    for path in dict.fromkeys(folder.resolve() / f"{task.name}.jsonl" for folder in folders):
+        for record in read_records(path):
+            wrong = next(problems(record, task, points(record["algorithm"])), None)
+            if wrong is None:
+                found[record["algorithm"]] = record
+            else:
+                notice(f"{path}: the record of {record['algorithm']} is left out: {wrong}")
+    return dict(sorted(found.items()))
+
+
+def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
+    """What in a record breaks the protocol.
+
+    Args:
+        record: the record.
+        task: its task.
+        points: the points of the trials; None: the algorithm cannot be imported, and they are not checked.
+    """
+    if record.keys() != FIELDS or record["protocol"] != PROTOCOL:
+        yield f"it is no record of protocol {PROTOCOL}"
+        return
+    tuning, runs = record["tuning"], record["runs"]
+    if points is not None and tuning["points"] != list(points):
+        yield f"its {len(tuning['points'])} trials are not the {len(points)} of the protocol"
+    if (tuning["split"], tuning["cut"]) != ("val", 0) or len(tuning["scores"]) != len(tuning["points"]):
+        yield "its trials were not all judged by validation samples of cut 0"
+    if record["chosen"] != chosen(tuning["points"], tuning["scores"]):
+        yield "its final point is not the best of its trials by validation samples"
+    if [run["cut"] for run in runs] != list(task.cuts):
+        yield f"its runs are of cuts {[run['cut'] for run in runs]}, the task has {list(task.cuts)}"
+        return
+    known = task.known_digests()
+    for run in runs:
+        for wrong in _problems_of_run(run, record, task, known.get(run["cut"], {})):
+            yield f"cut {run['cut']}: {wrong}"
+
+
+def _problems_of_run(run: dict[str, Any], record: Record, task: Task, clients: dict[str, list[str]]) -> Iterator[str]:
+    wanted = task.arguments(record["algorithm"], record["chosen"], run["cut"])
+    if run["arguments"] != wanted:
+        yield f"{_first_difference(wanted, run['arguments'])} differs from the task"
+    if run["samples"] != samples_digest(clients):
+        yield "its clients or their samples are not those of the task"
+    if "diverged" in run:
+        return
+    if run["round"] != task.rounds or [run["round"], run["score"]] != _end(run["curve"]):
+        yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"
+    if run["test_reads"] != 1:
+        yield f"its test samples were read {run['test_reads']} times"
+    held = {name for scores in run["test"].values() for name in scores["clients"]}
+    if held != clients.keys():
+        yield "it lacks results of some clients"
+
+
+def _end(curve: list[list[float]]) -> list[float]:
+    return curve[-1][:2] if curve else []
+
+
+def _first_difference(wanted: Any, given: Any, place: str = "") -> str:
+    """Dotted name of the first entry that differs."""
+    if isinstance(wanted, dict) and isinstance(given, dict):
+        for name in sorted(wanted.keys() | given.keys()):
+            if wanted.get(name) != given.get(name):
+                return _first_difference(wanted.get(name), given.get(name), f"{place}.{name}" if place else name)
+    return place

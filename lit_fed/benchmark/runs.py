@@ -1,0 +1,303 @@
+"""Runs of the benchmark: tuning and final runs of each algorithm, several at a time, resumable after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import import_object  # type: ignore[attr-defined]
+
+import lit_fed.algorithms
+from lit_fed.benchmark.cut import Cut, forget_data
+from lit_fed.benchmark.measures import ValidationCurve, rounded, test_scores
+from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
+from lit_fed.benchmark.records import Record, write_record
+from lit_fed.benchmark.task import Task
+from lit_fed.callbacks.defaults import keep_notices_out
+from lit_fed.callbacks.progress import time_left
+from lit_fed.command_line.runner import Job, Outcome, run_many
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.data.data_sets.base import DataSet
+from lit_fed.errors import ClientError, ConfigError, NotFiniteError
+from lit_fed.system.files import write_atomically
+from lit_fed.system.names import did_you_mean
+
+__all__ = ["Entry", "algorithm_class", "cut_of", "entry_of", "make_records"]
+
+Fit = Callable[[list[str]], Any]
+"""Runs `fit` without a test, and returns the command line's object; other processes import it by its name."""
+
+
+class Entry(NamedTuple):
+    """An algorithm on a task: what a record is made of."""
+
+    task: Task
+    name: str  # of the algorithm's class, with its module unless it is one of lit_fed
+    points: tuple[str, ...]  # of the trials, as JSON: hashable
+    source: str  # digest of the algorithm's file
+
+
+class Work(NamedTuple):
+    """One run."""
+
+    entry: Entry
+    trial: int | None  # number of the trial; None: a final run
+    point: str  # as JSON
+    cut: int
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Its configuration, without the place of the data."""
+        return self.entry.task.arguments(self.entry.name, json.loads(self.point), self.cut)
+
+    @property
+    def said(self) -> str:
+        """What it is, in words."""
+        return f"{self.entry.task.name} {self.entry.name} " + (
+            f"cut {self.cut}" if self.trial is None else f"trial {self.trial + 1} of {len(self.entry.points)}"
+        )
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """An algorithm of lit_fed by its name, or a user-defined one by its path.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    own = {one: getattr(lit_fed.algorithms, one) for one in lit_fed.algorithms.__all__}
+    try:
+        found = import_object(name) if "." in name else own.get(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--algorithms {name}: cannot be imported ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        fix = "give the name of one, or the path of your own, such as my_file.MyAlgorithm"
+        raise ConfigError(f"--algorithms: there is no algorithm {name!r}\n{did_you_mean(name, own, fix)}")
+    return found
+
+
+def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
+    """The entry of an algorithm on a task."""
+    inside = algorithm.__module__.startswith("lit_fed.")
+    name = algorithm.__name__ if inside else f"{algorithm.__module__}.{algorithm.__name__}"
+    path = sys.modules[algorithm.__module__].__file__
+    source = "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return Entry(task, name, tuple(json.dumps(point) for point in trial_points(algorithm)), source)
+
+
+def cut_of(arguments: dict[str, Any]) -> Cut:
+    """The data of a run."""
+    return _parsed(json.dumps(arguments["data"]["dataset"]))
+
+
+@lru_cache(maxsize=64)
+def _parsed(dataset: str) -> Cut:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--dataset", type=DataSet)
+    try:
+        given = parser.parse_object({"dataset": json.loads(dataset)})
+    except Exception as error:  # jsonargparse's types differ between versions
+        raise ConfigError(f"the task's data are refused: {error}") from error
+    cut: Cut = parser.instantiate(given).dataset
+    return cut
+
+
+# ---------------------------------------------------------------------- all runs
+def make_records(
+    entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit, say: Callable[[str], None]
+) -> None:
+    """Make the records of algorithms on tasks, each as soon as its runs are made.
+
+    What a run returns is kept in a file until its record is made, so that a killed benchmark repeats no finished run.
+
+    Args:
+        entries: algorithms and tasks.
+        root: folder of the data.
+        output: folder of the records.
+        jobs: runs at a time.
+        fit: see `Fit`.
+        say: prints a line.
+    """
+    forget_data()
+    for task in {entry.task.path: entry.task for entry in entries}.values():
+        for cut in task.cuts:
+            task.check_samples(cut_of(task.at(root, task.arguments("FedAvg", {"lr": 0.1}, cut))))
+    schedule = _Schedule(entries, root, output, fit, say)
+    if jobs > 1:
+        run_many(schedule.next_job, schedule.ended, jobs)
+    while (job := schedule.next_job()) is not None:
+        try:
+            outcome = Outcome(job.task, job.call(), None)
+        except (ClientError, ConfigError) as error:
+            outcome = Outcome(job.task, None, str(error))
+        schedule.ended(outcome)
+    with contextlib.suppress(OSError):  # runs without a record stay
+        schedule.folder.rmdir()
+
+
+class _Schedule:
+    """The runs that are left: trials, and final runs of each algorithm once its trials are over."""
+
+    def __init__(
+        self, entries: Sequence[Entry], root: Path, output: Path, fit: Fit, say: Callable[[str], None]
+    ) -> None:
+        self.folder, self.output, self.root, self.fit, self.say = output / "unfinished", output, root, fit, say
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.found: dict[Work, dict[str, Any]] = {}  # results of this and of earlier processes
+        self.trials = {
+            entry: [Work(entry, number, point, 0) for number, point in enumerate(entry.points)] for entry in entries
+        }
+        self.finals: dict[Entry, list[Work]] = {}
+        self.waiting: deque[Work] = deque()
+        self.made, self.left, self.began = 0, 0, time.monotonic()
+        for entry, works in self.trials.items():
+            self.left += len(entry.task.cuts)
+            self.waiting.extend(self._missing(works))
+            self._follow(entry)
+
+    def _missing(self, works: Sequence[Work]) -> list[Work]:
+        """The runs that have no result; takes in those that earlier processes left."""
+        for work in works:
+            if self._path(work).is_file():
+                self.found[work] = json.loads(self._path(work).read_text())
+        missing = [work for work in works if work not in self.found]
+        self.left += len(missing)
+        return missing
+
+    def _follow(self, entry: Entry) -> None:
+        """Queue the final runs of an algorithm if its trials are over; write its record if all is done."""
+        trials, finals = self.trials[entry], self.finals.get(entry)
+        if finals is None and all(work in self.found for work in trials):
+            self.left -= len(entry.task.cuts)
+            scores = [self.found[work].get("score") for work in trials]
+            point = chosen([json.loads(one) for one in entry.points], scores)
+            cuts = entry.task.cuts if point is not None else ()
+            finals = self.finals[entry] = [Work(entry, None, json.dumps(point), cut) for cut in cuts]
+            self.waiting.extendleft(reversed(self._missing(finals)))
+        if finals is not None and all(work in self.found for work in finals):
+            refused = [self.found[work]["refused"] for work in (*trials, *finals) if "refused" in self.found[work]]
+            if not finals or any("refused" in self.found[work] for work in finals):
+                self.say(f"{entry.task.name} {entry.name}: no record: {[*refused, 'every trial diverged'][0]}")
+                return
+            write_record(self.output, record_of(entry, trials, finals, self.found))
+            for work in (*trials, *finals):
+                self._path(work).unlink(missing_ok=True)
+
+    def _path(self, work: Work) -> Path:
+        told = json.dumps([work.arguments, work.trial is None, work.entry.source], sort_keys=True)
+        key = hashlib.sha256(told.encode()).hexdigest()[:16]
+        return self.folder / f"{work.entry.task.name}-{work.entry.name}-{key}.json"
+
+    def next_job(self) -> Job | None:
+        """The next run; None if none is ready."""
+        work = self.waiting.popleft() if self.waiting else None
+        return None if work is None else Job(work, partial(make_run, self.fit, work, self.root))
+
+    def ended(self, outcome: Outcome) -> None:
+        """Take in the end of a run."""
+        work, result, error = outcome
+        if error is None:
+            write_atomically(self._path(work), json.dumps(result))
+        else:
+            result = {"refused": error}  # in memory alone: it may succeed the next time
+        self.found[work] = result
+        self.made, self.left = self.made + 1, self.left - 1
+        told = next((result[one] for one in ("refused", "diverged") if one in result), None)
+        told = f"validation {result['score']}" if told is None else str(told)
+        left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
+        self.say(f"{work.said}: {told} ({self.left} runs, {left} left)")
+        self._follow(work.entry)
+
+
+def record_of(
+    entry: Entry, trials: Sequence[Work], finals: Sequence[Work], found: Mapping[Work, dict[str, Any]]
+) -> Record:
+    """The record of an algorithm on a task."""
+    versions = {name: version(name) for name in ("lit-fed", "torch", "numpy")}
+    return {
+        "algorithm": entry.name,
+        "task": entry.task.name,
+        "protocol": PROTOCOL,
+        "source": entry.source,
+        "versions": versions | {"python": platform.python_version()},
+        "tuning": {
+            "cut": 0,
+            "split": "val",
+            "points": [json.loads(work.point) for work in trials],
+            "scores": [found[work].get("score") for work in trials],
+            "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
+        },
+        "chosen": json.loads(finals[0].point),
+        "runs": [found[work] for work in finals],
+    }
+
+
+# ---------------------------------------------------------------------- one run
+def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
+    """Make a run: a trial is judged on validation samples, a final run also on test samples, once.
+
+    Returns:
+        What the record holds of it; `diverged` with the reason, if a client returned NaN or infinity.
+    """
+    torch.set_num_threads(1)
+    keep_notices_out()
+    task, arguments = work.entry.task, work.arguments
+    given = task.at(root, arguments)
+    samples = task.check_samples(cut_of(given))
+    points = 1 if work.trial is not None else 10
+    curve = {"class_path": f"{ValidationCurve.__module__}.ValidationCurve"}
+    given["trainer"]["callbacks"] = [curve | {"init_args": {"metric": task.metric, "points": points}}]
+    result: dict[str, Any] = {"cut": work.cut, "arguments": arguments, "samples": samples}
+    _forget_peak()
+    began = time.process_time()
+    with _quiet():
+        try:
+            cli = fit(["fit", "--config", json.dumps(given)])
+        except NotFiniteError as error:
+            return result | {"diverged": f"round {error.round_idx}: {re.sub(chr(10), ' ', str(error))}"}
+    spent = time.process_time() - began
+    seen = next(one for one in cli.trainer.callbacks if isinstance(one, ValidationCurve))
+    last, score, _ = seen.curve[-1]
+    result |= {"round": last, "score": score, "cpu_seconds": round(spent - seen.seconds, 3)}
+    if work.trial is not None:
+        return result
+    result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": _peak()}
+    result["curve"] = seen.curve
+    with _quiet():
+        scores = test_scores(cli.model, cli.datamodule, task.metric)
+    return result | {"test_reads": 1, "test": {name: rounded(one) for name, one in scores.items()}}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def _forget_peak() -> None:
+    """Let the system measure this process's peak memory anew, where it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int:
+    """Peak memory of this process, in bytes."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,201 @@
+"""Tasks: YAML files of data, network, rounds and metric, and the command line of each run of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from lit_fed.benchmark.cut import Cut, samples_digest
+from lit_fed.benchmark.measures import METRICS
+from lit_fed.benchmark.protocol import CUTS, Point
+from lit_fed.command_line.arguments import configs_folder
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import write_atomically
+from lit_fed.system.names import did_you_mean
+
+__all__ = ["Task", "read_task", "suites", "task_files"]
+
+NEEDED = ("metric", "rounds", "dataset", "network")
+OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
+FIELDS = {
+    *NEEDED,
+    *OF_CUT,
+    "title",
+    "data",
+    "licence",
+    "cuts",
+    "batch_size",
+    "clients_per_round",
+    "suites",
+    "local_epochs",
+}
+
+ROOT = "{root}"
+"""Stands for `--data.root` in a task."""
+
+FIXED = {
+    "accelerator": "cpu", "devices": 1, "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
+"""Arguments of the trainer in every run: what is measured, the benchmark measures."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A task of the benchmark."""
+
+    name: str
+    path: Path
+    given: dict[str, Any]
+
+    @property
+    def metric(self) -> str:
+        """Name of the primary metric."""
+        return str(self.given["metric"])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of each run."""
+        return int(self.given["rounds"])
+
+    @property
+    def cuts(self) -> range:
+        """Numbers of the cuts."""
+        return range(self.given.get("cuts", CUTS))
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is one of the benchmark's own tasks."""
+        return self.path.parent == configs_folder() / "benchmark"
+
+    @property
+    def digests_path(self) -> Path:
+        """The file of the digests, beside the task."""
+        return self.path.with_suffix(".samples.jsonl")
+
+    def arguments(self, algorithm: str, point: Point, cut: int) -> dict[str, Any]:
+        """The configuration of a run, without the place of the data.
+
+        Args:
+            algorithm: path or name of its class.
+            point: learning rate and settings of the algorithm.
+            cut: number of the cut, which also decides the training seed.
+        """
+        lr, settings = point["lr"], {name: value for name, value in point.items() if name != "lr"}
+        of_cut = {name: self.given[name] for name in OF_CUT if name in self.given}
+        epochs, per_round = self.given.get("local_epochs", 1), self.given.get("clients_per_round")
+        return {
+            "seed_everything": 1 + cut,
+            "model": {
+                "algorithm": {"class_path": algorithm, "init_args": settings},
+                "solver": {"lr": lr, "schedule": "constant", "local_epochs": epochs},
+                "network": self.given["network"],
+            },
+            "data": {
+                "dataset": {"class_path": f"{Cut.__module__}.Cut", "init_args": {**of_cut, "cut": cut}},
+                "batch_size": self.given.get("batch_size", 32),
+                "seed": cut,
+                **({"clients_per_round": per_round} if per_round else {}),
+            },
+            "trainer": {**FIXED, "max_epochs": self.rounds},
+        }
+
+    def at(self, root: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments with the place of the data in them."""
+        return cast("dict[str, Any]", json.loads(json.dumps(arguments).replace(ROOT, str(root))))
+
+    # ------------------------------------------------------------------ digests
+    def check_samples(self, cut: Cut) -> str:
+        """The digest of a cut's samples, if every client has the ones that the task names.
+
+        Raises:
+            ConfigError: naming the first client whose samples are others.
+        """
+        found = cut.digests()
+        known = self.known_digests()
+        if cut.cut not in known:
+            if self.is_shipped:
+                raise ConfigError(f"{self.digests_path} has no digests of cut {cut.cut}; the task is not complete")
+            self.write_digests(known | {cut.cut: found})
+            return samples_digest(found)
+        for name in sorted(found.keys() | known[cut.cut].keys()):
+            if found.get(name) != known[cut.cut].get(name):
+                raise ConfigError(
+                    f"task {self.name}, cut {cut.cut}: the samples of client {name!r} differ from those in "
+                    f"{self.digests_path}; restore the data"
+                    + ("" if self.is_shipped else ", or delete that file and the records of the task")
+                )
+        return samples_digest(found)
+
+    def known_digests(self) -> dict[int, dict[str, list[str]]]:
+        """Digests by cut and client."""
+        if not self.digests_path.is_file():
+            return {}
+        lines = [json.loads(line) for line in self.digests_path.read_text().splitlines()]
+        return {line["cut"]: line["clients"] for line in lines}
+
+    def write_digests(self, digests: Mapping[int, dict[str, list[str]]]) -> None:
+        """Write the digests beside the task."""
+        lines = [
+            json.dumps({"cut": cut, "clients": digests[cut]}, sort_keys=True, ensure_ascii=False)
+            for cut in sorted(digests)
+        ]
+        write_atomically(self.digests_path, "\n".join(lines) + "\n")
+
+
+def task_files() -> dict[str, Path]:
+    """The benchmark's own tasks by name."""
+    return {path.stem: path for path in sorted((configs_folder() / "benchmark").glob("*.yaml"))}
+
+
+def suites() -> dict[str, list[str]]:
+    """Names of the tasks of each suite."""
+    found: dict[str, list[str]] = {}
+    for name in task_files():
+        for suite in read_task(name).given.get("suites", ()):
+            found.setdefault(suite, []).append(name)
+    return found
+
+
+def read_task(name: str) -> Task:
+    """A task by its name, or from a YAML file.
+
+    Raises:
+        ConfigError: naming the file, the field and the fix.
+    """
+    own = task_files()
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else own.get(name)
+    if path is None:
+        raise ConfigError(
+            f"--tasks: there is no task {name!r}\n" + did_you_mean(name, own, f"choose from {', '.join(own)}")
+        )
+    try:
+        given = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--tasks {path}: cannot be read ({error}); correct it") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"--tasks {path}: a task is a mapping with {', '.join(NEEDED)}")
+    for field in NEEDED:
+        if field not in given:
+            raise ConfigError(f"--tasks {path}: {field} is missing; add it")
+    for field in given:
+        if field not in FIELDS:
+            raise ConfigError(
+                f"--tasks {path}: there is no field {field!r}; the protocol decides all but {', '.join(sorted(FIELDS))}"
+            )
+    _check_values(path, given)
+    return Task(path.stem, path.absolute(), given)
+
+
+def _check_values(path: Path, given: dict[str, Any]) -> None:
+    if given["metric"] not in METRICS:
+        raise ConfigError(f"--tasks {path}: metric is {given['metric']!r}; choose from {', '.join(METRICS)}")
+    for field, least in {"rounds": 1, "cuts": 1, "batch_size": 0, "local_epochs": 1}.items():
+        value = given.get(field, 1)
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"--tasks {path}: {field} is {value!r}; give a whole number >= {least}")

@@ -1,0 +1,311 @@
+"""The benchmark: a user-defined algorithm on a user-defined task from a CSV, and records that break the protocol."""
+
+import copy
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from sklearn.metrics import roc_auc_score
+
+from lit_fed.algorithms.ditto import Ditto
+from lit_fed.algorithms.fedavg import FedAvg
+from lit_fed.algorithms.moon import MOON
+from lit_fed.benchmark import command, measures, protocol, records, runs
+from lit_fed.benchmark.comparison import cost_to_match, paired, row_of, share_worse
+from lit_fed.benchmark.cut import Cut, forget_data
+from lit_fed.benchmark.task import read_task, task_files
+from lit_fed.cli import UntestedCLI, main
+from lit_fed.core.types import Split
+from lit_fed.data.data_sets.table import Table
+from lit_fed.errors import ConfigError
+
+TASK = {
+    "metric": "accuracy", "rounds": 2, "cuts": 2, "network": {"class_path": "Linear"}, "batch_size": 0,
+    "dataset": {
+        "class_path": "Table",
+        "init_args": {"path": "{root}/my.csv", "client_column": "who", "label_column": "y"},
+    },
+}  # fmt: skip
+
+MINE = '''
+from dataclasses import dataclass
+from lit_fed.algorithms.local import Local
+from lit_fed.core.algorithm import tuned
+
+@dataclass(frozen=True)
+class Mine(Local):
+    """Local training, of which a setting is tuned."""
+
+    unused: float = tuned(0.5, 0.5, 2.0)
+'''
+
+
+def write_table(path, clients=6, samples=16):
+    rng = np.random.default_rng(3)
+    lines = ["who,a,b,y"]
+    for client in range(clients):
+        for a, b in rng.normal(size=(samples, 2)):
+            lines.append(f"c{client},{a:.3f},{b:.3f},{int(a + (client - 2) * b > 0)}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def benchmark(folder, action, *arguments):
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(folder / "records")]
+    main(["benchmark", action, *arguments, *place])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a task and an algorithm, and records of two baselines and of the algorithm."""
+    place = tmp_path_factory.mktemp("mine")
+    write_table(place / "my.csv")
+    (place / "my.yaml").write_text(yaml.safe_dump(TASK))
+    (place / "mine_bench.py").write_text(MINE)
+    sys.path.insert(0, str(place))
+    calls = []
+
+    def killed(arguments):
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return UntestedCLI(arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_fed.cli.UntestedCLI", killed)
+        with pytest.raises(SystemExit):
+            benchmark(place, "run", "--algorithms", "FedAvg", "Local")
+        benchmark(place, "run", "--algorithms", "FedAvg", "Local")
+        assert len(calls) == 2 * (8 + 2) + 1  # the run that was killed is made again, and no other
+        benchmark(place, "run", "--algorithms", "mine_bench.Mine", "Local")
+        benchmark(place, "run", "--algorithms", "mine_bench.Mine")
+        assert len(calls) == 3 * (8 + 2) + 1
+    yield place
+    sys.path.remove(str(place))
+    sys.modules.pop("mine_bench", None)
+
+
+@pytest.fixture
+def record(folder):
+    found = {one["algorithm"]: one for one in records.read_records(folder / "records/my.jsonl")}
+    return copy.deepcopy(found["FedAvg"])
+
+
+def wrong_in(folder, record):
+    task = read_task(str(folder / "my.yaml"))
+    return list(records.problems(record, task, protocol.trial_points(FedAvg)))
+
+
+def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
+    benchmark(folder, "show")
+    assert "mine_bench.Mine" in capsys.readouterr().out
+    benchmark(folder, "compare", "FedAvg", "mine_bench.Mine")
+    assert "unseen 10" in capsys.readouterr().out
+    benchmark(folder, "submit-check", str(folder / "records/my.jsonl"))
+    assert capsys.readouterr().out.count("keeps to the protocol") == 3
+    assert not (folder / "records/unfinished").exists()
+    lines = (folder / "records/my.jsonl").read_text().splitlines()
+    assert [json.loads(line)["algorithm"] for line in lines] == ["FedAvg", "Local", "mine_bench.Mine"]
+
+
+def test_a_record_holds_every_client_once_for_each_split(record):
+    for run in record["runs"]:
+        seen, unseen = (set(run["test"][name]["clients"]) for name in ("seen", "unseen_10"))
+        assert (len(seen), len(unseen), len(seen | unseen)) == (5, 1, 6)
+        assert run["test"]["unseen_0"] == run["test"]["unseen_100"]  # FedAvg does not adapt
+        assert [done for done, _, _ in run["curve"]] == [1, 2]
+        assert run["bytes_up"] > 0
+
+
+def test_a_record_of_another_version_of_the_file_is_refused(folder, capsys):
+    path = folder / "mine_bench.py"
+    try:
+        path.write_text(MINE + "# changed")
+        with pytest.raises(SystemExit):
+            benchmark(folder, "submit-check", str(folder / "records/my.jsonl"))
+        assert "Mine is refused: it is of another version" in capsys.readouterr().out
+    finally:
+        path.write_text(MINE)
+
+
+def by_test(record):
+    scores = record["tuning"]["scores"]
+    other = next(place for place, score in enumerate(scores) if score < max(scores))
+    record["chosen"] = record["tuning"]["points"][other]
+
+
+def more_trials(record):
+    record["tuning"]["points"].append({"lr": 0.05})
+    record["tuning"]["scores"].append(0.0)
+
+
+def other_division(record):
+    record["runs"][1]["samples"] = record["runs"][0]["samples"]
+
+
+def best_round(record):
+    record["runs"][0]["round"] = 1
+
+
+def other_network(record):
+    record["runs"][0]["arguments"]["model"]["network"] = {"class_path": "MLP"}
+
+
+def read_twice(record):
+    record["runs"][0]["test_reads"] = 2
+
+
+def fewer_clients(record):
+    for scores in record["runs"][0]["test"].values():
+        scores["clients"] = scores["clients"][1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (by_test, "not the best of its trials by validation"), (more_trials, "9 trials are not the 8"),
+        (other_division, "not those of the task"), (best_round, "judged after round 1"),
+        (other_network, "model.network.class_path differs"), (read_twice, "read 2 times"),
+        (fewer_clients, "lacks results"),
+    ],
+)  # fmt: skip
+def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, capsys, change, said):
+    assert wrong_in(folder, record) == []
+    change(record)
+    assert said in wrong_in(folder, record)[0]
+    (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(SystemExit) as stop:
+        benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+    assert stop.value.code == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_changed_sample_is_refused_before_any_run(folder, capsys):
+    path = folder / "my.csv"
+    kept = path.read_text()
+    try:
+        path.write_text(kept.replace(kept.splitlines()[1], "c0,9.125,0.5,1"))
+        with pytest.raises(SystemExit):
+            benchmark(folder, "run", "--algorithms", "Ditto")
+        assert "the samples of client 'c0' differ" in capsys.readouterr().err
+    finally:
+        path.write_text(kept)
+        forget_data()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trials": 20}, "there is no field 'trials'"), ({"metric": "f1"}, "choose from accuracy"),
+        ({"rounds": 0}, "whole number >= 1"), ({"network": None}, "network is missing"),
+    ],
+)  # fmt: skip
+def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
+    given = {name: value for name, value in (TASK | change).items() if value is not None}
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump(given))
+    with pytest.raises(ConfigError, match=said):
+        read_task(str(tmp_path / "t.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "needs --algorithms"), (["run", "--algorithms", "FedAvgg"], "did you mean FedAvg"),
+        (["race"], "there is no such action"), (["compare", "FedAvg"], "two algorithms"),
+        (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
+    ],
+)  # fmt: skip
+def test_wrong_commands_are_explained(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        command.run_benchmark(arguments, UntestedCLI)
+
+
+# ---------------------------------------------------------------------- protocol
+def test_trials_are_the_same_for_all_and_balanced():
+    points = {cls: protocol.trial_points(cls) for cls in (FedAvg, Ditto, MOON)}
+    rates = [one["lr"] for one in points[FedAvg]]
+    assert sorted(rates) == list(protocol.LEARNING_RATES)
+    assert all([one["lr"] for one in each] == rates for each in points.values())
+    counts = [[one["mu"] for one in points[MOON]].count(value) for value in (0.1, 1.0, 5.0, 10.0)]
+    assert counts == [2, 2, 2, 2]
+    assert {len(one) for one in points[MOON]} == {3}
+    assert protocol.chosen([1, 2, 3], [None, 0.5, 0.5]) == 2
+    assert protocol.chosen([1], [math.nan]) is None
+
+
+def test_a_cut_is_stratified_and_disjoint(tmp_path):
+    write_table(tmp_path / "t.csv", clients=10, samples=40)
+    data = Table(str(tmp_path / "t.csv"), "who", "y")
+    first, second = (Cut(data, cut=cut).load() for cut in (0, 1))
+    assert len(first.unseen) == 2
+    assert (first.split != second.split).any()
+    for number in range(10):
+        own = first.owner == number
+        assert np.bincount(first.split[own]).tolist() == [24, 8, 8]
+        for label in (0, 1):
+            count = (first.y[own] == label).sum()
+            assert abs((first.split[own & (first.y == label)] == 2).sum() - count / 5) < 1
+    digests = Cut(data).digests()
+    assert len({one for each in digests.values() for one in each}) == 30
+    assert digests == Cut(data).digests() != Cut(data, cut=1).digests()
+
+
+def test_unseen_clients_adapt_on_a_part_of_their_samples():
+    train = Split.of([(torch.arange(20.0)[:, None], torch.zeros(20)), (torch.arange(5.0)[:, None], torch.ones(5))])
+    assert measures._part(train, 10, 0).sizes.tolist() == [2, 1]
+    assert measures._part(train, 0, 0).sizes.tolist() == [0, 0]
+    part = measures._part(train, 40, 0)
+    assert part.y.tolist() == [0] * 8 + [1] * 2
+
+
+# ---------------------------------------------------------------------- measures
+def test_scores_of_clients():
+    rng = np.random.default_rng(0)
+    labels, chance = rng.integers(2, size=200), rng.integers(10, size=200) / 10
+    log = np.log(np.stack([1 - chance, chance], 1) + 1e-9)
+    assert measures.area(labels, log) == pytest.approx(roc_auc_score(labels, chance))
+    assert measures.area(labels * 0, log) is None
+    quantities = measures._scored(["a"], [(torch.tensor([1.0, -1.0]), torch.tensor([[0.5], [-1.0]]))], "r2")
+    assert quantities.score == [1 - 0.25 / 2]
+    assert quantities.pooled == pytest.approx(1 - 0.125)
+
+
+def made(scores, curve=((10, 0.5, 4e6),)):
+    def run(values):
+        held = {"clients": list("abcd")[: len(values)], "samples": [1, 1, 2, 4][: len(values)], "score": values}
+        return {"test": {"seen": held}, "curve": list(curve), "score": 0.5}
+
+    return {"runs": [run(values) for values in scores]}
+
+
+def test_differences_are_paired_by_client():
+    first, second = made([[0.5, 0.7, None, 0.9], [0.6, 0.6, 0.6, 0.6]]), made([[0.4, 0.6, 0.1, 0.8], [0.5] * 4])
+    found = paired(first, second)
+    assert found.is_clear
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert share_worse(first, second) == 0
+    assert share_worse(second, first) == 1
+    mixed = paired(made([[0.5, 0.5, 0.5, 0.1]]), made([[0.1, 0.1, 0.1, 0.5]]))
+    assert mixed.mean == pytest.approx(0)
+    assert mixed.low < -0.1 < 0.1 < mixed.high
+    assert not mixed.is_clear
+
+
+def test_the_cost_to_match_is_the_first_round_that_reaches_it():
+    curve = ((1, 0.2, 1e6), (2, 0.5, 2e6), (3, 0.4, 3e6))
+    assert cost_to_match(made([[1.0]], curve), made([[1.0]])) == (2, 2)
+    assert cost_to_match(made([[1.0]], curve[:1]), made([[1.0]])) == (math.inf, math.inf)
+
+
+# ---------------------------------------------------------------------- what is shipped
+@pytest.mark.parametrize("name", sorted(task_files()))
+def test_shipped_tasks_and_their_records_are_whole(name):
+    task = read_task(name)
+    assert sorted(task.known_digests()) == list(task.cuts)
+    for record in records.read_records(records.stored_folder() / f"{name}.jsonl"):
+        points = protocol.trial_points(runs.algorithm_class(record["algorithm"]))
+        assert list(records.problems(record, task, json.loads(json.dumps(points)))) == []
+        assert row_of(record).mean > 0
