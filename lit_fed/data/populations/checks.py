@@ -164,9 +164,11 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
             f"{'MultiLabel or VectorRegression' if target.vectors else 'Multiclass or Regression'}"
         )
     if not target.continuous and not target.positions and target.num_classes > MOST_CLASSES:
+        own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
+        classes = f"--data.dataset.num_classes {target.num_classes}" if own else "--model.target Multiclass"
         raise ConfigError(
-            f"the training labels are whole numbers up to {target.num_classes - 1}; give --data.dataset.num_classes "
-            f"{target.num_classes} if they are classes, or --data.dataset.labels regression if they are quantities, or "
+            f"the training labels are whole numbers up to {target.num_classes - 1}; give {classes} "
+            f"if they are classes, or --data.dataset.labels regression if they are quantities, or "
             "a --model.target: Multiclass, Regression, or a Likelihood of your own for counts"
         )
 

@@ -201,7 +201,7 @@ def test_decoded_pictures_are_kept_until_a_file_changes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"layout": "folders"}, ("layout is folders", "clients or classes")),
+        ({"layout": "folders"}, ("layout is folders", "clients, classes, masks or targets")),
         ({"image_size": 0}, ("image_size is 0",)),
         ({"channels": 2}, ("channels is 2", "1 (grey) or 3")),
         ({"memory_gb": -1}, ("memory_gb is -1",)),
