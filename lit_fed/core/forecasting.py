@@ -121,7 +121,8 @@ class Quantiles(Likelihood):
         return quantiles[..., self.levels.index(0.5)]
 
     def _quantiles(self, outputs: Tensor) -> Tensor:
-        return outputs.unflatten(-1, (self.num_classes, len(self.levels)))
+        quantiles: Tensor = outputs.unflatten(-1, (self.num_classes, len(self.levels)))
+        return quantiles
 
     def _values(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Labels [..., S] with the leading axes of outputs [..., K]."""
