@@ -341,7 +341,7 @@ def _mixtures(weights: dict[str, Any]) -> Any:
         style.frame(one)
     style.name_clients(axes[-1], names, len(order))  # once for all rounds, with the whole width for them
     axes[-1].set_xlabel(f"{len(order):,} clients")
-    figure.supylabel("component")
+    figure.supylabel("component", fontsize="medium")
     figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
     return figure
 
