@@ -58,7 +58,7 @@ def sweep_parser() -> FederatedParser:
     parser.add_argument("--seeds", type=int, nargs="+", help="run each point with each of these seeds.")
     parser.add_argument(
         "--seeds_of", type=str, default="training",
-        help="what --seeds are of: training (--seed_everything), data (--data.seed, another division) or data,training.",
+        help="what --seeds are of: training (--seed_everything), data (--data.seed, a new division) or data,training.",
     )  # fmt: skip
     parser.add_argument(
         "--trials", type=int | None, help="points of a random or bayes search; by default run_cap of the file."

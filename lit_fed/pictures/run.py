@@ -339,14 +339,15 @@ def _mixtures(weights: dict[str, Any]) -> Any:
     order = np.lexsort((-last.max(1), last.argmax(1)))
     names = weights["names"][order] if len(weights.get("names", ())) == len(order) else None
     shown = _panels(len(mixture))
-    figure = style.new_figure(0.7 + 1.55 * len(shown), 0.95 + 0.26 * mixture.shape[2])
-    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    figure = style.new_figure(style.COLUMN_WIDTH, 0.7 + (0.25 + 0.2 * mixture.shape[2]) * len(shown))
+    axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     for one, idx in zip(axes, shown, strict=True):
         image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-        one.set(title=_round(weights, idx), xlabel=f"{len(order):,} clients")
+        one.set(title=_round(weights, idx), yticks=range(mixture.shape[2]))
         style.frame(one)
-        style.name_clients(one, names, len(order), most=16)
-    axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
+    style.name_clients(axes[-1], names, len(order))  # once for all rounds, with the whole width for them
+    axes[-1].set_xlabel(f"{len(order):,} clients")
+    figure.supylabel("component", fontsize="medium")
     figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
     return figure
 

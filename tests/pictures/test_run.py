@@ -1,5 +1,7 @@
 """What the pictures of a run show: units, looks that differ in grey, marks of the worst decile and of true groups."""
 
+import itertools
+
 import matplotlib as mpl
 import matplotlib.image
 import numpy as np
@@ -137,6 +139,20 @@ def test_clients_have_names_while_there_is_room(tmp_path, num_clients):
     axes = drawn(tmp_path, clients)["mixture_weights.png"].axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == (names if num_clients == 4 else [])
     assert axes.get_xlabel().startswith(f"{num_clients} seen clients")
+
+
+def test_names_below_mixtures_over_rounds_do_not_overlap(tmp_path):
+    names = [f"hospital_{number:02d}" for number in range(24)]
+    mixture = np.random.default_rng(0).dirichlet(np.ones(3), size=(5, 24))
+    np.savez(tmp_path / "weights.npz", rounds=np.arange(5), mixture=mixture, names=names, on_graph=False)
+    figure = drawn(tmp_path, clients_of([0.5]))["mixture_over_rounds.png"]
+    *panels, _ = figure.axes
+    assert [axes.get_title() for axes in panels] == ["round 0", "round 1", "round 3", "round 4"]
+    order = np.lexsort((-mixture[-1].max(1), mixture[-1].argmax(1)))
+    labels = panels[-1].get_xticklabels()
+    assert [label.get_text() for label in labels] == [names[client] for client in order]
+    places = [label.get_window_extent() for label in labels]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(places))
 
 
 def test_true_groups_stand_below_the_mixture_weights(tmp_path):
