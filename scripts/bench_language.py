@@ -6,9 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import peft
 import torch
-import transformers
 from bench_networks import Noise
 from measuring import PlainLoop, in_process, peak_gigabytes
 from torch import Tensor
@@ -68,6 +66,9 @@ def plain(words: int, adapters: int) -> dict[str, float]:
     """
 
     def build() -> Callable[[], None]:
+        import peft
+        import transformers
+
         text = torch.from_numpy(np.random.default_rng(0).integers(0, words, (SAMPLES, LENGTH + 1)))
         x, y = text[:, :-1].contiguous(), text[:, 1:].contiguous()
         settings = transformers.AutoConfig.for_model(**config(words), resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)

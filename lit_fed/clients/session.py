@@ -307,7 +307,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     if start is not None:
         task = start(task)
     check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
-    return task.with_end(_example(shape, facts.dtype))
+    return task.with_end(_example(_short(task.network, shape), facts.dtype))
 
 
 def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
@@ -320,7 +320,8 @@ def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
         trainable = [] if getattr(network, "keeps_head", False) else HEAD
     if trainable is not None:
         choose_trained(network, list(names_of(trainable)), may_be_none=adapted)
-    network = settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+    short = _short(network, shape)
+    network = settings.adapters.add_to(network, lambda: zero_outputs(network, short, input_type))
     others = [name for name, leaf in network.named_parameters() if leaf.requires_grad and "lora_" not in name]
     if others and getattr(network, "frozen_dtype", None) is not None:
         raise ConfigError(
@@ -328,6 +329,14 @@ def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
             "too; give --model.lora_rank without --model.trainable, or float32"
         )
     return pixels_last(network, facts.target, facts.label_shape)
+
+
+def _short(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a sample on which a network is tried; language models read texts of any length.
+
+    Outputs of a long text over many words would take more memory than the training.
+    """
+    return (min(8, *shape),) if getattr(network, "keeps_head", False) else shape
 
 
 def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:

@@ -287,7 +287,7 @@ def test_a_language_model_with_adapters(tmp_path):
     config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 7, "n_positions": 5}
     around = {"network": partial(HuggingFaceCausalLM, config=config, gradient_checkpointing=True), "lora_rank": 2}
     facts = {"input_type": "int64", "label_shape": (5,), "target": Sequences(7)}
-    check(Case(MIXTURE, around, facts=facts), folders, tmp_path)
+    check(Case(MIXTURE, around, facts=facts, cohorts=([0, 1, 2, 3],)), folders, tmp_path)
 
 
 def test_a_number_that_was_cut_out_of_a_table_goes_as_its_bytes():
