@@ -337,6 +337,7 @@ def _check_metric(sweep: Sweep, config: Namespace, point: str = "") -> None:
         data.given_target = import_path(target.class_path)(**({} if options is None else vars(options)))
     data.prepare_data()
     data.setup()
+    assert data.seen is not None
     if split == "val" and data.evaluation_split != "val":
         raise ConfigError(f"{place}: no client has validation samples; give --data.val_fraction 0.2, say")
     if split == "test" and not int(data.seen.test.sizes.sum()):
