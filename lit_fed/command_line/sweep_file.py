@@ -340,7 +340,7 @@ def _check_metric(sweep: Sweep, config: Namespace, point: str = "") -> None:
     assert data.seen is not None
     if split == "val" and data.evaluation_split != "val":
         raise ConfigError(f"{place}: no client has validation samples; give --data.val_fraction 0.2, say")
-    if split == "test" and not int(data.seen.test.sizes.sum()):
+    if split == "test" and data.seen is not None and not int(data.seen.test.sizes.sum()):
         raise ConfigError(f"{place}: no client has test samples; give --data.test_fraction 0.2, say")
     known = evaluation_keys(data, choose_metrics(config.model.metrics, data.target), split)
     if sweep.metric not in known:
