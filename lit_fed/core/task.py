@@ -39,7 +39,7 @@ from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
 __all__ = ["Task"]
 
-PIECE_BYTES = 2**26
+PIECE_BYTES = 2**25
 """Outputs of positions that take more memory are made in pieces of this size, if the network says how it splits."""
 
 
