@@ -106,7 +106,7 @@ def test_only_adapters_and_heads_are_sent_and_kept_in_checkpoints(run):
         assert (table[f"comm/bytes_{direction}"].dropna() == CLIENTS * (3 * ADAPTER + weights)).all()
     content = torch.load(out / "checkpoints/last.ckpt", weights_only=True)
     kept = [leaf.nbytes for leaf in content["state_dict"].values() if leaf.ndim > 2]
-    assert 3 * ADAPTER * 0.9 < sum(kept) < 3 * ADAPTER
+    assert sum(kept) == 3 * ADAPTER
     assert not [name for name in content["state_dict"] if "base_layer" in name]
 
 
