@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 
@@ -192,6 +193,24 @@ def test_the_runner_reports_values_errors_and_dead_processes(tmp_path):
     assert ended == {0: (2, None), 1: (None, wrong), 2: (None, "its process ended with status 3"), 3: (None, None)}
     assert "Traceback" in log.read_text()
     assert "said\n" in log.read_text()
+
+
+def slow_process():
+    time.sleep(0.5)
+    return os.getpid()
+
+
+@forking()
+def test_idle_processes_take_jobs_that_an_outcome_makes_ready():
+    jobs, used = deque([Job(0, slow_process)]), []
+
+    def done(one):
+        used.append(one.value)
+        jobs.extend(Job(number, slow_process) for number in (1, 2) if one.task == 0)
+
+    run_many(lambda: jobs.popleft() if jobs else None, done, 2)
+    assert len(used) == 3
+    assert len({*used}) == 2
 
 
 # ---------------------------------------------------------------------- search
