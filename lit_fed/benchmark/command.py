@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 
@@ -29,8 +29,6 @@ ABOUT = (
     "once. Actions: list, run, show, compare A B, submit-check RECORD."
 )
 
-ACTIONS = ("list", "run", "show", "compare", "submit-check")
-
 HEADINGS = (
     "algorithm", "mean", "± cuts", "unw.", "decile", "worst", "uns. 0", "10", "100 %", "<Local", "<FedAvg+", "ECE",
     "rounds*", "MB*", "MB", "CPU s", "peak",
@@ -46,7 +44,7 @@ CAPTION = (
 def benchmark_parser() -> FederatedParser:
     """The arguments of the command."""
     parser = command_parser("benchmark", "ACTION [options]", ABOUT)
-    parser.add_argument("action", type=str, metavar="ACTION", help=f"one of {', '.join(ACTIONS)}.")
+    parser.add_argument("action", type=Literal["list", "run", "show", "compare", "submit-check"], help="see above.")
     parser.add_argument("names", nargs="*", type=str, metavar="NAME", help="algorithms to compare, or files to check.")
     parser.add_argument(
         "--tasks", nargs="+", type=str, default=["small"], help="suites, tasks, or YAML files of your own tasks."
@@ -72,15 +70,11 @@ def run_benchmark(arguments: list[str], fit: Fit) -> None:
         SystemExit: with status 1, if a checked record breaks the protocol.
     """
     given = benchmark_parser().parse_args(arguments)
-    if given.action not in ACTIONS:
-        raise ConfigError(f"benchmark {given.action}: there is no such action; choose from {', '.join(ACTIONS)}")
     if given.names and given.action not in ("compare", "submit-check"):
         raise ConfigError(f"benchmark {given.action} takes no {given.names[0]!r}; give --tasks or --algorithms")
-    if given.action == "list":
-        _list()
-        return
     tasks = [] if given.action == "submit-check" and given.tasks == ["small"] else _tasks(given.tasks)
-    {"run": _run, "show": _show, "compare": _compare, "submit-check": _check}[given.action](given, tasks, fit)
+    actions = {"list": _list, "run": _run, "show": _show, "compare": _compare, "submit-check": _check}
+    actions[given.action](given, tasks, fit)
 
 
 def _say(line: str) -> None:
@@ -94,21 +88,15 @@ def _tasks(names: Sequence[str]) -> list[Task]:
     return [read_task(name) for name in dict.fromkeys(each)]
 
 
-def _list() -> None:
+def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     rows = []
-    for name in task_files():
-        task = read_task(name)
-        network = task.given["network"]["class_path"]
-        known = len(read_records(stored_folder() / f"{name}.jsonl"))
-        clients = len(next(iter(task.known_digests().values()), {}))
+    for task in map(read_task, task_files()):
+        known = len(read_records(stored_folder() / f"{task.name}.jsonl"))
+        clients, network = len(next(iter(task.known_digests().values()), {})), task.given["network"]["class_path"]
         cells = (task.given.get("title", ""), clients, network, task.metric, task.rounds, len(task.cuts), known)
-        rows.append([name, *map(str, cells)])
+        rows.append([task.name, *map(str, cells)])
     print_rows("Tasks", ["task", "what", "clients", "network", "metric", "rounds", "cuts", "records"], rows, words=2)
     _say(f"learning rates of all algorithms: {', '.join(map(str, LEARNING_RATES))}; {TRIALS} trials")
-
-
-def _folders(given: Namespace) -> list[Path]:
-    return [stored_folder(), Path(given.output)]
 
 
 def _points(name: str) -> list[dict[str, Any]] | None:
@@ -120,7 +108,7 @@ def _points(name: str) -> list[dict[str, Any]] | None:
 
 
 def _records(given: Namespace, task: Task) -> dict[str, Record]:
-    return checked_records(task, _folders(given), _points)
+    return checked_records(task, [stored_folder(), Path(given.output)], _points)
 
 
 # ---------------------------------------------------------------------- actions

@@ -16,8 +16,6 @@ __all__ = ["Difference", "Row", "cost_to_match", "paired", "row_of", "share_wors
 DRAWS = 2000
 """Bootstrap samples of an interval."""
 
-LEVEL = 0.95
-
 
 class Row(NamedTuple):
     """Statistics of a record; means over its cuts, NaN without a value."""
@@ -115,7 +113,7 @@ def share_worse(record: Record, baseline: Record | None, population: str = "seen
 
 
 def paired(first: Record, second: Record, population: str = "seen") -> Difference | None:
-    """Difference first − second of means by samples, with a bootstrap interval over cuts and clients.
+    """Difference first − second of means by samples, with a 95 % bootstrap interval over cuts and clients.
 
     Cuts are drawn with replacement, and within each the clients. None if no cut has both.
     """
@@ -130,7 +128,7 @@ def paired(first: Record, second: Record, population: str = "seen") -> Differenc
         means[number] = (difference[drawn] * weight[drawn]).sum(2) / weight[drawn].sum(2)
     chosen = rng.integers(cuts, size=(cuts, DRAWS))
     place, draw = np.arange(cuts)[:, None], np.arange(DRAWS)
-    low, high = np.quantile(means[chosen, place, draw].mean(0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means[chosen, place, draw].mean(0), [0.025, 0.975])
     return Difference(float(np.mean([_weighted(*pair) for pair in pairs])), float(low), float(high))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,7 +87,9 @@ class Cut(PooledDataSet):
     def digests(self) -> dict[str, list[str]]:
         """Digest of the sample ids of each client, by its name: of training, validation and test samples."""
         samples = _cut(self)
-        ids, owner, split = _ids(self), _array(samples.owner), _array(samples.split)
+        ids, owner, split = _ids(self), samples.owner, samples.split
+        assert owner is not None
+        assert split is not None
         found = {}
         for number, name in enumerate(samples.names or ()):
             own = np.flatnonzero(owner == number)
@@ -102,11 +105,6 @@ def samples_digest(digests: dict[str, list[str]]) -> str:
 
 def _digest(parts: Iterable[bytes]) -> str:
     return hashlib.sha256(b"\n".join(parts)).hexdigest()[:HEX]
-
-
-def _array(given: np.ndarray | None) -> np.ndarray:
-    assert given is not None
-    return given
 
 
 # ---------------------------------------------------------------------- division
@@ -218,16 +216,9 @@ def _raw(samples: Samples) -> np.ndarray:
     if not isinstance(samples.encode, TableEncoder):
         return samples.x
     frame = samples.encode.rows.frame.iloc[samples.x][[one.name for one in samples.encode.columns.features]]
-    codes = [
-        column.to_numpy(dtype=np.float64) if column.dtype.kind in "biuf" else _texts(column.astype(str))
-        for _, column in frame.items()
-    ]
-    return np.stack(codes, axis=1)
-
-
-def _texts(values: Iterable[str]) -> np.ndarray:
-    """A number for each text."""
-    return np.array([int.from_bytes(hashlib.sha256(one.encode()).digest()[:4], "big") for one in values], dtype=float)
+    texts = [str(name) for name, column in frame.items() if column.dtype.kind not in "biuf"]
+    numbers = {name: [zlib.crc32(str(one).encode()) for one in frame[name]] for name in texts}
+    return frame.assign(**numbers).to_numpy(dtype=np.float64)
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

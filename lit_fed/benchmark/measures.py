@@ -16,11 +16,20 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import RoundRecord, Split
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.serving import BlockPredictions, predict_block
+from lit_fed.serving import predict_block
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["METRICS", "Scores", "ValidationCurve", "area", "calibration_error", "mean_score", "rounded", "test_scores"]
+__all__ = [
+    "METRICS",
+    "Scores",
+    "ValidationCurve",
+    "area",
+    "calibration_error",
+    "mean_score",
+    "rounded",
+    "scores_on_test",
+]
 
 METRICS = ("accuracy", "auroc", "r2")
 """Primary metrics, all larger for the better: share of hits; area under the ROC curve; 1 − mean squared error of
@@ -71,23 +80,16 @@ def measured(
     assert clients is not None
     scored, train = data.splits(population, split)
     train = train if percent == 100 else _part(train, percent, data.seed)
-    clients_per_block = data.clients_per_block
-    blocks = serving_blocks(scored, train, None, clients_per_block=clients_per_block)
-    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    parts: dict[int, tuple[Tensor, Tensor]] = {}  # labels and log-probabilities by client
     with torch.no_grad():
-        for block in blocks:
+        for block in serving_blocks(scored, train, None, clients_per_block=data.clients_per_block):
             served = predict_block(module.federation, block, seen=population == "seen")
-            parts |= _by_client(served)
+            sizes = served.sizes.tolist()
+            pairs = zip(served.labels.split(sizes), served.log_prob.split(sizes), strict=True)
+            parts |= dict(zip(served.client_ids.tolist(), pairs, strict=True))
     order = sorted(parts)
     names = [clients.names[one - scored.first_id] for one in order]
     return _scored(names, [parts[one] for one in order], metric)
-
-
-def _by_client(served: BlockPredictions) -> dict[int, tuple[Tensor, Tensor]]:
-    """Labels and log-probabilities of each client."""
-    sizes = served.sizes.tolist()
-    parts = zip(served.labels.split(sizes), served.log_prob.split(sizes), strict=True)
-    return dict(zip(served.client_ids.tolist(), parts, strict=True))
 
 
 def _part(train: Split, percent: int, seed: int) -> Split:
@@ -103,15 +105,12 @@ def _part(train: Split, percent: int, seed: int) -> Split:
     return Split(train.x[rows], train.y[rows], offsets, train.first_id)
 
 
-def test_scores(module: FederatedModule, data: FederatedDataModule, metric: str) -> dict[str, Scores]:
+def scores_on_test(module: FederatedModule, data: FederatedDataModule, metric: str) -> dict[str, Scores]:
     """Scores of test samples, read once: of seen clients, and of unseen ones for each share of `ADAPTED_ON`."""
     found = {"seen": measured(module, data, "seen", "test", metric)}
     for percent in ADAPTED_ON:
         found[f"unseen_{percent}"] = measured(module, data, "unseen", "test", metric, percent)
     return found
-
-
-test_scores.__test__ = False  # type: ignore[attr-defined]  # no test for pytest
 
 
 class ValidationCurve(FederatedCallback):
@@ -206,5 +205,5 @@ def short(value: float | None) -> float | None:
 
 def rounded(scores: Scores) -> dict[str, Any]:
     """Scores as they are kept."""
-    kept = scores._replace(score=[short(one) for one in scores.score], loss=[short(one) for one in scores.loss])
-    return kept._replace(ece=short(scores.ece), pooled=short(scores.pooled))._asdict()
+    columns = {name: [short(one) for one in getattr(scores, name)] for name in ("score", "loss")}
+    return scores._asdict() | columns | {name: short(getattr(scores, name)) for name in ("ece", "pooled")}

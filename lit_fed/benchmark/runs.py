@@ -24,7 +24,7 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 
 import lit_fed.algorithms
 from lit_fed.benchmark.cut import Cut, forget_data
-from lit_fed.benchmark.measures import ValidationCurve, rounded, test_scores
+from lit_fed.benchmark.measures import ValidationCurve, rounded, scores_on_test
 from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
 from lit_fed.benchmark.records import Record, write_record
 from lit_fed.benchmark.task import Task
@@ -278,7 +278,7 @@ def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": _peak()}
     result["curve"] = seen.curve
     with _quiet():
-        scores = test_scores(cli.model, cli.datamodule, task.metric)
+        scores = scores_on_test(cli.model, cli.datamodule, task.metric)
     return result | {"test_reads": 1, "test": {name: rounded(one) for name, one in scores.items()}}
 
 

@@ -180,9 +180,8 @@ def read_task(name: str) -> Task:
         raise ConfigError(f"--tasks {path}: cannot be read ({error}); correct it") from error
     if not isinstance(given, dict):
         raise ConfigError(f"--tasks {path}: a task is a mapping with {', '.join(NEEDED)}")
-    for field in NEEDED:
-        if field not in given:
-            raise ConfigError(f"--tasks {path}: {field} is missing; add it")
+    if lacks := [field for field in NEEDED if field not in given]:
+        raise ConfigError(f"--tasks {path}: {lacks[0]} is missing; add it")
     for field in given:
         if field not in FIELDS:
             raise ConfigError(

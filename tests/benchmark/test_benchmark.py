@@ -214,7 +214,7 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
     ("arguments", "said"),
     [
         (["run"], "needs --algorithms"), (["run", "--algorithms", "FedAvgg"], "did you mean FedAvg"),
-        (["race"], "there is no such action"), (["compare", "FedAvg"], "two algorithms"),
+        (["race"], "value out of"), (["compare", "FedAvg"], "two algorithms"),
         (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 
@@ -211,6 +212,24 @@ def test_seeds_may_draw_the_division_too(tmp_path):
     folder = SweepFolder(tmp_path, ["training", "data"])
     assert {"--data.seed=3", "--seed_everything=3"} < set(folder.arguments(0, 3))
     assert "--data.seed=3" not in SweepFolder(tmp_path).arguments(0, 3)
+
+
+def slow_process():
+    time.sleep(0.5)
+    return os.getpid()
+
+
+@forking()
+def test_idle_processes_take_jobs_that_an_outcome_makes_ready():
+    jobs, used = deque([Job(0, slow_process)]), []
+
+    def done(one):
+        used.append(one.value)
+        jobs.extend(Job(number, slow_process) for number in (1, 2) if one.task == 0)
+
+    run_many(lambda: jobs.popleft() if jobs else None, done, 2)
+    assert len(used) == 3
+    assert len({*used}) == 2
 
 
 # ---------------------------------------------------------------------- search
