@@ -16,6 +16,9 @@ __all__ = ["Difference", "Row", "cost_to_match", "paired", "row_of", "share_wors
 DRAWS = 2000
 """Bootstrap samples of an interval."""
 
+INTERVAL = (0.025, 0.975)
+"""Quantiles of the bootstrap samples."""
+
 
 class Row(NamedTuple):
     """Statistics of a record; means over its cuts, NaN without a value."""
@@ -128,7 +131,7 @@ def paired(first: Record, second: Record, population: str = "seen") -> Differenc
         means[number] = (difference[drawn] * weight[drawn]).sum(2) / weight[drawn].sum(2)
     chosen = rng.integers(cuts, size=(cuts, DRAWS))
     place, draw = np.arange(cuts)[:, None], np.arange(DRAWS)
-    low, high = np.quantile(means[chosen, place, draw].mean(0), [0.025, 0.975])
+    low, high = np.quantile(means[chosen, place, draw].mean(0), INTERVAL)
     return Difference(float(np.mean([_weighted(*pair) for pair in pairs])), float(low), float(high))
 
 

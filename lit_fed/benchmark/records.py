@@ -106,17 +106,13 @@ def _problems_of_run(run: dict[str, Any], record: Record, task: Task, clients: d
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
         return
-    if run["round"] != task.rounds or [run["round"], run["score"]] != _end(run["curve"]):
+    if run["round"] != task.rounds or [run["round"], run["score"]] not in [one[:2] for one in run["curve"][-1:]]:
         yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"
     if run["test_reads"] != 1:
         yield f"its test samples were read {run['test_reads']} times"
     held = {name for scores in run["test"].values() for name in scores["clients"]}
     if held != clients.keys():
         yield "it lacks results of some clients"
-
-
-def _end(curve: list[list[float]]) -> list[float]:
-    return curve[-1][:2] if curve else []
 
 
 def _first_difference(wanted: Any, given: Any, place: str = "") -> str:
