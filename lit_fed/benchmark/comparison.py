@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_fed.benchmark.records import Record
 from lit_fed.core.seeds import generator
 
-__all__ = ["Difference", "Row", "cost_to_match", "paired", "row_of", "share_worse"]
+__all__ = ["Difference", "Row", "cost_to_match", "other_results", "paired", "row_of", "share_worse"]
 
 DRAWS = 2000
 """Bootstrap samples of an interval."""
@@ -150,3 +150,15 @@ def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float
         rounds.append(reached[0][0] if reached else math.inf)
         sent.append(reached[0][2] / 1e6 if reached else math.inf)
     return (float(np.mean(rounds)), float(np.mean(sent))) if rounds else (math.nan, math.nan)
+
+
+def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | None:
+    """What differs between a run and its repetition; None if their means agree."""
+    if "test" not in again:
+        return f"cut {run['cut']}, run again, diverged"
+    for population in run["test"]:
+        one, other = (_weighted(*_scores(held, population)) for held in (run, again))
+        if abs(one - other) > CLOSE or math.isnan(one) != math.isnan(other):
+            found = f"has {other:.4f} on {population} clients where it says {one:.4f}"
+            return f"cut {run['cut']}, run again, {found}"
+    return None

@@ -183,6 +183,17 @@ def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, 
     assert said in capsys.readouterr().out
 
 
+def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, capsys):
+    for run in record["runs"]:
+        run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
+    assert wrong_in(folder, record) == []
+    (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(SystemExit):
+        benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+    assert "run again, has" in (said := capsys.readouterr().out)
+    assert "on unseen_10 clients where it says" in said
+
+
 def test_a_changed_sample_is_refused_before_any_run(folder, capsys):
     path = folder / "my.csv"
     kept = path.read_text()
