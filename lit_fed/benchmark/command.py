@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from lit_fed.benchmark.comparison import Row, cost_to_match, other_results, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
 from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder
-from lit_fed.benchmark.runs import Entry, Fit, algorithm_class, entry_of, make_records, run_again
+from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
@@ -215,8 +215,9 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
             tested = [run for run in record["runs"] if "test" in run]
             if not found and tested:
                 run = secrets.choice(tested)
-                differs = other_results(run, run_again(entry, record, run["cut"], Path(given.data.root), fit))
-                found += [] if differs is None else [differs]
+                work = Work(entry, None, json.dumps(record["chosen"]), run["cut"])
+                differs = other_results(run, make_run(fit, work, Path(given.data.root)))
+                found += [differs] if differs else []
             wrong += bool(found)
             kept = "keeps to the protocol, and one cut that was run again has its results"
             said = "is refused: " + "; ".join(found) if found else kept

@@ -19,6 +19,9 @@ DRAWS = 2000
 INTERVAL = (0.025, 0.975)
 """Quantiles of the bootstrap samples."""
 
+CLOSE = 0.01
+"""Difference of means that another processor may make: rounding changes a prediction here and there."""
+
 
 class Row(NamedTuple):
     """Statistics of a record; means over its cuts, NaN without a value."""
@@ -155,10 +158,9 @@ def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float
 def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | None:
     """What differs between a run and its repetition; None if their means agree."""
     if "test" not in again:
-        return f"cut {run['cut']}, run again, diverged"
+        return f"cut {run['cut']} run again diverged"
     for population in run["test"]:
         one, other = (_weighted(*_scores(held, population)) for held in (run, again))
         if abs(one - other) > CLOSE or math.isnan(one) != math.isnan(other):
-            found = f"has {other:.4f} on {population} clients where it says {one:.4f}"
-            return f"cut {run['cut']}, run again, {found}"
+            return f"cut {run['cut']} run again has {other:.4f} on {population} clients, and it says {one:.4f}"
     return None

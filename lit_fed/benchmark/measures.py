@@ -21,15 +21,8 @@ from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
 __all__ = [
-    "METRICS",
-    "Scores",
-    "ValidationCurve",
-    "area",
-    "calibration_error",
-    "mean_score",
-    "rounded",
-    "scores_on_test",
-]
+    "METRICS", "Scores", "ValidationCurve", "area", "calibration_error", "mean_score", "rounded", "scores_on_test",
+]  # fmt: skip
 
 METRICS = ("accuracy", "auroc", "r2")
 """Primary metrics, all larger for the better: share of hits; area under the ROC curve; 1 − mean squared error of

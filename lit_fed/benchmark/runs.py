@@ -37,7 +37,7 @@ from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.names import did_you_mean
 
-__all__ = ["Entry", "algorithm_class", "cut_of", "entry_of", "make_records", "run_again"]
+__all__ = ["Entry", "Work", "algorithm_class", "cut_of", "entry_of", "make_records", "make_run"]
 
 Fit = Callable[[list[str]], Any]
 """Runs `fit` without a test, and returns the command line's object; other processes import it by its name."""
@@ -221,12 +221,6 @@ class _Schedule:
         left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
         self.say(f"{work.said}: {told} ({self.left} runs, {left} left)")
         self._follow(work.entry)
-
-
-def run_again(entry: Entry, record: Record, cut: int, root: Path, fit: Fit) -> dict[str, Any]:
-    """Make the final run of a record's cut anew; see `make_records` for the arguments."""
-    forget_data()
-    return make_run(fit, Work(entry, None, json.dumps(record["chosen"]), cut), root)
 
 
 def record_of(

@@ -23,17 +23,8 @@ __all__ = ["Task", "read_task", "suites", "task_files"]
 NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
 FIELDS = {
-    *NEEDED,
-    *OF_CUT,
-    "title",
-    "data",
-    "licence",
-    "cuts",
-    "batch_size",
-    "clients_per_round",
-    "suites",
-    "local_epochs",
-}
+    *NEEDED, *OF_CUT, "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites", "local_epochs",
+}  # fmt: skip
 
 ROOT = "{root}"
 """Stands for `--data.root` in a task."""
