@@ -23,7 +23,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor
 
 from lit_fed.callbacks.defaults import callbacks_of
-from lit_fed.callbacks.report import print_table
+from lit_fed.callbacks.report import client_table, populations_of, print_table
 from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
 from lit_fed.core import tree
 from lit_fed.core.types import ClientBlock, Tree
@@ -36,7 +36,7 @@ from lit_fed.system.heartbeat import LostRanksError, check_timeout
 from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model
-from lit_fed.training.hooks import federated
+from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import (
     check_new_folder,
@@ -392,6 +392,47 @@ class FederatedTrainer(Trainer):
                 "not used. predict, and export without --clients, use it; in a federation `lit-fed client predict`"
             )
         return data
+
+    def client_table(self) -> DataFrame:
+        """One row per measured client with its last results, as in the run's clients.csv.
+
+        Raises:
+            ConfigError: if nothing was measured yet.
+        """
+        module: Any = self.lightning_module
+        if not isinstance(module, FederatedModule) or not module.client_rows:
+            raise ConfigError("no client was measured yet; call trainer.fit or trainer.test first")
+        return client_table(populations_of(data_of(self)), module)
+
+    def plot_mixtures(self) -> Any:
+        """A figure of matplotlib: the mixture weights of each seen client, above its true group where known.
+
+        Raises:
+            ConfigError: if the algorithm has no mixture weights, or nothing was measured yet.
+        """
+        from lit_fed.pictures.run import mixtures_figure
+
+        clients = self.client_table()
+        if "pi_0" not in clients:
+            name = type(federated(self.lightning_module).settings.algorithm).__name__
+            raise ConfigError(f"{name} has no mixture weights to draw; take a mixture, such as FedEM")
+        return mixtures_figure(clients)
+
+    def plot_rounds(self, metric: str = "accuracy") -> Any:
+        """A figure of matplotlib: a metric of seen and unseen clients at every evaluation, from the run's metrics.csv.
+
+        Args:
+            metric: `accuracy`, for regression `mse`, `loss` or a chosen metric.
+
+        Raises:
+            ConfigError: if the run has no folder, or the metric was not measured.
+        """
+        from lit_fed.pictures.run import rounds_figure
+
+        folder = results_folder(self)
+        if folder is None:
+            raise ConfigError("the run has no metrics.csv; leave logger=False out, and call trainer.fit first")
+        return rounds_figure(folder, metric)
 
     @contextmanager
     def _also(self, callback: Callback) -> Iterator[None]:

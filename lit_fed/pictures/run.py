@@ -13,7 +13,10 @@ from lit_fed.errors import ConfigError
 from lit_fed.pictures import style
 from lit_fed.system.packages import mpl, nx, pd
 
-__all__ = ["draw", "draw_graph", "evaluated_split", "mixture_heat_map", "read_history", "weight_figures"]
+__all__ = [
+    "draw", "draw_graph", "evaluated_split", "mixture_heat_map", "mixtures_figure", "read_history", "rounds_figure",
+    "weight_figures",
+]  # fmt: skip
 
 LINES = {
     ("seen", ""): {"color": "#1b4f8a", "linestyle": "-", "marker": "o"},
@@ -93,6 +96,31 @@ def read_history(folder: Path) -> pd.DataFrame:
 def evaluated_split(history: pd.DataFrame) -> str:
     """The split that the periodic evaluation measured."""
     return "val" if any(str(column).startswith("val/") for column in history) else "test"
+
+
+def rounds_figure(folder: Path, metric: str) -> Any:
+    """A metric of the clients at every evaluation of a run.
+
+    Args:
+        folder: the run's folder.
+        metric: name of the metric.
+
+    Raises:
+        ConfigError: if it was not measured.
+    """
+    history = read_history(folder)
+    split = evaluated_split(history)
+    known = [str(column).split("/")[2] for column in history if str(column).startswith(f"{split}/seen/")]
+    if metric not in known:
+        raise ConfigError(f"metric is {metric!r}; {folder / 'metrics.csv'} has {', '.join(known) or 'no evaluation'}")
+    with mpl.rc_context(style.COLUMN):
+        return _history(history, history["step"] + 1, "round", metric)
+
+
+def mixtures_figure(clients: pd.DataFrame) -> Any:
+    """The heat map of `mixture_heat_map` in the style of a run's figures."""
+    with mpl.rc_context(style.COLUMN):
+        return mixture_heat_map(clients)
 
 
 def _history_figures(folder: Path, metric: str) -> list[tuple[str, Any]]:

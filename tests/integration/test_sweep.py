@@ -157,7 +157,7 @@ def rows(folder):
 def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
     parameters = {
         "model.algorithm": {"values": ["FedAvg", "Oracle"]},  # digits by class know no groups that Oracle could take
-        "data.partition.label_groups": {"value": 1},
+        "data.partition": {"value": {"class_path": "Dirichlet", "init_args": {"alpha": 0.4, "min_samples": 20}}},
         "trainer.max_epochs": {"value": 1},
     }
     path, out = written(tmp_path / "one.yaml", parameters=parameters), tmp_path / "out"

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
 from lit_fed.core.algorithm import Participation
@@ -157,6 +157,23 @@ def test_clients_that_were_not_sampled_keep_their_mixture(tmp_path):
     assert 12 <= int(untouched.sum()) <= 16
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
     assert dict(module.named_buffers())["store.mixture_weights"] is weights
+
+
+def test_a_notebook_gets_tables_and_figures(tmp_path):
+    module, options = FederatedModule(), {"accelerator": "cpu", "max_epochs": 2, "enable_progress_bar": False}
+    run = FederatedTrainer(default_root_dir=tmp_path, **options)
+    run.fit(module, datamodule=digits(unseen_fraction=0.25))
+    with pytest.raises(ConfigError, match=r"no client was measured yet"):
+        FederatedTrainer(logger=False, enable_checkpointing=False, **options).client_table()
+    table = run.client_table()
+    weights = table.loc[table["population"] == "seen", ["pi_0", "pi_1", "pi_2"]]
+    np.testing.assert_allclose(weights.to_numpy(), module.mixture_weights, rtol=1e-6)
+    (cells,) = run.plot_mixtures().axes[0].images
+    assert cells.get_array().shape == (3, len(weights))
+    (axes,) = run.plot_rounds("loss").axes
+    assert [line.get_label() for line in axes.lines][:1] == ["seen, mean"]
+    with pytest.raises(ConfigError, match=r"metric is 'accurracy'; .*metrics.csv has accuracy, .*loss"):
+        run.plot_rounds("accurracy")
 
 
 def test_a_fit_by_another_trainer_is_refused():
