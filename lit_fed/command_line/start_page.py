@@ -24,7 +24,7 @@ COMMANDS = {
     "compare": "Compare finished runs: a table and figures.",
     "report": "Write finished runs as one HTML page that can be sent to others.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
-    "benchmark": "Tune and compare algorithms under one protocol, beside stored records.",
+    "benchmark": "Tune and compare algorithms under one protocol, beside others.",
     "flower-app": "Write a training as an app of Flower, for sites that have it.",
     "certificates": "Make certificates for a federation of real machines.",
     "client": "Work on this machine's data for a federation's server.",

@@ -103,7 +103,8 @@ def looks_transposed(input_shape: tuple[int, ...], channels: int | None = None) 
         return f"they look like [height, width, channels]: store x = {x}, which is [n, {held}, {sides[0]}, {sides[1]}]"
     if len(sides) == 2 and min(sides[1], last) >= SMALLEST_PICTURE and {sides[0], channels} == {1, 3}:
         x, held = _with_channels("x", sides[0], channels)
-        return f"they look like pictures with {sides[0]} of {held} channels: store x = {x}"
+        another = "or choose another --model.network"
+        return f"they look like pictures with {sides[0]} of {held} channels: store x = {x}, {another}"
     if len(sides) == 1 and sides[0] == last >= SMALLEST_PICTURE:
         x, held = _with_channels("x[:, None]", 1, channels)
         return f"they look like pictures without channels: store x = {x}, which is [n, {held}, {last}, {last}]"

@@ -67,7 +67,7 @@ def test_start_page_lists_all_commands_in_80_columns():
 def test_help_of_commands(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = said([command, "--help"])
-    where = " local" if command == "federation" else ""
+    where = {"federation": " local", "benchmark": " ACTION"}.get(command, "")
     assert page.startswith(f"usage: python -m lit_fed {command}{where} [options]")
     assert f"\n\n{COMMANDS[command][:40]}" in page
     assert all(len(line) <= 120 for line in page.splitlines())

@@ -150,14 +150,16 @@ def require(condition: bool, message: str) -> None:
 
 
 def names_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Split names.
+    """Split names; a list in brackets remains a text if YAML cannot read it, as with patterns that begin with a star.
 
     Example:
-        >>> names_of("age, sex"), names_of(("age, sex",)), names_of("")
-        (('age', 'sex'), ('age, sex',), ())
+        >>> names_of("age, sex"), names_of("[*wte*, head]"), names_of(("age, sex",)), names_of("")
+        (('age', 'sex'), ('*wte*', 'head'), ('age, sex',), ())
     """
     if not isinstance(given, str):
         return tuple(given)
+    if given.startswith("[") and given.endswith("]"):
+        given = given[1:-1]
     return tuple(one.strip() for one in given.split(",") if one.strip())
 
 

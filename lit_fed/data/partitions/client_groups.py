@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.partitions.base import Partition, check_discrete
+from lit_fed.data.partitions.base import Partition, check_discrete, check_enough
 from lit_fed.data.partitions.iid import IID
 
 __all__ = ["LabelGroups", "LabelPermutations", "Rotations"]
@@ -20,6 +20,7 @@ class _Grouped(Partition):
     num_groups: int
 
     def _check(self, num_clients: int) -> None:
+        check_enough(num_clients, num_clients)
         require(
             1 <= self.num_groups <= num_clients,
             f"{type(self).__name__}: num_groups = {self.num_groups} for {num_clients} clients; "
