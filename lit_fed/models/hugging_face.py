@@ -213,6 +213,11 @@ class HuggingFaceCausalLM(_HuggingFace):
             raise ConfigError(f"{OPTION}.frozen_dtype is {frozen_dtype}; give float32 or bfloat16")
         self.frozen_dtype = torch.bfloat16 if frozen_dtype == "bfloat16" else None
         self._make("CausalLM", input_shape, num_outputs, weights, config, pad_token_id, dropout, gradient_checkpointing)
+        if self.random:
+            raise ConfigError(
+                f"{OPTION}.weights {weights} lacks the last layer ({', '.join(sorted(self.random))}), and predicts no "
+                "words; give weights of a causal language model"
+            )
         known = {id(leaf): name for name, leaf in self.named_parameters()}
         self.head_names = frozenset(known[id(leaf)] for leaf in self._words.parameters())
 

@@ -46,6 +46,14 @@ def with_adapters(trained):
     return LowRankAdapters(2, ["*c_attn"]).add_to(network, lambda: network(texts()[0]))
 
 
+def test_weights_without_a_last_layer_are_refused(tmp_path):
+    make(UNTIED).model.base_model.save_pretrained(tmp_path / "body")
+    with pytest.raises(ConfigError, match=r"body lacks the last layer \(lm_head.weight\), and predicts no words"):
+        make(None, weights=str(tmp_path / "body"))
+    make().model.base_model.save_pretrained(tmp_path / "tied")  # the embedding is the last layer
+    assert make(None, weights=str(tmp_path / "tied")).head_names == {"model.transformer.wte.weight"}
+
+
 def test_the_last_layer_is_that_of_the_model_and_shares_its_weights():
     network = make()
     assert network.head_names == {"model.transformer.wte.weight"}
