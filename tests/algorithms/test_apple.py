@@ -43,6 +43,8 @@ def test_rounds_are_those_of_the_reference(weighting, schedule, client_trainer):
         found = flat(federation.states.models.parameters).numpy()
         np.testing.assert_allclose(found, np.stack(personal), rtol=0, atol=1e-10)
     assert np.ptp(ps, axis=0).max() > 0.05
+    told = algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
+    np.testing.assert_allclose(told.numpy(), ps, rtol=0, atol=1e-10)
     for found, own, (x, _) in zip(federation.predictions(), personal, clients, strict=True):
         np.testing.assert_allclose(found.exp().numpy(), predict(own, x), rtol=0, atol=1e-10)
 

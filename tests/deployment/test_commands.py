@@ -194,7 +194,7 @@ client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', 
         (["Federation"], [], (None, None, 0.0), "--data.partition, --data.num_clients, --data.unseen_fraction"),
         (["Federation"], ["--data.num_clients", "7"], (None, 7, 0.0), "--data.partition, --data.unseen_fraction"),
         (["ClientFolder", "--data.dataset.root", "x"], [], (None, None, 0.2), "--data.partition, --data.num_clients"),
-        (["Digits"], [], ("Dirichlet", 20, 0.2), None),
+        (["Digits"], [], ("LabelPermutations", 20, 0.2), None),
     ],
 )
 def test_a_configuration_gives_way_to_clients_of_a_data_set(dataset, more, left, out, capsys):
