@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lit_fed.core.reduce import num_ranks
 from lit_fed.metrics.chosen import ChosenMetrics
@@ -53,6 +52,8 @@ class Pool:
         columns = [shown for _, shown, _ in self._parts], [labels for _, _, labels in self._parts]
         each = [torch.cat(one) if one else torch.zeros(0) for one in columns]
         if num_ranks() > 1:
+            from torchmetrics.utilities.distributed import gather_all_tensors  # a single process has no use for it
+
             shapes = torch.zeros(2, MOST_AXES, dtype=torch.int64)  # number of axes, and their sizes; 0 without samples
             for row, one in zip(shapes, each, strict=True):
                 row[: one.ndim if self._parts else 0] = torch.tensor([one.ndim, *one.shape[1:]])
