@@ -175,7 +175,7 @@ def unknown(depth, num_classes, width):
     ("network", "shape", "parts"),
     [
         (unknown, (4,), ["unknown needs depth, width", "--model.network.depth VALUE", "input_shape", "num_classes"]),
-        (by_name, (4,), ["by_name needs in_channels", "samples [4] have no channels"]),
+        (by_name, (4,), ["by_name needs in_channels", "the samples are [4], without channels in front"]),
         (lambda: 3, (4,), ["returns int", "not an nn.Module"]),
         (partial(Plain, hidden=-1), (4,), ["Plain cannot be built for samples [4] and 2 outputs"]),
     ],
