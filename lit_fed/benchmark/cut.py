@@ -180,7 +180,6 @@ def systematic(number: int, share: float, start: float) -> np.ndarray:
     return sampled
 
 
-# ---------------------------------------------------------------------- data
 def forget_data() -> None:
     """Read the data anew the next time: files may have changed."""
     for kept in (_pool, _cut, _ids):

@@ -139,7 +139,6 @@ class ValidationCurve(FederatedCallback):
             self.seconds += time.process_time() - began
 
 
-# ---------------------------------------------------------------------- scores
 def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -> Scores:
     """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities."""
     labels, outputs = ([one.double().numpy() for one in column] for column in zip(*parts, strict=True))

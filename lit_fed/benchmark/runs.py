@@ -116,7 +116,6 @@ def _parsed(dataset: str) -> Cut:
     return cut
 
 
-# ---------------------------------------------------------------------- all runs
 def make_records(
     entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit, say: Callable[[str], None]
 ) -> None:
@@ -246,7 +245,6 @@ def record_of(
     }
 
 
-# ---------------------------------------------------------------------- one run
 def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     """Make a run: a trial is judged on validation samples, a final run also on test samples, once.
 

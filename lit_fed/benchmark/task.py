@@ -100,7 +100,6 @@ class Task:
         """Arguments with the place of the data in them."""
         return cast("dict[str, Any]", json.loads(json.dumps(arguments).replace(ROOT, str(root))))
 
-    # ------------------------------------------------------------------ digests
     def check_samples(self, cut: Cut) -> str:
         """The digest of a cut's samples, if every client has the ones that the task names.
 
