@@ -172,8 +172,8 @@ def test_a_notebook_gets_tables_and_figures(tmp_path):
     assert cells.get_array().shape == (3, len(weights))
     (axes,) = run.plot_rounds("loss").axes
     assert [line.get_label() for line in axes.lines][:1] == ["seen, mean"]
-    with pytest.raises(ConfigError, match=r"metric is 'accurracy'; .*metrics.csv has accuracy, .*loss"):
-        run.plot_rounds("accurracy")
+    with pytest.raises(ConfigError, match=r"metric is 'hits'; .*metrics.csv has accuracy, .*loss"):
+        run.plot_rounds("hits")
 
 
 def test_a_fit_by_another_trainer_is_refused():
