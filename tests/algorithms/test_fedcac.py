@@ -5,9 +5,9 @@ from references.fedcac_numpy import fedcac_round
 from references.logistic import predict, sgd
 
 from lit_fed.algorithms import FedAvg, FedCAC
-from lit_fed.algorithms.fedcac import critical_parameters
+from lit_fed.algorithms.fedcac import CriticalModel, critical_parameters
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import LocalWork
+from lit_fed.core.types import LocalWork, ModelState, Reduced
 
 SIZES = [5, 2, 8, 4]
 
@@ -42,6 +42,23 @@ def test_what_did_not_move_is_not_critical():
     assert not critical_parameters(same, same, 0.5)["w"].any()
     moved = {"w": torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 2.0]])}
     assert critical_parameters(same, moved, 0.5)["w"].tolist() == [[False] * 5 + [True]]
+
+
+def test_each_client_takes_the_mean_of_its_own_collaborators():
+    """In a chain 0 - 1 - 2 the one between has two, the others one each."""
+    federation = Federation(FedCAC(0.5, 100), make_clients([2, 2, 2]))
+    w, chain = (
+        torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64).expand(3, 5),
+        torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0]], dtype=torch.bool),
+    )
+    like = federation.task.init(1, 0).parameters
+    sent = [dict(zip(like, one.split([4, 1], 1), strict=True)) for one in (w, chain)]
+    sent = [{name: leaf.reshape(3, *like[name].shape) for name, leaf in one.items()} for one in sent]
+    reduced = Reduced(CriticalModel(ModelState(sent[0], {}), sent[1]), torch.ones(3, dtype=torch.float64))
+    algorithm, ctx = federation.algorithm, federation.context("train")
+    new = algorithm.server_step(ctx, federation.shared, reduced, torch.arange(3))
+    means, critical = torch.tensor([[1.5], [3.0], [4.0]], dtype=torch.float64), flat(sent[1]).bool()
+    assert torch.allclose(flat(new.peers.parameters), torch.where(critical, means, 3.0), atol=1e-12)
 
 
 def test_an_unseen_client_trains_from_the_mean(client_trainer):
