@@ -478,6 +478,24 @@ def test_cohort_of_one(algorithm, aggregation, weighting):
     assert set(federation.metrics) >= {"loss"}
 
 
+RATES_OF_THEIR_OWN = {"APPLE", "FedPAC", "MOCHA", "PFedMe"} | {"FedGen"}  # FedGen draws other features in each step
+
+
+@pytest.mark.parametrize("target", [MULTICLASS], ids=["multiclass"])
+def test_the_reported_loss_is_a_mean_over_steps(algorithm, target):
+    """Where steps move nothing, three passes report the loss of one, which is that of untrained models."""
+    if type(algorithm).__name__ in RATES_OF_THEIR_OWN:
+        pytest.skip("its steps differ at a learning rate of 0, too")
+    found = []
+    for epochs in (1, 3):
+        options = {"solver": LocalSolver(lr=1e-9, local_epochs=epochs), "batch_size": 0, "rounds": 1}
+        train = make_clients([6, 5, 9, 3], target=target)
+        federation = after_rounds(algorithm, train, target=target, network=network_of(algorithm), **options)
+        found.append(federation.metrics["loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] > 0.8  # log(3) of three classes, about, and not its half
+
+
 def test_no_local_work(algorithm, strict_trainer):
     federation = after_rounds(
         algorithm, make_clients(SIZES), trainer=strict_trainer, solver=LocalSolver(local_epochs=0)
