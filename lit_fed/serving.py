@@ -145,7 +145,7 @@ def measure(
         block: the clients.
         seen: whether they took part in training.
         chosen: K additional metrics of the same predictions.
-        pool: gets the predictions that these metrics see (not from `MeasuresElsewhere`); None: nobody does.
+        pool: gets the predictions that these metrics see (not from `MeasuresElsewhere`); None: no collection.
 
     Yields:
         Positions of the clients among those evaluated [C], and one row each, [C, 3 + M + K] float64: the sums of

@@ -201,7 +201,14 @@ def page(rows: dict[str, dict[str, float]], facts: dict[str, str]) -> str:
             *(f"| {cells} |" for cells in _programs(row)),
         ]  # fmt: skip
     lines += ["", ", ".join(f"{name} {value}" for name, value in facts.items()) + "."]
-    return written(__file__, {"workloads": lines[1:]})
+    shares = {f"{workload}_{peer}": _share(row, peer) for workload, row in rows.items() for peer in PEERS}
+    return written(__file__, {"workloads": lines[1:], **shares})
+
+
+def _share(row: dict[str, float], peer: str) -> str | None:
+    """What a whole process of lit_fed takes of a peer's seconds; None without both."""
+    share = row.get(f"lit_fed / {peer}, whole process")
+    return None if share is None else f"{share:.2f}"
 
 
 def _programs(row: dict[str, float]) -> list[str]:
@@ -210,8 +217,7 @@ def _programs(row: dict[str, float]) -> list[str]:
     lines = []
     for peer in peers:
         whole, each, start, loss = (row[f"{peer}, {what}"] for what in ("whole process", "a round", "start", "loss"))
-        share = row.get(f"lit_fed / {peer}, whole process")
-        taken = "" if share is None else f"{share:.2f}"
+        taken = _share(row, peer) or ""
         lines.append(f"{LABELS[peer]} | {whole:.1f} s | {taken} | {start:.1f} s | {1000 * each:.0f} ms | {loss:.3f}")
     return lines
 

@@ -45,10 +45,14 @@ def average_ranks(tasks: dict[str, tuple[Task, Records]]) -> tuple[dict[str, flo
     common = sorted(set.intersection(*(set(records) for _, records in tasks.values())))
     scores = np.array([[row_of(records[name]).mean for name in common] for _, records in tasks.values()])
     ranks = rankdata(-scores, axis=1).mean(0)
-    number = len(common)
-    critical = studentized_range.ppf(1 - LEVEL, number, math.inf) / math.sqrt(2)
-    critical *= math.sqrt(number * (number + 1) / (6 * len(tasks)))
-    return dict(sorted(zip(common, ranks.tolist(), strict=True), key=lambda one: one[1])), float(critical)
+    ordered = dict(sorted(zip(common, ranks.tolist(), strict=True), key=lambda one: one[1]))
+    return ordered, critical_difference(len(common), len(tasks))
+
+
+def critical_difference(algorithms: int, tasks: int) -> float:
+    """By how much average ranks have to differ, Nemenyi's test."""
+    quantile = studentized_range.ppf(1 - LEVEL, algorithms, math.inf) / math.sqrt(2)
+    return float(quantile * math.sqrt(algorithms * (algorithms + 1) / (6 * tasks)))
 
 
 def task_table(task: Task, records: Records) -> list[str]:

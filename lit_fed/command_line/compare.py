@@ -29,7 +29,7 @@ from lit_fed.training.output import check_new_folder, new_folder, print_rows, wr
 from lit_fed.training.round_logger import newest_version
 
 __all__ = [
-    "FinishedRun", "Group", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_figures",
+    "FinishedRun", "Group", "add_runs", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_figures",
     "comparison_table", "find_run", "grouped", "markdown_table", "metric_of", "named", "read_run",
     "without_seeds",
 ]  # fmt: skip
@@ -70,6 +70,17 @@ WIDTH = 140
 """Letters in a line of the table in a file."""
 
 
+def add_runs(parser: FederatedParser) -> None:
+    """Add the finished runs, and names for their rows."""
+    parser.add_argument(
+        "runs", nargs="+", type=str, metavar="RUN",
+        help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
+    )
+
+
 def compare_parser() -> FederatedParser:
     """The arguments of the command."""
     parser = command_parser(
@@ -77,16 +88,10 @@ def compare_parser() -> FederatedParser:
         "Runs that differ only in their seeds are one row, mean and standard "
         "deviation. Names are the differences between the configurations.",
     )  # fmt: skip
-    parser.add_argument(
-        "runs", nargs="+", type=str, metavar="RUN",
-        help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
-    )  # fmt: skip
+    add_runs(parser)
     parser.add_argument("--output", type=str, default="comparison", help="folder to be written, new or empty.")
     parser.add_argument(
         "--metric", type=str | None, help="metric to compare; by default accuracy or, for numbers, mse."
-    )
-    parser.add_argument(
-        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
     )
     parser.add_argument(
         "--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="formats of the figures."

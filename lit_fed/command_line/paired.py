@@ -23,15 +23,9 @@ LEVEL = 0.95
 """Confidence of an interval."""
 
 TRAINING = (
-    "batch_size",
-    "client_fraction",
-    "clients_per_round",
-    "client_sampling",
-    "clients_per_block",
-    "augment",
-    "poison",
+    "batch_size", "client_fraction", "clients_per_round", "client_sampling", "clients_per_block", "augment", "poison",
     "public",
-)
+)  # fmt: skip
 """Arguments of the data that change neither clients nor their test samples."""
 
 

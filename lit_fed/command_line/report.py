@@ -65,15 +65,9 @@ def report_parser() -> FederatedParser:
         "The page needs no network. Clients are compared with those of Local "
         "and FedAvgPlus where these are among the runs.",
     )  # fmt: skip
-    parser.add_argument(
-        "runs", nargs="+", type=str, metavar="RUN",
-        help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
-    )  # fmt: skip
+    compare.add_runs(parser)
     parser.add_argument("--output", type=str, default="report.html", help="file to be written, .html.")
     parser.add_argument("--metric", type=str | None, help="metric to report; by default accuracy or, for numbers, mse.")
-    parser.add_argument(
-        "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
-    )
     parser.add_argument("--anonymous", action="store_true", help="leave out names of clients, and settings.")
     return parser
 

@@ -226,7 +226,7 @@ class ClientMeter:
     Args:
         chosen: the metrics.
         num_clients: C.
-        add: gets the number of a client, 0 … C − 1, some of its predictions and their labels; None: nobody does.
+        add: gets the number of a client, 0 … C − 1, some of its predictions and their labels; None: no collection.
     """
 
     def __init__(self, chosen: ChosenMetrics, num_clients: int, add: Add | None = None) -> None:

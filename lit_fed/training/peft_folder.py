@@ -39,7 +39,7 @@ from lit_fed.training.output import new_folder
 __all__ = ["save_adapters", "save_client"]
 
 ROWS = 64
-"""Random outputs from which the weights of a mixture are told, of labels without positions."""
+"""Number of random outputs from which mixture weights are recovered, for labels without positions."""
 
 EQUATIONS = 4096
 """Probabilities that the weights are solved from."""

@@ -6,6 +6,7 @@ import math
 import re
 import sys
 
+import leaderboard
 import numpy as np
 import pytest
 import torch
@@ -320,3 +321,12 @@ def test_shipped_tasks_and_their_records_are_whole(name):
         points = protocol.trial_points(runs.algorithm_class(record["algorithm"]))
         assert list(records.problems(record, task, json.loads(json.dumps(points)))) == []
         assert row_of(record).mean > 0
+
+
+def test_the_leaderboard_is_what_the_records_give():
+    assert leaderboard.PAGE.read_text() == leaderboard.page(leaderboard.all_records())
+
+
+def test_the_critical_difference_is_the_published_one():
+    """Four classifiers on fourteen data sets: 1.25, the example of Demsar 2006, Section 3.2.4."""
+    assert leaderboard.critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
