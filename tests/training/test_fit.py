@@ -159,6 +159,7 @@ def test_clients_that_were_not_sampled_keep_their_mixture(tmp_path):
     assert dict(module.named_buffers())["store.mixture_weights"] is weights
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_notebook_gets_tables_and_figures(tmp_path):
     module, options = FederatedModule(), {"accelerator": "cpu", "max_epochs": 2, "enable_progress_bar": False}
     run = FederatedTrainer(default_root_dir=tmp_path, **options)
