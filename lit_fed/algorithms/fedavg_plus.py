@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_step
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_step, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import Patterns, named_leaves
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
@@ -40,7 +40,7 @@ class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
 
     serving_settings = ("fine_tune_epochs", "fine_tune_lr", "tune")
 
-    fine_tune_epochs: int = 1
+    fine_tune_epochs: int = tuned(1, 1, 5, 10)
     fine_tune_lr: float | None = None
     tune: Patterns | None = None
 
