@@ -24,9 +24,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
+from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
@@ -57,7 +56,7 @@ class PeerRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DecentralizedSurrogate(Personal[Peers, PeerLocal, PeerRun]):
+class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
     """Majorise and minimise without a server: each client trains on a surrogate at its own models, then mixes them.
 
     Args:
@@ -77,16 +76,9 @@ class DecentralizedSurrogate(Personal[Peers, PeerLocal, PeerRun]):
     unseen_steps: int = 1
     common_start: bool = True
 
-    message = MessageSpec("rows", reduce="stack")
-    participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
+        **Gossiping.incompatible,
         "loss": "minimises an upper bound of the log-loss, which is none of another loss",
-        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
-    }
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "all leaves of the peers' models are mixed",
     }
 
     def __post_init__(self) -> None:
@@ -96,15 +88,6 @@ class DecentralizedSurrogate(Personal[Peers, PeerLocal, PeerRun]):
     def num_models(self) -> int:  # type: ignore[override]
         """The models in u."""
         return self.surrogate.num_models
-
-    def _matrix(self, ctx: Context) -> Tensor:
-        return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
-
-    def shared_init(self, ctx: Context) -> Peers:
-        """u_t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
-        self._matrix(ctx)
-        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
-        return initial_peers(ctx, self.num_models, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerLocal:
         """v_t before the first round."""
@@ -135,11 +118,7 @@ class DecentralizedSurrogate(Personal[Peers, PeerLocal, PeerRun]):
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """u_t^k = Σ_j [W_k]_tj u_j^k-1/2: what the network does, in one place."""
-        return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
-
-    def collaboration(self, ctx: Context, shared: Peers, states: PeerLocal) -> Tensor:
-        """The mixing matrix of the round."""
-        return self._matrix(ctx)
+        return gossip(ctx, shared, client_ids, reduced.value, self.matrix(ctx))
 
     def log_prob(self, ctx: Context, shared: Peers, state: PeerLocal, x: Tensor, outputs: None) -> Tensor:
         """The surrogate's prediction from the client's own models, [B, C]."""

@@ -26,14 +26,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
+from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
@@ -72,7 +71,7 @@ class PeerWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
+class DFedEM(Gossiping[PeerMixture, PeerWork]):
     """M component models at each client, kept together by averaging with neighbours; each learns its own mixture.
 
     Args:
@@ -99,17 +98,6 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
     average: Literal["clients", "responsibility"] = "clients"
     start: MixtureStart | None = None
 
-    message = MessageSpec("rows", reduce="stack")
-    participation = Participation(weighting="uniform", fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
-    }
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "all leaves of the peers' models are mixed",
-    }
-
     def __post_init__(self) -> None:
         check_settings(self, num_components=">= 1", em_steps=">= 1")
         if self.start is not None and self.start.reports:
@@ -127,14 +115,9 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
     def _counts_shares(self) -> bool:
         return self.average == "responsibility" or (self.start is not None and self.start.chooses)
 
-    def _matrix(self, ctx: Context) -> Tensor:
-        return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
-
     def shared_init(self, ctx: Context) -> Peers:
-        """θ_m,t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
-        self._matrix(ctx)
-        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
-        peers = initial_peers(ctx, self.num_components, common=self.common_start)
+        """θ_m,t^0, and s_t before the first round."""
+        peers = super().shared_init(ctx)
         even = torch.full((ctx.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
         return peers._replace(shares=even) if self._counts_shares else peers
 
@@ -176,11 +159,7 @@ class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2, or by shares: what the network does, in one place."""
         models, share = reduced.value if self._counts_shares else (reduced.value, None)
-        return gossip(ctx, shared, client_ids, models, self._matrix(ctx), share)
-
-    def collaboration(self, ctx: Context, shared: Peers, states: PeerMixture) -> Tensor:
-        """The mixing matrix of the round."""
-        return self._matrix(ctx)
+        return gossip(ctx, shared, client_ids, models, self.matrix(ctx), share)
 
     def log_prob(self, ctx: Context, shared: Peers, state: PeerMixture, x: Tensor, outputs: None) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m,t), [B, C]."""

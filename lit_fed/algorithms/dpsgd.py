@@ -21,14 +21,14 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, local_step
+from lit_fed.core.algorithm import local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
+from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import Peers, models_of, own_models, put_models
 from lit_fed.core.graphs.topology import Ring, Topology
 from lit_fed.core.local_solver import OptimizerState
@@ -55,7 +55,7 @@ class WeightedRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DPSGD(Personal[Peers, PeerNumber, WeightedRun]):
+class DPSGD(Gossiping[PeerNumber, WeightedRun]):
     """Decentralised SGD, without a server: a model at each client, averaged with those of its neighbours.
 
     Args:
@@ -71,28 +71,8 @@ class DPSGD(Personal[Peers, PeerNumber, WeightedRun]):
     order: Literal["parallel", "after"] = "parallel"
     common_start: bool = True
 
-    message = MessageSpec("rows", reduce="stack")
-    participation = Participation(weighting="uniform", fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
-    }
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "all leaves of the peers' models are mixed",
-    }
-
     def __post_init__(self) -> None:
         check_settings(self)
-
-    def _matrix(self, ctx: Context) -> Tensor:
-        return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
-
-    def shared_init(self, ctx: Context) -> Peers:
-        """x_i,0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
-        self._matrix(ctx)
-        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
-        return initial_peers(ctx, 1, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerNumber:
         """Its number: the network holds x_i."""
@@ -119,16 +99,12 @@ class DPSGD(Personal[Peers, PeerNumber, WeightedRun]):
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """x_i <- Σ_j W_ij x_j − γ·∇F_i(x_i; ξ_i) for all i: what the network does, in one place."""
         if self.order == "after":
-            return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
+            return gossip(ctx, shared, client_ids, reduced.value, self.matrix(ctx))
         before, stepped = models_of(shared, client_ids).parameters, reduced.value
-        mixed = gossip(ctx, shared, client_ids, stepped._replace(parameters=before), self._matrix(ctx))
+        mixed = gossip(ctx, shared, client_ids, stepped._replace(parameters=before), self.matrix(ctx))
         average = models_of(mixed, client_ids)
         moved = tree.add(average.parameters, tree.sub(stepped.parameters, before))
         return put_models(mixed, client_ids, average._replace(parameters=moved))
-
-    def collaboration(self, ctx: Context, shared: Peers, states: PeerNumber) -> Tensor:
-        """The mixing matrix of the round."""
-        return self._matrix(ctx)
 
     def served(self, ctx: Context, shared: Peers, state: PeerNumber) -> ModelState:
         """x_i, or the mean of all."""

@@ -10,12 +10,13 @@ https://doi.org/10.1137/S0036144503423264
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, State, Work
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.fastest_mixing import fastest_mixing
 from lit_fed.core.graphs.peers import Peers, links, put_models, same_start
@@ -24,8 +25,8 @@ from lit_fed.core.types import ModelState, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "MixingRule", "check_agreement", "check_mixing", "gossip", "initial_peers", "mixing_matrix", "restrict",
-    "second_eigenvalue", "traffic", "weights_of",
+    "Gossiping", "MixingRule", "check_agreement", "check_mixing", "gossip", "initial_peers", "mixing_matrix",
+    "restrict", "second_eigenvalue", "traffic", "weights_of",
 ]  # fmt: skip
 
 MixingRule = Literal["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "uniform", "identity"]
@@ -221,3 +222,36 @@ def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Ten
         return tree.bits(value) * torch.ones_like(client_id, dtype=torch.float64)
     edges = adjacency(topology, ctx.num_clients, ctx.seed, ctx.round_idx)
     return tree.bits(value) * links(ctx, edges, client_id)
+
+
+class Gossiping(Personal[Peers, State, Work]):
+    """Algorithms without a server in which each client mixes its models with those of its neighbours."""
+
+    topology: Topology
+    mixing: MixingRule
+    common_start: bool
+
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+    }
+    has_server = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "who is whose neighbour depends on the clients' numbers",
+        "local_batch_norm": "all leaves of the peers' models are mixed",
+    }
+
+    def matrix(self, ctx: Context) -> Tensor:
+        """W of the round, [T, T] float64."""
+        return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
+
+    def shared_init(self, ctx: Context) -> Peers:
+        """Fresh models; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
+        self.matrix(ctx)
+        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
+        return initial_peers(ctx, self.num_models, common=self.common_start)
+
+    def collaboration(self, ctx: Context, shared: Peers, states: State) -> Tensor:
+        """The mixing matrix of the round."""
+        return self.matrix(ctx)
