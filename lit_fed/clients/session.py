@@ -300,7 +300,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
         partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
-        criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
+        criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
     if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
         task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))

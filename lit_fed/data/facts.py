@@ -49,6 +49,7 @@ class TrainingFacts(NamedTuple):
     total_positions: int = 0  # labelled positions of all training samples, where they are weights
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
+    class_counts: Tensor | None = None  # [C] int64 training labels of each class, where the loss needs them
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,7 +74,14 @@ class TrainingFacts(NamedTuple):
     def public(self) -> TrainingFacts:
         """The facts without those that only the server may know: groups, attackers, names and sizes of clients."""
         return self._replace(
-            groups=None, attackers=None, columns=None, class_names=None, named=None, sizes=None, learned=()
+            groups=None,
+            attackers=None,
+            columns=None,
+            class_names=None,
+            named=None,
+            sizes=None,
+            learned=(),
+            class_counts=None,
         )
 
     def plain(self) -> dict[str, Any]:

@@ -337,6 +337,7 @@ class RunHistory:
             "data (fingerprint)": self.fingerprint,
             "seed": federation.terms.seed,
             "loss": repr(None if criterion is None else criterion.loss),
+            "loss.in_e_step": criterion is not None and criterion.loss.in_e_step,
             "target": repr(federation.terms.task.target),
             "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in files.items()}

@@ -77,6 +77,10 @@ REFUSED: dict[str, str] = {
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
+    "counted_classes deployed": (
+        "--model.loss.weight is inverse_frequency, and nodes do not tell how many labels of each class they have; give "
+        "a list of weights"
+    ),
     "local_norm refuses_local_norm": "--model.batch_norm is local, and {name} {refuses_local_norm}; leave it out",
     "personal rows": PARTS % "combines the whole models of single clients",
     "personal nothing": PARTS % NOTHING,
@@ -392,6 +396,7 @@ class Compatibility(NamedTuple):
             "by_positions": self.weighting == "positions",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
+            "counted_classes": self.loss is not None and self.loss.counts_classes,
             "local_norm": self.batch_norm == "local",
             "personal": None if parts is None else parts if isinstance(parts, str) else ", ".join(parts),
             "alternating": parts is not None and self.personal.training == "alternating",
