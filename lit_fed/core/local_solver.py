@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from lit_fed.core import tree
 from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
-from lit_fed.errors import check_settings
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs"]
 
@@ -76,6 +77,10 @@ class LocalSolver:
         local_steps: optimizer steps per round instead of epochs.
         straggler_fraction: share of the clients, drawn in every round, that take fewer local steps: uniformly from one
             to all of them (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
+        client_lr: factors on the learning rate of some clients, adaptation included, by patterns of their names, such
+            as `{hospital_*: 0.5}`; of several that match the last holds. Clients that none matches have 1.
+        client_work: shares of the local steps of a round, in (0, 1], that some clients take, by patterns likewise: of 4
+            epochs `{phone_*: 0.5}` takes 2. A client takes at least one step. Averages weigh clients as before.
         clip_norm: maximum Euclidean norm of the gradient of each model.
         persist_optimizer: keep each client's optimizer state between rounds, as the official FedEM code does;
             otherwise every round starts with a fresh one.
@@ -94,6 +99,8 @@ class LocalSolver:
     local_epochs: int = 1
     local_steps: int | None = None
     straggler_fraction: float = 0.0
+    client_lr: dict[str, float] = field(default_factory=dict, hash=False)
+    client_work: dict[str, float] = field(default_factory=dict, hash=False)
     clip_norm: float | None = None
     persist_optimizer: bool = False
 
@@ -118,6 +125,8 @@ class LocalSolver:
                 f"a whole number from 1 to {MOST_STEPS}, or null",
             ),
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
+            "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
+            "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
@@ -157,6 +166,30 @@ class LocalSolver:
         if phase != "adapt":
             return self.lr_at(round_idx, num_rounds)
         return torch.tensor(self.lr if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
+
+    def by_client(self, option: Literal["client_lr", "client_work"], names: Sequence[str]) -> Tensor | None:
+        """Factors of the clients with these names, [T] float64; None if the option is not given.
+
+        Raises:
+            ConfigError: naming a pattern that matches no client.
+
+        Example:
+            >>> LocalSolver(client_lr={"*": 0.5, "b": 2.0}).by_client("client_lr", ["a", "b"]).tolist()
+            [0.5, 2.0]
+        """
+        given: dict[str, float] = getattr(self, option)
+        if not given:
+            return None
+        factors = torch.ones(len(names), dtype=torch.float64)
+        for pattern, factor in given.items():
+            matching = [position for position, name in enumerate(names) if fnmatchcase(name, pattern)]
+            if not matching:
+                raise ConfigError(
+                    f"--model.solver.{option} has {pattern!r}, which matches no client of the training; clients are "
+                    f"called {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
+                )
+            factors[matching] = factor
+        return factors
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""

@@ -49,6 +49,8 @@ class TrainingFacts(NamedTuple):
     total_positions: int = 0  # labelled positions of all training samples, where they are weights
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
+    lr_factors: Tensor | None = None  # [T] float64, see `Context`
+    work_shares: Tensor | None = None  # [T] float64, see `Context`
     class_counts: Tensor | None = None  # [C] int64 training labels of each class, where the loss needs them
 
     @property
@@ -82,6 +84,8 @@ class TrainingFacts(NamedTuple):
             sizes=None,
             learned=(),
             class_counts=None,
+            lr_factors=None,
+            work_shares=None,
         )
 
     def plain(self) -> dict[str, Any]:

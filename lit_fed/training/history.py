@@ -331,6 +331,7 @@ class RunHistory:
         return {
             "algorithm": plain_settings(federation.algorithm),
             "solver": plain_settings(federation.terms.solver),
+            "solver by client": repr((federation.terms.solver.client_lr, federation.terms.solver.client_work)),
             "selection": plain_settings(federation.selection),
             "clients": federation.terms.num_clients,
             "client states in files": federation.store.in_files,
