@@ -80,7 +80,10 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"loss": "weighs clients by the log-loss whose gradient they follow"}
+    incompatible: ClassVar[dict[str, str]] = {
+        "loss": "weighs clients by the log-loss whose gradient they follow",
+        "client_lr": "takes its steps at the server",
+    }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server lists the weights of the clients by their numbers",
         "ranks": "its weights λ are no whole numbers, so a sum in another order differs in the last bits",

@@ -1,7 +1,8 @@
 """FedEM: clients as mixtures of M shared distributions, learned by federated expectation-maximisation.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021.
-https://arxiv.org/abs/2108.10252, Algorithm 1 (in detail Algorithm 2).
+https://arxiv.org/abs/2108.10252, Algorithm 1 (in detail Algorithm 2). Another algorithm of this name, federated EM with
+compressed messages and variance reduction, is by Dieuleveut, Fort, Moulines, Robin (NeurIPS 2021).
 
 Symbols:
     θ_m   -> shared.models        component m, leaves [M, ...]
@@ -26,6 +27,10 @@ Deviations:
     `position_loss: sum` it takes the likelihood itself: one component writes the whole text, so p(y | x, θ_m) =
     Π_l p(y_l | x, θ_m) = exp(−L·ℓ) and q_m ∝ π_m·exp(−L·ℓ). Serving mixes position by position in both cases:
     Σ_m π_m p(y_l | x, θ_m) is the probability of one label where the others are not known. Losses are per position.
+    The paper allows another local solver for each client (Section 3.2): rates and steps may differ
+    (`solver.client_lr`, `client_work`), the optimizer is common.
+    The authors' code weighs characters by inverse frequency, in the E-step too; here likelihoods are unweighted, unless
+    `--model.loss CrossEntropy` has weights (`in_e_step`: exp(−weighted loss) is no likelihood, and q_t no posterior).
 """
 
 from __future__ import annotations

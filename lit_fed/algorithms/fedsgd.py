@@ -67,6 +67,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "gradients beside the local solver",
         "personal_parts": "lets clients send gradients without a local step of their own",
+        "client_lr": "takes its steps at the server",
     }
     server_only = ("optimizer",)
     conformance_exempt: ClassVar[dict[str, str]] = {

@@ -75,7 +75,8 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
+        "client_lr": "mixes models in proportion to one rate",
     }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the models of all clients are kept in the order of their numbers",

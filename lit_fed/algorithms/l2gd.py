@@ -73,9 +73,10 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """Noise covers one average a round."""
+        """Noise covers one average a round; steps of the loss and of the penalty share a rate."""
+        one_rate = {"client_lr": "moves all clients towards their mean at one rate"}
         reason = "averages the same clients several times a round with flips_per_round"
-        return {"privacy": reason} if self.flips_per_round > 1 else {}
+        return one_rate | {"privacy": reason} if self.flips_per_round > 1 else one_rate
 
     def __post_init__(self) -> None:
         numbers = {"communication_probability": "[0, 1]", "flips_per_round": "[1, 1000000]"}

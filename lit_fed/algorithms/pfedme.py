@@ -19,7 +19,8 @@ Deviations:
     which is not offered, and weights clients by samples (`model.weighting`).
     The step of w_i goes through the local solver, so that momentum and weight decay act on it; the paper's is plain, as
     are the inner steps here. Running statistics are those of θ̃_i, and β does not extrapolate them.
-    An unseen client has no model in the paper. Ours: `unseen_epochs` passes of local updates from w.
+    An unseen client has no model in the paper. Ours: `unseen_epochs` passes of local updates from w (lines 6-9), as in
+    the FedEM paper (https://arxiv.org/abs/2108.10252, Appendix J.3).
 """
 
 from __future__ import annotations

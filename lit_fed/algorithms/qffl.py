@@ -69,7 +69,10 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"loss": "takes a power of the log-loss whose gradient the clients follow"}
+    incompatible: ClassVar[dict[str, str]] = {
+        "loss": "takes a power of the log-loss whose gradient the clients follow",
+        "client_lr": "divides all changes by one rate at the server",
+    }
 
     def __post_init__(self) -> None:
         check_settings(self, fairness_power=">= 0", lipschitz="> 0")

@@ -72,7 +72,8 @@ class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
 
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "keeps control variates with the sum 0, in which the change of each counts once"
+        "size_sampling": "keeps control variates with the sum 0, in which the change of each counts once",
+        "client_lr": "keeps control variates with the sum 0, which takes one rate",
     }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its control variates would steer a client's own normalisation by the means of the others"

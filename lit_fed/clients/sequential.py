@@ -93,6 +93,7 @@ class SequentialTrainer:
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
+        ctx = ctx.of_client(torch.tensor(client_id))
         batches = self._batches(job, row, client_id, data)
         stage, first = next(batches, ("", None))
         shares_pass = self.shares_passes and ctx.task.one_by_one and ctx.task.same_in_training
@@ -176,7 +177,7 @@ class SequentialTrainer:
     ) -> Iterator[Batch]:
         plan = make_plan(
             [size], [client_id], work, batch_size=batch_size, seed=ctx.seed_of_batches(work), round_idx=ctx.round_idx,
-            phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch,
+            phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch, shares=ctx.shares_of([client_id]),
         )  # fmt: skip
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             width = max(count, 1)  # an empty Poisson batch is one masked sample

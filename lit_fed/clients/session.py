@@ -121,7 +121,7 @@ class ModelSettings(NamedTuple):
 
     def _around(self, **known: Any) -> Compatibility:
         return Compatibility(
-            self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
+            self.algorithm, self.aggregation, self.weighting, self.loss, solver=self.solver, privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
             batch_norm=self.batch_norm, personal=self.personal_parts, selection=self.selection, **known,
         )  # fmt: skip
@@ -215,6 +215,7 @@ class Session(NamedTuple):
             most_samples=facts.most_samples, total_positions=facts.total_positions, attackers=facts.attacking,
             capped_samples=facts.capped_samples,
             sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
+            lr_factors=facts.lr_factors, work_shares=facts.work_shares,
             augmentation=make_augmentation(
                 facts.augment, facts.normalisation, mask_form(facts.target, facts.label_shape)
             ),
@@ -300,7 +301,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
         partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
-        criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
+        criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
     if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
         task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))

@@ -137,10 +137,10 @@ class VectorizedTrainer:
             return ClientData(split.x, split.y, index, mask, client_id)
 
         def client_init(state: Tree, losses: Tensor | None, *fields: Tensor) -> Any:
-            return algorithm.client_init(ctx, shared, state, data(*fields), losses)
+            return algorithm.client_init(ctx.of_client(fields[-1]), shared, state, data(*fields), losses)
 
         def client_final(work: Any, *fields: Tensor) -> ClientResult:
-            return complete(job, algorithm.client_final(ctx, shared, work, data(*fields)))
+            return complete(job, algorithm.client_final(ctx.of_client(fields[-1]), shared, work, data(*fields)))
 
         fields = (index, mask, client_ids)
         stage = "client_init"
@@ -166,7 +166,9 @@ class VectorizedTrainer:
     def _stage(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         plan, rows, mask = self._plan(job, sizes)
         ids = job.block.phase.client_ids
-        if job.block.phase.work.straggler_fraction:  # the largest client need not take the most steps
+        if (
+            job.block.phase.work.straggler_fraction or job.ctx.work_shares is not None
+        ):  # the largest client need not take the most steps
             order = torch.argsort(plan.steps, descending=True, stable=True)
             done = self._advance(job, *tree.index((work, plan, rows, mask, ids), order))
             return tree.index(done, torch.argsort(order))
@@ -177,8 +179,8 @@ class VectorizedTrainer:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         active_at = (plan.steps[:, None] > torch.arange(plan.counts.shape[1])).sum(0).tolist()
 
-        def step(work: Any, batch: Batch) -> Any:
-            return algorithm.client_step(ctx, shared, work, batch)
+        def step(work: Any, batch: Batch, client_id: Tensor) -> Any:
+            return algorithm.client_step(ctx.of_client(client_id), shared, work, batch)
 
         before, finished = work, []
         active = len(plan.counts)
@@ -194,7 +196,8 @@ class VectorizedTrainer:
                 if ctx.augmentation is not None:
                     counts = plan.counts[:active, position][members]
                     batch = _augmented(job, batch, ids[:active][members], counts, position)
-                parts.append(vmap_clients(step, work if len(groups) == 1 else tree.index(work, members), batch))
+                some = work if len(groups) == 1 else tree.index(work, members)
+                parts.append(vmap_clients(step, some, batch, ids[:active][members]))
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
             return work
@@ -207,7 +210,7 @@ class VectorizedTrainer:
             sizes.masked_fill(placeholder, 0).tolist(), client_ids.tolist(), job.block.phase.work,
             batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
             round_idx=job.ctx.round_idx, phase=job.ctx.phase, stage=job.ctx.stage,
-            smallest_batch=job.ctx.task.smallest_batch,
+            smallest_batch=job.ctx.task.smallest_batch, shares=job.ctx.shares_of(client_ids.tolist()),
         )  # fmt: skip
         starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]

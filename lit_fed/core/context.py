@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -57,6 +58,8 @@ class Context(NamedTuple):
     secret: Secret | None = None  # source of protecting noise; None: no privacy
     unprotected: Context | None = None  # the context without protection of samples; None: this one
     public: PublicSamples | None = None  # of the server, in server steps alone; None: it has none
+    lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
+    work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
     stage: str = ""  # stage of the local work, in `client_step`; "": the work has a single one
 
     def seed_of_batches(self, work: LocalWork) -> int:
@@ -66,6 +69,20 @@ class Context(NamedTuple):
         all samples after it, and ε covers the change of one gradient only.
         """
         return self.secret.seed("batches") if work.sample_rate and self.secret is not None else self.seed
+
+    def of_client(self, client_id: Tensor) -> Context:
+        """The context with the client's learning rate; `client_id` [] may be batched, and is T or more if unseen."""
+        if self.lr_factors is None:
+            return self
+        known = torch.cat([self.lr_factors, self.lr_factors.new_ones(1)]).to(self.lr.device)
+        position = client_id.to(self.lr.device).clamp(max=len(self.lr_factors)).unsqueeze(0)
+        return self._replace(lr=self.lr * known.index_select(0, position)[0])
+
+    def shares_of(self, client_ids: Sequence[int]) -> np.ndarray | None:
+        """Shares of the local steps that clients of a round take, [C] float64; None: all take all."""
+        if self.work_shares is None or self.phase == "adapt":
+            return None
+        return self.work_shares[list(client_ids)].numpy()
 
     @property
     def own(self) -> Context:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,12 +15,15 @@ from lit_fed.core import tree
 from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
-from lit_fed.errors import check_settings
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs"]
 
 PIECE = 2**17
 """Elements of a leaf updated at once on a CPU, so that all operands fit into caches."""
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "radam")
+"""Names of update rules; each acts on every number by itself."""
 
 MOST_STEPS = 10**6
 """Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
@@ -29,7 +33,7 @@ class OptimizerState(NamedTuple):
     """State of the local optimizer; dicts are empty if the method has no moments."""
 
     step: Tensor  # [] number of updates so far
-    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters
+    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters; `rmsprop`, …: see their rules
     second: dict[str, Tensor]  # second moment, leaves as the parameters
 
 
@@ -51,8 +55,10 @@ class LocalSolver:
     """Local optimizer and local work, for every algorithm.
 
     Args:
-        optimizer: `sgd`, `adam` or `adamw`, with PyTorch's update rules: weight decay is added to the gradient of the
-            first two, and shrinks the parameters beside it in `adamw` (https://arxiv.org/abs/1711.05101).
+        optimizer: `sgd`, `adam`, `adamw`, `rmsprop`, `adagrad`, `adadelta`, `adamax` or `radam`, with PyTorch's update
+            rules: weight decay is added to the gradient, and shrinks the parameters beside it in `adamw`
+            (https://arxiv.org/abs/1711.05101). Rules that need more than a gradient and two tensors like it, such as
+            `LBFGS` and `NAdam`, are not offered.
         lr: learning rate of the first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
@@ -60,21 +66,27 @@ class LocalSolver:
             run; a run continued with more rounds keeps its first number.
         adapt_lr: learning rate of adaptation before serving; null takes `lr`, since the decayed rate of the last rounds
             is too small.
-        momentum: momentum of `sgd`, in [0, 1).
-        nesterov: Nesterov's form of momentum.
+        momentum: momentum of `sgd` and `rmsprop`, in [0, 1).
+        nesterov: Nesterov's form of the momentum of `sgd`.
         weight_decay: λ of the L2 penalty λ/2·‖θ‖²; `adamw` shrinks parameters by η·λ in each step.
-        betas: decay of the two moments of `adam` and `adamw`.
-        eps: added to the root of the second moment of `adam` and `adamw`.
+        betas: decay of the two moments of `adam`, `adamw`, `adamax` and `radam`. `rmsprop` and `adadelta` have the
+            second one alone; PyTorch's own default is 0.99 for the one and 0.9 for the other.
+        eps: added to the root of the second moment, of `adamax` to the gradient's absolute value; PyTorch's own default
+            is 1e-10 for `adagrad` and 1e-6 for `adadelta`.
         local_epochs: passes over the local samples per round; 0: no local steps.
         local_steps: optimizer steps per round instead of epochs.
         straggler_fraction: share of the clients, drawn in every round, that take fewer local steps: uniformly from one
             to all of them (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
+        client_lr: factors on the learning rate of some clients, adaptation included, by patterns of their names, such
+            as `{hospital_*: 0.5}`; of several that match the last holds. Clients that none matches have 1.
+        client_work: shares of the local steps of a round, in (0, 1], that some clients take, by patterns likewise: of 4
+            epochs `{phone_*: 0.5}` takes 2. A client takes at least one step. Averages weigh clients as before.
         clip_norm: maximum Euclidean norm of the gradient of each model.
         persist_optimizer: keep each client's optimizer state between rounds, as the official FedEM code does;
             otherwise every round starts with a fresh one.
     """
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "radam"] = "sgd"
     lr: float = 0.1
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
     schedule_rounds: int | None = None
@@ -87,19 +99,24 @@ class LocalSolver:
     local_epochs: int = 1
     local_steps: int | None = None
     straggler_fraction: float = 0.0
+    client_lr: dict[str, float] = field(default_factory=dict, hash=False)
+    client_work: dict[str, float] = field(default_factory=dict, hash=False)
     clip_norm: float | None = None
     persist_optimizer: bool = False
 
     def __post_init__(self) -> None:
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
-            "optimizer": (self.optimizer in ("sgd", "adam", "adamw"), "sgd, adam or adamw"),
+            "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
             "lr": (self.lr >= 0, "a number >= 0"),
             "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
             "adapt_lr": (self.adapt_lr is None or self.adapt_lr >= 0, "a number >= 0, or null"),
             "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
-            "nesterov": (not self.nesterov or self.momentum > 0, "false, or momentum > 0"),
+            "nesterov": (
+                not self.nesterov or (self.momentum > 0 and self.optimizer not in RULES),
+                "false, or momentum > 0 with sgd",
+            ),
             "weight_decay": (self.weight_decay >= 0, "a number >= 0"),
             "betas": (all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
             "local_epochs": (0 <= self.local_epochs <= MOST_STEPS, f"a whole number from 0 to {MOST_STEPS}"),
@@ -108,6 +125,8 @@ class LocalSolver:
                 f"a whole number from 1 to {MOST_STEPS}, or null",
             ),
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
+            "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
+            "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
@@ -148,12 +167,37 @@ class LocalSolver:
             return self.lr_at(round_idx, num_rounds)
         return torch.tensor(self.lr if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
 
+    def by_client(self, option: Literal["client_lr", "client_work"], names: Sequence[str]) -> Tensor | None:
+        """Factors of the clients with these names, [T] float64; None if the option is not given.
+
+        Raises:
+            ConfigError: naming a pattern that matches no client.
+
+        Example:
+            >>> LocalSolver(client_lr={"*": 0.5, "b": 2.0}).by_client("client_lr", ["a", "b"]).tolist()
+            [0.5, 2.0]
+        """
+        given: dict[str, float] = getattr(self, option)
+        if not given:
+            return None
+        factors = torch.ones(len(names), dtype=torch.float64)
+        for pattern, factor in given.items():
+            matching = [position for position, name in enumerate(names) if fnmatchcase(name, pattern)]
+            if not matching:
+                raise ConfigError(
+                    f"--model.solver.{option} has {pattern!r}, which matches no client of the training; clients are "
+                    f"called {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
+                )
+            factors[matching] = factor
+        return factors
+
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""
-        adam = self.optimizer != "sgd"
-        first = _zeros(models.parameters) if adam or self.momentum else {}
+        kept = {"sgd": 0, "rmsprop": 1, "adagrad": 1}.get(self.optimizer, 2)
+        kept += self.momentum > 0 and self.optimizer in ("sgd", "rmsprop")
         step = torch.zeros((), dtype=torch.float64, device=next(iter(models.parameters.values())).device)
-        return OptimizerState(step, first, _zeros(models.parameters) if adam else {})
+        first, second = (_zeros(models.parameters) if kept > position else {} for position in (0, 1))
+        return OptimizerState(step, first, second)
 
     def step(
         self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
@@ -240,7 +284,7 @@ class LocalSolver:
         """
         for piece in _pieces([*given, *taken]):
             (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
-            if len(moments) == 1 and not self.nesterov:
+            if self.optimizer == "sgd" and moments and not self.nesterov:
                 self._write_momentum(old, gradient, moments[0], out, lr)
                 continue
             first, second = [*({"": leaf} for leaf in moments), {}, {}][:2]
@@ -286,7 +330,23 @@ class LocalSolver:
             direction, optimizer = self._adam(gradient, optimizer)
             return self._decayed(direction, parameters), optimizer
         gradient = self._decayed(gradient, parameters)
+        if self.optimizer in RULES:
+            return self._by_rule(gradient, optimizer)
         return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
+
+    def _by_rule(
+        self, gradient: dict[str, Tensor], optimizer: OptimizerState
+    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        """Direction and state of one of `RULES`."""
+        step, rule = optimizer.step + 1, RULES[self.optimizer]
+        direction: dict[str, Tensor] = {}
+        first: dict[str, Tensor] = {}
+        second: dict[str, Tensor] = {}
+        for name, g in gradient.items():
+            found = rule(self, step, g, optimizer.first[name], optimizer.second.get(name))
+            for part, leaf in zip((direction, first, second), found, strict=False):
+                part[name] = leaf
+        return direction, OptimizerState(step, first, second)
 
     def _decayed(self, direction: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add weight decay to a direction."""
@@ -318,6 +378,58 @@ class LocalSolver:
         squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
         return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradient.items()}
+
+
+# ---------------------------------------------------------------------- update rules
+# Of one leaf, from the gradient and the tensors that the rule keeps; each returns the direction and the new tensors.
+def _rmsprop(solver: LocalSolver, step: Tensor, g: Tensor, square: Tensor, velocity: Tensor | None) -> list[Tensor]:
+    """RMSprop keeps the mean of squares, and with momentum the mean of directions."""
+    decay = solver.betas[1]
+    square = square.mul(decay).add(g * g, alpha=1 - decay)
+    direction = g / square.sqrt().add(solver.eps)
+    if velocity is None:
+        return [direction, square]
+    velocity = velocity.mul(solver.momentum) + direction
+    return [velocity, square, velocity]
+
+
+def _adagrad(solver: LocalSolver, step: Tensor, g: Tensor, total: Tensor, _: None) -> list[Tensor]:
+    """Adagrad keeps the sum of squares."""
+    total = total + g * g
+    return [g / total.sqrt().add(solver.eps), total]
+
+
+def _adadelta(solver: LocalSolver, step: Tensor, g: Tensor, square: Tensor, moved: Tensor) -> list[Tensor]:
+    """Adadelta keeps the means of squares of gradients and of directions."""
+    decay = solver.betas[1]
+    square = square.mul(decay).add(g * g, alpha=1 - decay)
+    direction = g * moved.add(solver.eps).sqrt() / square.add(solver.eps).sqrt()
+    return [direction, square, moved.mul(decay).add(direction * direction, alpha=1 - decay)]
+
+
+def _adamax(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, largest: Tensor) -> list[Tensor]:
+    """Adamax keeps the mean of gradients, and their largest absolute value, which decays."""
+    beta1, beta2 = solver.betas
+    mean = mean.mul(beta1).add(g, alpha=1 - beta1)
+    largest = torch.maximum(largest * beta2, g.abs() + solver.eps)
+    return [mean / (1 - beta1**step) / largest, mean, largest]
+
+
+def _radam(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, square: Tensor) -> list[Tensor]:
+    """RAdam keeps Adam's moments, and leaves the second one out while its variance is too large."""
+    beta1, beta2 = solver.betas
+    mean, square = mean.mul(beta1).add(g, alpha=1 - beta1), square.mul(beta2).add(g * g, alpha=1 - beta2)
+    corrected, correction = mean / (1 - beta1**step), 1 - beta2**step
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * step * beta2**step / correction
+    kept = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    scaled = corrected * (kept * correction).sqrt() / square.sqrt().add(solver.eps)
+    return [torch.where(length > 5, scaled, corrected), mean, square]
+
+
+RULES: dict[str, Callable[..., list[Tensor]]] = {
+    "rmsprop": _rmsprop, "adagrad": _adagrad, "adadelta": _adadelta, "adamax": _adamax, "radam": _radam,
+}  # fmt: skip
 
 
 def _moments(optimizer: OptimizerState, moving: frozenset[str] | None) -> OptimizerState:

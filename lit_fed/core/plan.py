@@ -80,7 +80,7 @@ def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) 
 
 def make_plan(
     sizes: Sequence[int], client_ids: Sequence[int], work: LocalWork, *, batch_size: int, seed: int, round_idx: int,
-    phase: str, stage: str = "", smallest_batch: int = 1,
+    phase: str, stage: str = "", smallest_batch: int = 1, shares: np.ndarray | None = None,
 ) -> Plan:  # fmt: skip
     """Plans of clients for one stage, padded to the longest.
 
@@ -94,19 +94,22 @@ def make_plan(
         phase: name of the phase; each phase shuffles anew.
         stage: name of the stage; each stage shuffles anew, and a straggler is one in all stages of a phase.
         smallest_batch: a smaller last batch of a pass is dropped; each pass drops other samples.
+        shares: of its steps that each client takes, rounded up, [C]; None: all.
     """
     samples = np.array(sizes, dtype=np.int64)
     steps, widths = steps_of(samples, work, batch_size, smallest_batch), _batch_sizes(samples, work, batch_size)
     longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
     _require_room(longest, len(sizes) * work.batches_per_step * width)
     steps, purpose = steps.astype(np.int64), f"plan/{phase}/{stage}" if stage else f"plan/{phase}"
+    if shares is not None:
+        steps = np.ceil(steps * shares - 1e-9).astype(np.int64)
     if work.straggler_fraction:
         whole = zip(steps.tolist(), client_ids, strict=True)
         steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in whole], dtype=np.int64)
     if work.sample_rate:
         return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)
     per_pass = _steps_per_pass(samples, widths, smallest_batch)
-    longest = int(steps.max(initial=0))  # stragglers take fewer
+    longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
     # a client whose batches are narrower than `width` has one batch per pass, so the samples of a pass are consecutive
     # for every client
     passes = -(-steps // np.maximum(per_pass, 1))

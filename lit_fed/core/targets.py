@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "IGNORED", "Binary", "Criterion", "CrossEntropy", "Loss", "ModelView", "MultiLabel", "Multiclass",
+    "CLASSES", "IGNORED", "Binary", "Criterion", "CrossEntropy", "Loss", "ModelView", "MultiLabel", "Multiclass",
     "Objective", "Regression", "Sequences", "Target", "VectorRegression", "class_probabilities", "logistic_losses",
     "mixed_log_probabilities", "over_classes",
 ]  # fmt: skip
@@ -556,6 +556,9 @@ def mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:
 CLASSES = ("binary", "multiclass", "sequences", "segmentation")
 """Names of the targets that have classes, of which a sample has one."""
 
+INVERSE_FREQUENCY = "inverse_frequency"
+"""Weights of classes that are learned from the training labels."""
+
 
 class Loss(ABC):
     """What local steps minimise in place of the log-loss of a sample.
@@ -567,7 +570,14 @@ class Loss(ABC):
     M-step then minimises Σ q·loss instead of the expected log-likelihood, so that the likelihood need not grow.
 
     Subclasses are frozen dataclasses of hyper-parameters.
+
+    Attributes:
+        in_e_step: take the loss also where models are compared by their losses, as in the E-step of a mixture.
+        counts_classes: the loss needs the number of training labels of each class.
     """
+
+    in_e_step: bool = False
+    counts_classes: bool = False
 
     def __repr__(self) -> str:
         """What checkpoints compare; a dataclass also says its hyper-parameters."""
@@ -580,6 +590,14 @@ class Loss(ABC):
         Raises:
             ConfigError: naming the labels, or the option that does not fit them.
         """
+
+    def fitted(self, class_counts: Tensor | None) -> Loss:
+        """The loss with its weights; `class_counts` is None unless it `counts_classes`.
+
+        Args:
+            class_counts: training labels of each class, of all clients together, [C] int64.
+        """
+        return self
 
     @abstractmethod
     def losses(self, target: Target, outputs: Tensor, y: Tensor) -> Tensor:
@@ -600,21 +618,44 @@ class CrossEntropy(Loss):
     count w_c times wherever they are, in small batches and clients too.
 
     Args:
-        weight: w_c ≥ 0 of each class, in the order of the labels; null: all 1.
+        weight: w_c ≥ 0 of each class, in the order of the labels; or `inverse_frequency`, min(1, n/(C·n_c)) for n_c of
+            the n training labels of all clients, so that a class without a label has weight 1; null: all 1.
         label_smoothing: ε, the share of a label that is spread evenly over all classes, in [0, 1).
+        in_e_step: take this loss also in the E-step of a mixture and in the choice of a cluster, as the official code
+            of FedEM does for Shakespeare. The responsibilities are then no posterior.
     """
 
-    weight: tuple[float, ...] | None = None
+    weight: tuple[float, ...] | Literal["inverse_frequency"] | None = None
     label_smoothing: float = 0.0
+    in_e_step: bool = field(default=False, repr=False)  # checkpoints compare it by itself
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--model.loss.label_smoothing is {self.label_smoothing}; give a number in [0, 1)")
         weights = self.weight
-        if weights is not None and not (all(0 <= one < math.inf for one in weights) and any(weights)):
+        if weights is None or weights == INVERSE_FREQUENCY:
+            return
+        if isinstance(weights, str) or not (all(0 <= one < math.inf for one in weights) and any(weights)):
             raise ConfigError(
-                f"--model.loss.weight is {list(weights)}; give a number >= 0 for each class, one of them above 0"
+                f"--model.loss.weight is {weights if isinstance(weights, str) else list(weights)}; give a number >= 0 "
+                f"for each class, one of them above 0, or {INVERSE_FREQUENCY}"
             )
+
+    @property
+    def counts_classes(self) -> bool:  # type: ignore[override]
+        return self.weight == INVERSE_FREQUENCY
+
+    def fitted(self, class_counts: Tensor | None) -> CrossEntropy:
+        """The loss with the weights of these counts, if they are `inverse_frequency`.
+
+        Example:
+            >>> CrossEntropy("inverse_frequency").fitted(torch.tensor([6, 2, 0])).weight
+            (0.4444444444444444, 1.0, 1.0)
+        """
+        if class_counts is None or not self.counts_classes:
+            return self
+        even = int(class_counts.sum()) / len(class_counts)
+        return replace(self, weight=tuple(min(1.0, even / max(count, 1)) for count in class_counts.tolist()))
 
     def check(self, target: Target) -> None:
         """Refuse labels without classes, and another number of weights than classes.
@@ -626,7 +667,7 @@ class CrossEntropy(Loss):
             raise ConfigError(
                 f"--model.loss CrossEntropy is for labels that are classes, and these are {target.name}; leave it out"
             )
-        if self.weight is not None and len(self.weight) != target.num_classes:
+        if isinstance(self.weight, tuple) and len(self.weight) != target.num_classes:
             raise ConfigError(
                 f"--model.loss.weight has {len(self.weight)} numbers, and there are {target.num_classes} classes; give "
                 "one for each"
@@ -644,7 +685,7 @@ class CrossEntropy(Loss):
             log_prob = over_classes(torch.log_softmax, outputs)
             labels = class_probabilities(target, y, outputs)
         labels = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
-        if self.weight is not None:
+        if isinstance(self.weight, tuple):
             labels = labels * outputs.new_tensor(self.weight)
         each = -(labels * log_prob).sum(-1)
         return target.over_positions(each, y)

@@ -90,11 +90,14 @@ class Task(StackedNetwork):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-loss of each sample and model, [B, M], in nats (regression: ½(ŷ − y)², up to a constant).
 
+        A loss of local steps that is `in_e_step` takes its place.
+
         Args:
             outputs: [B, M, K] or [B, M, L, K].
             y: labels [B] or [B, L]; classes may be the probabilities of `soft_labels`.
         """
-        return self.target.losses(outputs, self.target.for_models(y.unsqueeze(1), outputs))
+        compared = self.target if self.criterion is None or not self.criterion.loss.in_e_step else self.criterion
+        return compared.losses(outputs, self.target.for_models(y.unsqueeze(1), outputs))
 
     def losses_of(self, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
         """Log-loss of each sample and model in evaluation mode, [B, M]; see `losses`."""

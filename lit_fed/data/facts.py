@@ -49,6 +49,9 @@ class TrainingFacts(NamedTuple):
     total_positions: int = 0  # labelled positions of all training samples, where they are weights
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
+    lr_factors: Tensor | None = None  # [T] float64, see `Context`
+    work_shares: Tensor | None = None  # [T] float64, see `Context`
+    class_counts: Tensor | None = None  # [C] int64 training labels of each class, where the loss needs them
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,7 +76,16 @@ class TrainingFacts(NamedTuple):
     def public(self) -> TrainingFacts:
         """The facts without those that only the server may know: groups, attackers, names and sizes of clients."""
         return self._replace(
-            groups=None, attackers=None, columns=None, class_names=None, named=None, sizes=None, learned=()
+            groups=None,
+            attackers=None,
+            columns=None,
+            class_names=None,
+            named=None,
+            sizes=None,
+            learned=(),
+            class_counts=None,
+            lr_factors=None,
+            work_shares=None,
         )
 
     def plain(self) -> dict[str, Any]:

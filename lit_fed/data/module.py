@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
-from lit_fed.core.targets import Regression, Target
+from lit_fed.core.targets import CLASSES, Regression, Target
 from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
 from lit_fed.data.data_sets.base import DataSet, Normalisation, PooledDataSet
@@ -362,6 +362,26 @@ class FederatedDataModule(LightningDataModule):
             )
         y = self.seen.train.y
         return int(self.target.num_positions(y, torch.ones(len(y))))
+
+    def class_counts(self) -> Tensor:
+        """Training labels of each class, of the seen clients together, [C] int64; labels to ignore are not counted.
+
+        A sum over clients, of which each could send its own counts.
+
+        Raises:
+            ConfigError: if labels are no classes, or samples are not in memory.
+        """
+        assert self.seen is not None
+        train, data = self.seen.train, type(self.dataset).__name__
+        if self.target.name not in CLASSES or train.samples_per_block is not None:
+            why = "are drawn when they are needed" if train.samples_per_block is not None else "have no classes"
+            raise ConfigError(
+                f"--model.loss.weight is inverse_frequency, and labels of {data} {why}; give a list of weights, or "
+                "leave it out"
+            )
+        labelled = self.target.labelled(train.y)
+        counted = train.y if labelled is None else train.y[labelled]
+        return torch.bincount(counted.flatten().cpu(), minlength=self.target.num_classes)
 
     def capped_samples(self, cap: int) -> int:
         """Sum of the seen clients' training samples, at most `cap` for each client."""

@@ -148,7 +148,8 @@ FACTS = record(
         "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)), "class_names": NOTHING,
         "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
         "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
-        "stored_type": text(16), "label_scale": NOTHING,
+        "stored_type": text(16), "label_scale": NOTHING, "class_counts": NOTHING,
+        "lr_factors": NOTHING, "work_shares": NOTHING,
     }
 )  # fmt: skip
 """Facts of a training, see `TrainingFacts.public`."""

@@ -331,12 +331,14 @@ class RunHistory:
         return {
             "algorithm": plain_settings(federation.algorithm),
             "solver": plain_settings(federation.terms.solver),
+            "solver by client": repr((federation.terms.solver.client_lr, federation.terms.solver.client_work)),
             "selection": plain_settings(federation.selection),
             "clients": federation.terms.num_clients,
             "client states in files": federation.store.in_files,
             "data (fingerprint)": self.fingerprint,
             "seed": federation.terms.seed,
             "loss": repr(None if criterion is None else criterion.loss),
+            "loss.in_e_step": criterion is not None and criterion.loss.in_e_step,
             "target": repr(federation.terms.task.target),
             "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in files.items()}

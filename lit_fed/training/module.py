@@ -492,6 +492,13 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     if settings.secure_aggregation is not None:
         most_weight = facts.most_samples if facts.weighting == "samples" else 1
         settings.secure_aggregation.check_cohort(num_messages, most_weight)
+    facts = facts._replace(
+        lr_factors=settings.solver.by_client("client_lr", data.populations[0].names),
+        work_shares=settings.solver.by_client("client_work", data.populations[0].names),
+    )
+    if settings.loss is not None and settings.loss.counts_classes:
+        learned = (*facts.learned, "the class frequencies of --model.loss")
+        facts = facts._replace(class_counts=data.class_counts(), learned=learned)
     if settings.privacy is not None and settings.privacy.needs_sizes:
         facts = facts._replace(sizes=data.populations[0].train.sizes)
     cap = settings.robustness.weight_cap if settings.privacy is None else settings.privacy.weight_cap

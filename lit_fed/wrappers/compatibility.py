@@ -19,6 +19,7 @@ __all__ = ["FEATURES", "REFUSED", "Compatibility"]
 FEATURES = {
     "size_sampling": "--data.client_sampling size",
     "loss": "--model.loss",
+    "client_lr": "--model.solver.client_lr",
     "privacy": "--model.privacy that adds noise to one average of messages a round",
     "noise_in_steps": "--model.privacy ExamplePrivacy; the reason is what clients fit to their samples without noise",
     "noise_in_steps_alone": "the same, unless its mixture_noise covers what the reason names",
@@ -58,6 +59,8 @@ SIMULATE = (
     "this one"
 )
 
+OF_CLIENTS = "--model.solver.%s is for clients on this machine; leave it out for clients on machines of their own"
+
 SELECTS = "--model.selection {selection} selects clients by losses that they report, and %s"
 PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
 
@@ -76,6 +79,17 @@ REFUSED: dict[str, str] = {
     "by_positions deployed": POSITIONS % "nodes tell their numbers of samples alone",
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
+    ),
+    "client_lr refuses_client_lr": "--model.solver.client_lr is given, and {name} {refuses_client_lr}; leave it out",
+    "client_lr deployed": OF_CLIENTS % "client_lr",
+    "client_work deployed": OF_CLIENTS % "client_work",
+    "client_work noisy_steps": (
+        "--model.solver.client_work is given, and --model.privacy ExamplePrivacy counts as many steps for all clients; "
+        "leave it out"
+    ),
+    "counted_classes deployed": (
+        "--model.loss.weight is inverse_frequency, and nodes do not tell how many labels of each class they have; give "
+        "a list of weights"
     ),
     "local_norm refuses_local_norm": "--model.batch_norm is local, and {name} {refuses_local_norm}; leave it out",
     "personal rows": PARTS % "combines the whole models of single clients",
@@ -324,6 +338,7 @@ class Compatibility(NamedTuple):
     aggregation: str = "renormalised"
     weighting: str | None = None  # None: not given
     loss: Any = None
+    solver: Any = None  # `LocalSolver`
     privacy: Any = None
     secure: Any = None
     compression: Any = None  # `Compression`
@@ -392,6 +407,9 @@ class Compatibility(NamedTuple):
             "by_positions": self.weighting == "positions",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
+            "client_lr": self.solver is not None and bool(self.solver.client_lr),
+            "client_work": self.solver is not None and bool(self.solver.client_work),
+            "counted_classes": getattr(self.loss, "counts_classes", False),
             "local_norm": self.batch_norm == "local",
             "personal": None if parts is None else parts if isinstance(parts, str) else ", ".join(parts),
             "alternating": parts is not None and self.personal.training == "alternating",

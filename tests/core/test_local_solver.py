@@ -11,12 +11,15 @@ from federated_round import (
     make_clients,
     make_task,
     perturbed,
+    run_rounds,
     same_bits,
 )
 from torch import nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from lit_fed.algorithms import FedEM
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.types import Batch, LocalWork, ModelState
@@ -32,7 +35,18 @@ SOLVERS = [
     {"lr": 0.1, "momentum": 0.7, "nesterov": True, "weight_decay": 0.05},
     {"optimizer": "adam", "lr": 0.05},
     {"optimizer": "adam", "lr": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-3},
+    {"optimizer": "rmsprop", "lr": 0.05, "betas": (0.0, 0.9)},
+    {"optimizer": "rmsprop", "lr": 0.05, "momentum": 0.7, "weight_decay": 0.1, "betas": (0.0, 0.9), "eps": 1e-3},
+    {"optimizer": "adagrad", "lr": 0.1, "weight_decay": 0.1},
+    {"optimizer": "adadelta", "lr": 1.0, "weight_decay": 0.1, "betas": (0.0, 0.9), "eps": 1e-4},
+    {"optimizer": "adamax", "lr": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.95)},
+    {"optimizer": "radam", "lr": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.9)},  # rectified from the sixth step on
 ]
+TORCH = {
+    "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax, "radam": torch.optim.RAdam,
+}  # fmt: skip
+SECOND_DECAY = {"rmsprop": "alpha", "adadelta": "rho"}  # PyTorch's name of the only one
 
 
 def batches(number=6, num_samples=5):
@@ -45,7 +59,9 @@ def batches(number=6, num_samples=5):
 def torch_optimizer(options, parameters):
     options = dict(options)
     name = options.pop("optimizer", "sgd")
-    return {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name](parameters, **options)
+    if name in SECOND_DECAY:
+        options[SECOND_DECAY[name]] = options.pop("betas")[1]
+    return TORCH[name](parameters, **({"eps": 1e-8} if name == "adagrad" else {}), **options)
 
 
 def train_by_torch(options, network, clip_norm=None):
@@ -134,12 +150,40 @@ def test_types_never_change(dtype, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "first", "second"), [({}, 0, 0), ({"momentum": 0.9}, 2, 0), ({"optimizer": "adam"}, 2, 2)]
+    ("options", "first", "second"),
+    [
+        ({}, 0, 0),
+        ({"momentum": 0.9}, 2, 0),
+        ({"optimizer": "adam"}, 2, 2),
+        ({"optimizer": "adagrad"}, 2, 0),
+        ({"optimizer": "rmsprop"}, 2, 0),
+        ({"optimizer": "rmsprop", "momentum": 0.9}, 2, 2),
+    ],
 )
 def test_only_what_the_method_needs_is_kept(options, first, second):
     state = LocalSolver(**options).init(make_task().init(1, 0))
     assert (len(state.first), len(state.second)) == (first, second)
     assert all((leaf == 0).all() for leaf in tree.leaves(state))
+
+
+@pytest.mark.parametrize("optimizer", [name for name in TORCH if name not in ("sgd", "adam")])
+def test_clients_at_once_take_the_steps_of_each(optimizer):
+    """Of one client after another, at different steps because their sizes differ, and where a round goes on."""
+    solver, train = LocalSolver(optimizer, 0.05, momentum=0.5, persist_optimizer=True), make_clients([9, 2, 5])
+    one, other = (run_rounds(FedEM(2), trainer(), train, solver=solver, batch_size=2) for trainer in
+                  (SequentialTrainer, VectorizedTrainer))  # fmt: skip
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+    assert bool(one.weights.isfinite().all())
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "LBFGS", "nadam", "torch.optim.RMSprop"])
+def test_other_optimizers_are_refused_by_name(optimizer):
+    with pytest.raises(
+        ConfigError, match=rf"--model\.solver\.optimizer is {optimizer}; give one of sgd, adam, adamw, rms"
+    ):
+        LocalSolver(optimizer)
+    with pytest.raises(ConfigError, match="nesterov is True; give false, or momentum > 0 with sgd"):
+        LocalSolver("rmsprop", momentum=0.5, nesterov=True)
 
 
 def test_moments_of_adam_share_no_memory():

@@ -96,8 +96,8 @@ def fit(
         clients_per_block=2, batch_size=32, **options,
     )  # fmt: skip
     module = FederatedModule(
-        algorithm, solver_of(name), client_trainer="sequential", client_memory_gb=client_memory_gb,
-        **{"metrics": METRICS.get(name)} | (model or {}),
+        algorithm, client_trainer="sequential", client_memory_gb=client_memory_gb,
+        **{"solver": solver_of(name), "metrics": METRICS.get(name)} | (model or {}),
     )  # fmt: skip
     trainer = FederatedTrainer(
         **{"accelerator": "cpu"} | trainer_arguments, max_epochs=rounds,
@@ -179,6 +179,9 @@ WRAPPED = {
             "dataset": Outlines(num_clients=8, samples_per_client=6, test_size=3, size=8),
             "augment": "RandomCrop(8, padding=1), RandomRotation(20)",
         },
+    },
+    "own solvers": {
+        "model": {"solver": solver_of("FedEM", local_epochs=2, client_lr={"[0-3]": 0.5}, client_work={"[3-7]": 0.5})}
     },
     "own heads": {"model": {"network": NormalisedMLP, "personal": ["head"], "personal_training": "alternating"}},
 }

@@ -1,0 +1,176 @@
+"""Learning rates and local work that differ between clients: by hand, and the same for all client trainers."""
+
+import pytest
+import torch
+from federated_round import (
+    MULTICLASS,
+    REGRESSION,
+    Federation,
+    Scale,
+    batch_orders,
+    distance,
+    flat,
+    make_clients,
+    make_task,
+    quadratics,
+    run_rounds,
+    same_bits,
+    small_mlp,
+)
+from quiet import quiet_trainer
+
+from lit_fed import FederatedDataModule, FederatedModule
+from lit_fed.algorithms import AFL, L2GD, FedAvg, FedAvgPlus, FedEM, FedProx, FedSGD, FedU, Local, QFedAvg, Scaffnew
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.data import Digits
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers import ExamplePrivacy
+from lit_fed.wrappers.compatibility import Compatibility
+
+RAGGED = [30, 1, 17, 2, 12, 4, 5, 33]
+RATES = torch.tensor([1, 0.5, 2, 1, 0.25, 1, 3, 0.1], dtype=torch.float64)
+SHARES = torch.tensor([0.5, 0.5, 1, 0.2, 0.75, 1, 0.3, 0.05], dtype=torch.float64)
+
+
+def test_a_round_by_hand(client_trainer):
+    """½(w − 4)² from 1, twice: a step of 0.2·½ leaves 0.9 of the way to the target, two of 0.2 leave 0.8²."""
+    train, options = quadratics([1.0, 1.0], [4.0, 4.0]), {"batch_size": 0, "trainer": client_trainer}
+    task = make_task(REGRESSION, network=Scale)
+    terms = {"lr_factors": torch.tensor([0.5, 1.0]), "work_shares": torch.tensor([0.5, 1.0])}
+    terms = {name: factors.double() for name, factors in terms.items()}
+    federation = Federation(FedAvg(), train, task=task, solver=LocalSolver(lr=0.2, local_steps=2), **options, **terms)
+    away = float(federation.weights) - 4
+    federation.round()
+    assert float(federation.weights) == pytest.approx(4 + away * (0.9 + 0.8**2) / 2, abs=1e-12)
+
+
+def test_averages_weigh_clients_by_their_samples(client_trainer):
+    train, terms = make_clients([9, 3]), {"lr_factors": torch.tensor([0.5, 2.0], dtype=torch.float64)}
+    both, *alone = (
+        run_rounds(FedAvg(), client_trainer, train, rounds=1, cohorts=[cohort], **terms).weights
+        for cohort in ([0, 1], [0], [1])
+    )
+    assert distance(both, (9 * alone[0] + 3 * alone[1]) / 12) < 1e-12
+    plain = run_rounds(FedAvg(), client_trainer, train, rounds=1, cohorts=[[1]], solver=LocalSolver(lr=0.2)).weights
+    assert distance(alone[1], plain) < 1e-12  # twice the rate of 0.1
+
+
+def left_behind(federation):
+    return federation.shared, federation.states, federation.optimizers, federation.predictions()
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), FedProx(0.5, 0.5), FedEM(2), FedAvgPlus(), Local()], ids=lambda one: type(one).__name__
+)
+@pytest.mark.parametrize("stragglers", [0.0, 0.5])
+def test_clients_at_once_equal_clients_one_by_one(algorithm, stragglers):
+    solver = LocalSolver(lr=0.2, momentum=0.9, local_epochs=3, persist_optimizer=True, straggler_fraction=stragglers)
+    options = {"task": make_task(MULTICLASS, network=small_mlp), "cohorts": [list(range(8)), [7, 2, 5, 1]]}
+    terms = {"lr_factors": RATES, "work_shares": SHARES, "solver": solver, "rounds": 2}
+    train = make_clients(RAGGED, target=MULTICLASS)
+    one, other, cut = (
+        run_rounds(algorithm, trainer, train, **options, **terms)
+        for trainer in (SequentialTrainer(), VectorizedTrainer(), VectorizedTrainer(chunk_bytes=1))
+    )
+    assert distance(left_behind(one), left_behind(other)) < 1e-10
+    assert distance(left_behind(other), left_behind(cut)) < 1e-10
+
+
+def test_each_takes_its_share_and_begins_with_the_same_batches(client_trainer):
+    solver = LocalSolver(local_epochs=4, momentum=0.5, persist_optimizer=True)
+    some, whole = (
+        Federation(Local(), make_clients(RAGGED), solver=solver, trainer=client_trainer, work_shares=shares)
+        for shares in (SHARES, None)
+    )
+    some.round()
+    steps = [4 * -(-size // 4) for size in RAGGED]
+    assert some.optimizers.step.tolist() == [-(-steps[row] * SHARES[row] // 1) for row in range(8)]
+    assert len(batch_orders(whole)[0]) == steps[0]
+    half = Federation(  # half of 4 epochs are the first 2
+        Local(), make_clients(RAGGED), solver=LocalSolver(local_epochs=2, momentum=0.5), trainer=client_trainer
+    )
+    half.round()
+    assert distance(flat(half.states)[0], flat(some.states)[0]) < 1e-14
+
+
+def test_factors_of_1_change_no_bit(client_trainer):
+    train, ones = make_clients(RAGGED), torch.ones(8, dtype=torch.float64)
+    plain, same = (
+        run_rounds(FedEM(2), client_trainer, train, **terms)
+        for terms in ({}, {"lr_factors": ones, "work_shares": ones})
+    )
+    assert same_bits(left_behind(plain), left_behind(same))
+
+
+def test_unseen_clients_adapt_at_the_common_rate(client_trainer):
+    train, unseen = make_clients([5, 3]), make_clients([4], seed=3, first_id=2)
+    quarter = torch.tensor([0.25, 0.25], dtype=torch.float64)
+    some = run_rounds(FedAvgPlus(), client_trainer, train, rounds=0, lr_factors=quarter, work_shares=quarter)
+    plain = run_rounds(FedAvgPlus(), client_trainer, train, rounds=0)
+    assert same_bits(some.serve(unseen, seen=False), plain.serve(unseen, seen=False))
+    slow = run_rounds(FedAvgPlus(), client_trainer, train, rounds=0, solver=LocalSolver(lr=0.025))
+    assert distance(some.serve(), slow.serve()) < 1e-12  # seen ones with their own rate, and for all their epochs
+
+
+# ---------------------------------------------------------------------- settings
+def test_patterns_of_names():
+    solver = LocalSolver(client_lr={"site_*": 0.5, "site_b": 2, "*": 1.0, "home": 0.1})
+    assert solver.by_client("client_lr", ["site_a", "site_b", "home"]).tolist() == [1, 1, 0.1]
+    assert solver.by_client("client_work", ["site_a"]) is None
+    with pytest.raises(ConfigError, match=r"client_lr has 'site_\*', which matches no client of the training; .* x, y"):
+        solver.by_client("client_lr", ["x", "y"])
+    for field, value in (("client_lr", 0), ("client_work", 0), ("client_work", 1.5)):
+        with pytest.raises(ConfigError, match=rf"--model\.solver\.{field} is .*; give "):
+            LocalSolver(**{field: {"a": value}})
+
+
+def fitted(folder, solver, name="run", rounds=1, algorithm=None, **arguments):
+    module = FederatedModule(algorithm or FedEM(2, average="samples"), solver)
+    data = FederatedDataModule(Digits(), num_clients=4)
+    quiet_trainer(rounds, folder, name).fit(module, datamodule=data, **arguments)
+    return module
+
+
+def test_a_run_goes_on_with_the_same_solvers_alone(tmp_path):
+    solver = LocalSolver(lr=0.1, local_epochs=2, client_lr={"1": 0.5}, client_work={"[23]": 0.5})
+    module = fitted(tmp_path, solver)
+    assert module.facts.lr_factors.tolist() == [1, 0.5, 1, 1]
+    assert module.facts.work_shares.tolist() == [1, 1, 0.5, 0.5]
+    assert module.facts.public.lr_factors is module.facts.public.work_shares is None
+    last = str(tmp_path / "run/version_0/checkpoints/last.ckpt")
+    straight, resumed = (
+        fitted(tmp_path, solver, name, 2, **arguments).state_dict()
+        for name, arguments in (("straight", {}), ("run", {"ckpt_path": last}))
+    )
+    assert all(torch.equal(leaf, resumed[name]) for name, leaf in straight.items())
+    for other in (LocalSolver(lr=0.1, local_epochs=2), LocalSolver(lr=0.1, local_epochs=2, client_lr={"1": 0.4})):
+        with pytest.raises(ConfigError, match=r"the checkpoint is of another run: .*solver"):
+            fitted(tmp_path, other, rounds=3, ckpt_path=last)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [AFL(), FedSGD(), FedU(), L2GD(), QFedAvg(), Scaffnew()], ids=lambda one: type(one).__name__
+)
+def test_one_rate_is_needed_by_some(algorithm):
+    settings = Compatibility(algorithm, solver=LocalSolver(client_lr={"a": 0.5}))
+    with pytest.raises(ConfigError, match=f"client_lr is given, and {type(algorithm).__name__} .*; leave it out"):
+        settings.check()
+    Compatibility(algorithm, solver=LocalSolver()).check()
+
+
+@pytest.mark.parametrize("option", ["client_lr", "client_work"])
+def test_clients_on_machines_of_their_own_have_one_solver(option):
+    settings = Compatibility(FedAvg(), solver=LocalSolver(**{option: {"a": 0.5}}), deployed=True)
+    with pytest.raises(ConfigError, match=f"{option} is for clients on this machine; leave it out"):
+        settings.check()
+
+
+def test_private_steps_are_as_many_for_all():
+    settings = Compatibility(
+        FedAvg(),
+        solver=LocalSolver(client_work={"a": 0.5}),
+        privacy=ExamplePrivacy(1.0, clip_norm=1.0, delta=1e-3, sample_rate=0.1),
+    )
+    with pytest.raises(ConfigError, match="ExamplePrivacy counts as many steps for all clients; leave it out"):
+        settings.check()
