@@ -1,6 +1,7 @@
 """Unseen clients for a checkpoint, read as its training data were read.
 
-FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone
+FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone; after training
+                                on several inputs <name>_train and <name>_test of each in place of x_train and x_test
 FOLDER/<client>/<class>/*.png   after training on images, see `read_picture_clients`
 FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
@@ -23,6 +24,7 @@ from lit_fed.data.data_sets.client_folder import (
     check_stored,
     check_types,
     checked,
+    packed,
     read_files,
     to_population,
 )
@@ -135,7 +137,16 @@ def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
     require(
         root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client{more}"
     )
-    clients = read_files(root, (), ("x_train", "y_train", "x_test", "y_test"))
+    inputs = facts.inputs
+    several = () if inputs is None else tuple(one.name for one in inputs.inputs)
+    clients = read_files(root, (), ("x_train", "y_train", "x_test", "y_test"), several)
+    if inputs is not None:
+        for client in clients:
+            stored = "x_train" in client.arrays or "x_test" in client.arrays
+            place, wanted = client.sources["train"], ", ".join(f"{name}_train" for name in inputs.names)
+            require(stored, f"{place}: has none of the inputs of the training; save {wanted} in it")
+        length = None if facts.target.continuous or len(facts.label_shape) != 1 else facts.label_shape[0]
+        clients = packed(clients, inputs, length)
     clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
     require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
     return clients
