@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 
-__all__ = ["ATTENTION_MASK", "Given", "Input", "NamedInputs", "of_named", "read_by_name"]
+__all__ = ["ATTENTION_MASK", "Given", "Input", "NamedInputs", "read_by_name"]
 
 Given = np.ndarray | list[np.ndarray]
 """One input of some samples: [n, ...], or a list of n arrays if their lengths differ."""
@@ -183,6 +183,15 @@ class NamedInputs:
         }
         return (tuple(given.values()), {}) if self._is_tuple else ((), given)
 
+    def reader(self, function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        """A function of the inputs, such as the first part of a network's `split`, as one of samples [B, D]."""
+
+        def read(x: Tensor) -> Tensor:
+            positional, named = self.arguments(x)
+            return function(*positional, **named)
+
+        return read
+
     def example(self) -> Tensor:
         """Two samples [2, D] that differ in their floats; ids, whose range the network alone knows, are 0, masks 1."""
         x, at = torch.linspace(0, 1, 2 * self.size).view(2, self.size), 0
@@ -226,19 +235,6 @@ def read_by_name(network: nn.Module, inputs: NamedInputs) -> nn.Module:
     return network
 
 
-def of_named(network: nn.Module, function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of the network's inputs, such as the first part of `split`, as one of samples [B, D]."""
-    inputs: NamedInputs | None = getattr(network, "named_inputs", None)
-    if inputs is None:
-        return function
-
-    def taken_apart(x: Tensor) -> Tensor:
-        positional, named = inputs.arguments(x)
-        return function(*positional, **named)
-
-    return taken_apart
-
-
 def _taken_apart(network: Any, given: tuple[Tensor], _: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return network.named_inputs.arguments(*given)  # type: ignore[no-any-return]
 
@@ -279,8 +275,8 @@ def _input_of(name: str, groups: list[tuple[str, Given]]) -> tuple[Input, bool]:
     for other in others:
         if other[1] != kind or not (_is_padded(Input(name, shape, kind)) and len(other[0]) == 1):
             raise ConfigError(
-                f"{found[other]}: {name} is {other[1] or 'no number'} of shape {list(other[0])}, that of {place} {kind} "
-                f"of shape {list(shape)}; give one type and shape (only sequences of whole numbers are padded)"
+                f"{found[other]}: {name} is {other[1] or 'no number'} of shape {list(other[0])}, that of {place} "
+                f"{kind} of shape {list(shape)}; give one type and shape (only sequences of whole numbers are padded)"
             )
     return Input(name, max(one for one, _ in found), kind), bool(others)
 

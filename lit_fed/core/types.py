@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.system.machine import aligned
 
 __all__ = [
@@ -355,7 +354,7 @@ class Population(NamedTuple):
     learned: tuple[str, ...] = ()  # constants that were learned from the training samples, in words
     stored_type: str = ""  # NumPy's name of the type in which inputs were stored: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
-    inputs: NamedInputs | None = None  # that a sample holds one after another; None: it is one input
+    inputs: Any = None  # the `NamedInputs` that a sample holds one after another; None: it is one input
 
     @property
     def num_measured(self) -> int:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lit_fed.core.named_inputs import of_named
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -348,7 +347,8 @@ class Head:
         own = getattr(network, "split", None)
         parts = own() if ismethod(own) else None
         body, top = parts or (None, last_layer(network))
-        body = body if body is None else of_named(network, body)
+        inputs: Any = getattr(network, "named_inputs", None)  # that `body` gets by name, see `read_by_name`
+        body = body if body is None or inputs is None else inputs.reader(body)
         if top is network and not isinstance(network, nn.Linear):
             raise _no_head(network, "it has no layers")
         known = {id(leaf): name for name, leaf in _named_leaves(network)}
