@@ -183,6 +183,12 @@ class NamedInputs:
         }
         return (tuple(given.values()), {}) if self._is_tuple else ((), given)
 
+    def joined(self, *given: Tensor, **named: Tensor) -> Tensor:
+        """Samples [B, D] of the inputs by position or by name: the inverse of `arguments`."""
+        parts = given or [named[one.name] for one in self.inputs]
+        dtype = torch.int64 if self.dtype.kind == "i" else torch.float32
+        return torch.cat([part.reshape(part.shape[0], -1).to(dtype) for part in parts], dim=1)
+
     def reader(self, function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of the inputs, such as the first part of a network's `split`, as one of samples [B, D]."""
 

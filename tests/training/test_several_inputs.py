@@ -1,8 +1,10 @@
 """Several inputs from every data set that takes them, through training, checkpoints and later clients."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -102,6 +104,12 @@ def run(data, out, network=TextAndTable, client_trainer="sequential"):
     return module, trainer, trainer.test(module, datamodule=data, verbose=False)[0]
 
 
+def run_onnx(path, **given):
+    session = onnxruntime.InferenceSession(path)
+    (found,) = session.run(None, {name: one.numpy() for name, one in given.items()})
+    return torch.from_numpy(found)
+
+
 def last_checkpoint(trainer):
     return str(next(Path(trainer.default_root_dir).rglob("last.ckpt")))
 
@@ -146,9 +154,15 @@ def test_later_clients_bring_the_same_dict(root, trained, tmp_path):
     )
     assert table["accuracy"].tolist() == [results["test/unseen/accuracy"]]
     predictions = pd.read_csv(tmp_path / "out/predictions.csv")
-    model = trainer.personal_model(module, module.trainer.datamodule, client="dora")
     population = module.trainer.datamodule.unseen
-    assert np.allclose(model(population.test.x).detach().numpy(), predictions[["p_0", "p_1"]], atol=1e-6)
+    _, given = population.inputs.arguments(population.test.x)
+    for ending in ("pt", "onnx"):
+        path = tmp_path / f"dora.{ending.replace('pt', 'pt2')}"
+        model = trainer.export(module, module.trainer.datamodule, client="dora", format=ending, output=str(path))
+        assert [one["name"] for one in model.about["inputs"]] == ["attention_mask", "input_ids", "table"]
+        run_file = torch.export.load(path).module() if ending == "pt" else partial(run_onnx, path)
+        for found in (model(**given), run_file(**given)):
+            assert np.allclose(found.detach().numpy(), predictions[["p_0", "p_1"]], atol=1e-6)
     assert module.facts.inputs == fresh.facts.inputs == population.inputs
 
 
@@ -211,8 +225,13 @@ def test_inputs_of_a_tuple_come_in_order(tmp_path):
 
     x = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
     clients = {"anna": ((x[:, :3], x[:, 3:]), (x[:, 0] * x[:, 3] > 0).astype(int))}
-    module, *_ = run(FederatedDataModule.from_clients(clients), tmp_path, add)
+    data = FederatedDataModule.from_clients(clients)
+    module, trainer, _ = run(data, tmp_path, add)
     assert module.facts.inputs.names == ("0", "1")
+    model = trainer.export(module, data, client="anna", output=str(tmp_path / "anna.pt2"))
+    given = torch.from_numpy(x[:, :3]), torch.from_numpy(x[:, 3:])
+    found = torch.export.load(tmp_path / "anna.pt2").module()(*given)
+    assert torch.allclose(found, model(*given), atol=1e-6)
 
 
 class OnlyIds(TextAndTable):
