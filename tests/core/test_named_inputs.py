@@ -129,3 +129,33 @@ def test_samples_that_do_not_fit_are_named():
         inputs.pack("bela", {"ids": longer["ids"]})
     with pytest.raises(ConfigError, match=r"have the inputs ids .*, and Linear\.forward\(input\) does not take them"):
         read_by_name(nn.Linear(2, 3), inputs)
+
+
+class InTwoParts(TextAndPicture):
+    """The same network, which says how it splits, with frozen words."""
+
+    def __init__(self):
+        super().__init__()
+        self.words.requires_grad_(False)
+
+    def split(self):
+        def body(ids, mask, picture):
+            mean = (self.words(ids) * mask.unsqueeze(-1)).sum(-2) / mask.sum(-1, keepdim=True)
+            return torch.cat([mean, self.pixels(picture).flatten(1)], 1)
+
+        return body, self.head
+
+
+def test_parts_and_frozen_layers_of_a_network_get_inputs_by_name():
+    given = arrays(4)
+    inputs = NamedInputs.of([("here", given)])
+    x = torch.from_numpy(inputs.pack("here", given)).double()
+    task = make_task(MULTICLASS, inputs.size, lambda *_: read_by_name(InTwoParts(), inputs))
+    task = task.with_end(inputs.example().double())
+    models = task.init(2, seed=0)
+    outputs, features = task.outputs(models, x), task.features(models, x)
+    assert (outputs.shape, features.shape) == ((4, 2, 3), (4, 2, 11))
+    assert torch.allclose(task.head(models, features), outputs)
+    whole = read_by_name(InTwoParts(), inputs).double()
+    leaves = {name: leaf[1] for name, leaf in models.parameters.items()} | task.frozen
+    assert torch.allclose(torch.func.functional_call(whole, leaves, (x,)), outputs[:, 1])
