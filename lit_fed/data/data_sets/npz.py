@@ -79,7 +79,7 @@ def _with_inputs(
     for split in splits:
         named = {name.removesuffix(f"_{split}"): name for name in stored if name.endswith(f"_{split}")}
         named = {one: name for one, name in named.items() if one != "y" and (inputs is None or one in inputs)}
-        if named:
+        if len(named) > (inputs is None):  # a single array of another name is mostly a slip
             held[f"x_{split}"] = named
     return {name: held[name] for name in wanted if name in held}
 
