@@ -154,6 +154,14 @@ def test_later_clients_bring_the_same_dict(root, trained, tmp_path):
     )
     assert table["accuracy"].tolist() == [results["test/unseen/accuracy"]]
     predictions = pd.read_csv(tmp_path / "out/predictions.csv")
+    again = FederatedModule(
+        module.settings.algorithm, module.settings.solver, TextAndTable, client_trainer="sequential"
+    )
+    predicted = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False).predict(
+        again, datamodule=FederatedDataModule(ClientFolder(str(root))), ckpt_path=last, population="unseen",
+        output=str(tmp_path / "predicted.csv"),
+    )  # fmt: skip
+    assert np.allclose(predicted[["p_0", "p_1"]], predictions[["p_0", "p_1"]], atol=1e-6)
     population = module.trainer.datamodule.unseen
     _, given = population.inputs.arguments(population.test.x)
     for ending in ("pt", "onnx"):
