@@ -129,7 +129,7 @@ def _cut(cut: Cut) -> Samples:
     if y.dtype.kind == "f":
         known = y[(split == 0) & ~np.isin(owner, [names.index(one) for one in unseen])].astype(np.float64)
         y = ((y - known.mean(0)) / known.std(0)).astype(np.float32)
-    return Samples(x[kept], y, owner, names, samples.class_names, split, unseen, samples.encode, samples.stored_type)
+    return samples._replace(x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen)
 
 
 def _clients(cut: Cut, samples: Samples) -> tuple[list[np.ndarray], list[str]]:

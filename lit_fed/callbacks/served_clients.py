@@ -14,6 +14,7 @@ from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
+from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.system.files import whole_file
 from lit_fed.system.heartbeat import exchange
 from lit_fed.system.packages import pd
@@ -118,9 +119,18 @@ def served_in_words(served: ServedClients, data: UnseenFolder) -> str:
     elif not total:
         said += (
             "no client has samples to be predicted or measured: give x_test (and y_test), rows without a label, or "
-            "pictures beside the folders of classes\n"
+            "pictures beside the folders of classes, or without a mask\n"
         )
     return said
+
+
+def _pooled(served: ServedClients, labelled: Tensor, chosen: ChosenMetrics) -> dict[str, float]:
+    """Chosen metrics of the samples of all clients with labels together; `labelled` [T] bool."""
+    owner = torch.arange(len(served.sizes)).repeat_interleave(served.sizes)
+    kept = labelled[owner]
+    if not chosen.pooled or not kept.any():
+        return {}
+    return chosen.of_all(chosen.shown(served.log_prob[kept]), served.labels[kept], owner[kept])
 
 
 def unseen_tables(
@@ -140,6 +150,7 @@ def unseen_tables(
     population = data.unseen
     first_id = population.train.first_id
     class_names = module.facts.class_names
+    pooled = _pooled(served, data.labelled, module.chosen_metrics)  # the table overwrites the predictions
     predictions = prediction_table(served, population.names, first_id, module.target, class_names)
     if not data.labelled.all():
         numbers = not module.target.continuous and (class_names is None or module.target.vectors)
@@ -151,5 +162,5 @@ def unseen_tables(
     module.keep_rows("unseen", rows)
     table = client_table({"unseen": population}, module).drop(columns="population")
     table["num_test"] = served.sizes.numpy()
-    results = module.statistics(rows)
+    results = module.statistics(rows) | pooled
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

@@ -308,14 +308,15 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     if start is not None:
         task = start(task)
     check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
-    return task.with_end(_example(_short(task.network, shape), facts.dtype))
+    given = facts.inputs
+    return task.with_end(_example(_short(task.network, shape), facts.dtype) if given is None else given.example())
 
 
 def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
     """A network whose parameters are trained as the settings say; beside adapters by default at most the last layer."""
     given, shape, input_type = settings.network, facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
-    network = build_network(maker, shape, input_type, facts.target.num_outputs)
+    network = build_network(maker, shape, input_type, facts.target.num_outputs, facts.inputs)
     trainable, adapted = settings.trainable, settings.lora_rank is not None
     if trainable is None and adapted:
         trainable = [] if getattr(network, "keeps_head", False) else HEAD

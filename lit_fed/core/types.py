@@ -354,6 +354,7 @@ class Population(NamedTuple):
     learned: tuple[str, ...] = ()  # constants that were learned from the training samples, in words
     stored_type: str = ""  # NumPy's name of the type in which inputs were stored: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
+    inputs: Any = None  # the `NamedInputs` that a sample holds one after another; None: it is one input
 
     @property
     def num_measured(self) -> int:

@@ -141,7 +141,7 @@ def check_augmentation(
     if len(shape) != 3 or not seen.train.x.is_floating_point():
         raise ConfigError(
             f"--data.augment {augment!r} needs images [channels, height, width], the inputs of {dataset} are "
-            f"{dtype} of shape {shape}; leave it out"
+            f"{seen.inputs or f'{dtype} of shape {shape}'}; leave it out"
         )
     x, y = (few := looked_at(seen.train)).x, few.y
     if not len(x):  # the samples are on nodes

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `from_plain` finds their targets
+from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Regression, Target
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
@@ -52,6 +53,7 @@ class TrainingFacts(NamedTuple):
     lr_factors: Tensor | None = None  # [T] float64, see `Context`
     work_shares: Tensor | None = None  # [T] float64, see `Context`
     class_counts: Tensor | None = None  # [C] int64 training labels of each class, where the loss needs them
+    inputs: NamedInputs | None = None  # that a sample holds one after another; None: it is one input
 
     @property
     def dtype(self) -> torch.dtype:
@@ -95,6 +97,7 @@ class TrainingFacts(NamedTuple):
             "target": target.plain,
             "normalisation": None if constants is None else (constants.mean, constants.std),
             "columns": None if self.columns is None else self.columns.plain(),
+            "inputs": None if self.inputs is None else self.inputs.plain(),
             "groups": None if self.groups is None else _narrowed(self.groups),
             "sizes": None if self.sizes is None else _narrowed(self.sizes),
         }
@@ -118,6 +121,8 @@ class TrainingFacts(NamedTuple):
             given["target"] = given["target"].standardised(*plain["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
+        inputs = plain.get("inputs")
+        given["inputs"] = None if inputs is None else NamedInputs.from_plain(inputs)
         for name in ("groups", "sizes"):
             given[name] = None if plain[name] is None else plain[name].long()
         return cls(**given)

@@ -350,6 +350,7 @@ class FederatedDataModule(LightningDataModule):
             named=name_digests(self.seen.names),
             total_positions=self._num_positions() if weighting == "positions" else 0,
             stored_type="" if either else self.seen.stored_type,
+            inputs=self.seen.inputs,
         )
 
     def _num_positions(self) -> int:

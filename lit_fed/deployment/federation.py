@@ -140,7 +140,7 @@ class RemoteClients(ClientDataSet):
         found: list[Population | None] = []
         for kind, names in directory.names.items():
             splits = [RemoteSplit(directory.sizes(kind, name), x, y, origin) for name in SPLITS]
-            population = Population(splits[0], splits[1], splits[2], names, stored_type=some.stored)
+            population = Population(splits[0], splits[1], splits[2], names, stored_type=some.stored, inputs=some.inputs)
             found.append(population if names else None)
         assert found[0] is not None
         return found[0], found[1]

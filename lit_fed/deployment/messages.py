@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.facts import TrainingFacts
@@ -106,6 +107,11 @@ class NodeFacts(NamedTuple):
     types: dict[str, tuple[str, list[int]]]  # type and shape of a sample of `x` and `y`
     stored: str  # the type in which inputs are stored: uint8 is scaled
     digest: str  # changes with the samples, and reveals nothing else: an HMAC with a key that stays on the node
+    inputs: NamedInputs | None = None  # that a sample holds one after another
+
+    def plain(self) -> dict[str, Any]:
+        """The facts for JSON."""
+        return self._asdict() | {"inputs": None if self.inputs is None else self.inputs.plain()}
 
     def empty(self, which: str) -> Tensor:
         """`x` or `y` of no sample, [0, ...]."""
@@ -120,12 +126,26 @@ def _sample(value: Any, place: str) -> tuple[str, list[int]]:
     return kind, shape
 
 
+INPUT = text(64, r"[0-9]+|[^\W\d]\w*")
+INPUTS = record(
+    {
+        "inputs": list_of(tuple_of(INPUT, SHAPE, one_of("float32", "int64", "bool", "uint8")), 64, 2),
+        "uneven": list_of(INPUT, 64),
+    }
+)  # fmt: skip
+"""Several inputs of a network, see `NamedInputs`."""
+
+
+def _inputs(value: Any, place: str) -> NamedInputs:
+    return NamedInputs.from_plain(INPUTS(value, place))
+
+
 CLIENT_FACTS = tuple_of(POPULATION, tuple_of(LARGE, LARGE, LARGE), optional(whole(0, MOST_CLASSES - 1)))
 NODE_FACTS = record(
     {
         "clients": keyed(NAME, lambda one, place: ClientFacts(*CLIENT_FACTS(one, place)), MOST_CLIENTS),
         "types": record({"x": _sample, "y": _sample}), "stored": text(16, "[a-z0-9]*"),
-        "digest": text(128, "[0-9a-f]+"),
+        "digest": text(128, "[0-9a-f]+"), "inputs": optional(_inputs),
     }
 )  # fmt: skip
 
@@ -149,7 +169,7 @@ FACTS = record(
         "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
         "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
         "stored_type": text(16), "label_scale": NOTHING, "class_counts": NOTHING,
-        "lr_factors": NOTHING, "work_shares": NOTHING,
+        "lr_factors": NOTHING, "work_shares": NOTHING, "inputs": optional(INPUTS),
     }
 )  # fmt: skip
 """Facts of a training, see `TrainingFacts.public`."""
@@ -305,6 +325,8 @@ def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
     is_float = TYPES[facts.types["y"][0]].is_floating_point
     if any((one.largest_label is None) != is_float for one in facts.clients.values()):
         raise WireError("facts.clients is not of labels of the type that facts.types says")
+    if facts.inputs is not None and facts.types["x"] != (facts.inputs.dtype.name, [facts.inputs.size]):
+        raise WireError("facts.inputs is not of samples of the type that facts.types says")
     return facts
 
 

@@ -100,7 +100,7 @@ class Node:
         facts = read_question(packet)
         kind = facts["kind"]
         if kind == "facts":
-            return Packet({"version": lit_fed.__version__, "facts": self.data.facts._asdict()})
+            return Packet({"version": lit_fed.__version__, "facts": self.data.facts.plain()})
         training = self._session_of(facts)
         if training is None:
             return Packet({"needs": "session"})

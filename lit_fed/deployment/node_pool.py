@@ -309,11 +309,16 @@ def _on_several(claims: Mapping[str, list[str]], wrong: Iterable[str]) -> dict[s
 
 
 def _kind_of(one: NodeFacts) -> str:
-    return f"{one.types} {one.stored == 'uint8'}"
+    return f"{one.types} {one.stored == 'uint8'} {one.inputs}"
 
 
 def _difference(node: str, one: NodeFacts, first: str, usual: NodeFacts) -> str:
     """The difference between samples of a node and the usual ones."""
+    if one.inputs != usual.inputs:
+        return (
+            f"inputs on node {node} are {one.inputs or 'one array x'}, but on node {first} "
+            f"{usual.inputs or 'one array x'}; store the same on all nodes, with sequences padded to one length"
+        )
     for which, of in one.types.items():
         here, there = (f"{kind} of shape {shape}" for kind, shape in (of, usual.types[which]))
         if here != there:

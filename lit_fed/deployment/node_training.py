@@ -28,11 +28,11 @@ from lit_fed.core import tree
 from lit_fed.core.seeds import Secret
 from lit_fed.core.segmentation import flat_masks
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Stage, Tree
-from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
+from lit_fed.data.data_sets.client_folder import read_clients, to_population
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import select_clients
 from lit_fed.data.populations.splits import cut_validation
-from lit_fed.deployment.messages import POPULATIONS, SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
+from lit_fed.deployment.messages import SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
 from lit_fed.deployment.wire import TYPES, Packet, WireError, checked_tree, digest_of_question
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.selection import choose_metrics
@@ -53,16 +53,11 @@ class NodeData:
 
     def __init__(self, root: Path, states: Path) -> None:
         self._states = states
-        clients = {
-            kind: read_clients(root / kind, may_lack_training=kind == "unseen")
-            for kind in POPULATIONS
-            if (root / kind).is_dir()
-        }
+        clients = read_clients(root)
         if not clients:
             raise ConfigError(
                 f"{root}: no folder `seen` or `unseen` with a .npz file for each client; correct --data.root"
             )
-        check_alike([one for some in clients.values() for one in some])
         self.populations = {kind: to_population(some) for kind, some in clients.items()}
 
     @cached_property
@@ -79,8 +74,8 @@ class NodeData:
                 largest = None if labels.is_floating_point() or not len(labels) else int(labels.max())
                 train, val, test = (int(split.sizes[position]) for split in splits)
                 clients[name] = ClientFacts(kind, (train, val, test), largest)
-        stored = next(iter(self.populations.values())).stored_type
-        return NodeFacts(clients, self.types, stored, digest.hexdigest()[:32])
+        some = next(iter(self.populations.values()))
+        return NodeFacts(clients, self.types, some.stored_type, digest.hexdigest()[:32], some.inputs)
 
     @property
     def types(self) -> dict[str, tuple[str, list[int]]]:
@@ -98,6 +93,9 @@ class NodeData:
             if found != wanted[which]:
                 here, there = (f"{kind} of shape {shape}" for kind, shape in (found, wanted[which]))
                 raise ConfigError(f"--data.root: samples of {which} are {here}, those of the training were {there}")
+        inputs = next(iter(self.populations.values())).inputs
+        if inputs != facts.inputs:
+            raise ConfigError(f"--data.root: the inputs are {inputs}, those of the training were {facts.inputs}")
 
     def keep_only(self, names: Collection[str]) -> list[str]:
         """Leave out all clients but these; returns the names of the others; `ConfigError` if none is left."""

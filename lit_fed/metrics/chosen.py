@@ -199,6 +199,22 @@ class ChosenMetrics:
         """Whether samples of all clients are measured together: predictions at positions are too many to be held."""
         return len(self) > 0 and not self.target.positions
 
+    def shown(self, prediction: Tensor) -> Tensor:
+        """Predictions [..., C] from `Target.mix` as the metrics see them, on the CPU."""
+        shown = self.target.shown(prediction.detach().float().cpu())
+        return shown if self.target.continuous else shown.clamp(max=1)  # torchmetrics takes values above 1 for logits
+
+    def of_all(self, shown: Tensor, labels: Tensor, owner: Tensor) -> dict[str, float]:
+        """Each metric of the samples of several clients together, `<name>_pooled`; {} without samples.
+
+        Args:
+            shown: from `shown`, [n, ...].
+            labels: [n, ...].
+            owner: client of each sample, [n].
+        """
+        each = self.metrics if len(owner) else []
+        return {f"{one.name}_pooled": one.of_all(shown, labels, owner) for one in each}
+
     def statistics(self, values: Tensor, num_samples: Tensor) -> dict[str, float]:
         """Statistics over clients of each metric, see `client_statistics`.
 
@@ -244,10 +260,7 @@ class ClientMeter:
             y: labels, [c, N] or [c, N, L].
             mask: 0 for padding, [c, N].
         """
-        target = self._chosen.target
-        shown = target.shown(prediction.detach().float().cpu())
-        if not target.continuous:
-            shown = shown.clamp(max=1)  # rounding; torchmetrics takes values above 1 for logits
+        target, shown = self._chosen.target, self._chosen.shown(prediction)
         labels, held = y.cpu(), mask.cpu() > 0
         with quiet():
             for position, row in enumerate(rows.tolist()):

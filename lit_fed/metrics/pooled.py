@@ -44,7 +44,7 @@ class Pool:
         if kept is not None:
             wanted = torch.isin(owner, kept)
             owner, shown, labels = owner[wanted], shown[wanted], labels[wanted]
-        return {f"{one.name}_pooled": one.of_all(shown, labels, owner) for one in chosen.metrics} if len(owner) else {}
+        return chosen.of_all(shown, labels, owner)
 
     def _gathered(self, device: torch.device, label_type: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
         """Positions of clients [n], rising, predictions and labels of all ranks; None without samples."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from lit_fed.core.named_inputs import NamedInputs, read_by_name
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -143,8 +144,9 @@ def check_dropout(dropout: float) -> None:
 
 
 def build_network(
-    network: Callable[..., nn.Module], input_shape: tuple[int, ...], input_type: torch.dtype, num_outputs: int
-) -> nn.Module:
+    network: Callable[..., nn.Module], input_shape: tuple[int, ...], input_type: torch.dtype, num_outputs: int,
+    inputs: NamedInputs | None = None,
+) -> nn.Module:  # fmt: skip
     """Build a network; lazy layers get their sizes from a pass over zeros in evaluation mode.
 
     Args:
@@ -152,22 +154,25 @@ def build_network(
         input_shape: shape of one sample.
         input_type: type of the samples.
         num_outputs: K.
+        inputs: that a sample holds, which the network gets by name; None: a sample is one input.
 
     Raises:
-        ConfigError: if it cannot be built, is not a module, or has unused lazy layers.
+        ConfigError: if it cannot be built, is not a module, does not take the inputs, or has unused lazy layers.
     """
+    sizes = input_shape if inputs is None else inputs.shapes
     name = getattr(maker_of(network)[0], "__name__", "as it is given")
     try:
-        module = call_with_sizes(network, input_shape, num_outputs, base=Network)
+        module = call_with_sizes(network, sizes, num_outputs, base=Network)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"--model.network {name} cannot be built for samples {list(input_shape)} and {num_outputs} "
+            f"--model.network {name} cannot be built for samples {inputs or list(input_shape)} and {num_outputs} "
             f"outputs ({_reason(error)}); correct the class or its options, or choose another --model.network"
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"--model.network {name} returns {type(module).__name__}, not an nn.Module")
+    module = module if inputs is None else read_by_name(module, inputs)
     if not _lazy_leaves(module):
         return module
     zero_outputs(module, input_shape, input_type)
@@ -219,7 +224,8 @@ def zero_outputs(
     network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype, rows: int = 2
 ) -> Tensor:  # fmt: skip
     """Outputs [rows, ...] of samples of zeros in evaluation mode; a `ConfigError` reports a failing forward pass."""
-    samples = f"{type(network).__name__} cannot read {_samples(input_shape, input_type)}"
+    inputs = getattr(network, "named_inputs", None)
+    samples = f"{type(network).__name__} cannot read {inputs or _samples(input_shape, input_type)}"
     network.eval()
     try:
         with torch.no_grad():
@@ -227,8 +233,9 @@ def zero_outputs(
     except ConfigError:
         raise
     except Exception as error:
-        tokens = "; integers are token ids, so store features as floats" if input_type == torch.int64 else ""
-        hint = looks_transposed(input_shape, _channels_of(network))
+        whole = input_type == torch.int64 and inputs is None
+        tokens = "; integers are token ids, so store features as floats" if whole else ""
+        hint = "" if inputs else looks_transposed(input_shape, _channels_of(network))
         raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {hint or OTHER}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
@@ -266,6 +273,9 @@ CHANNELS = ("in_channels", "in_chans")
 OUTPUTS = ("num_outputs", "num_classes", "n_classes", "num_labels", "out_features", "output_size", "output_dim")
 """Parameters filled with the number of outputs, which is 1 for two classes and for regression."""
 
+Sizes = tuple[Any, ...] | dict[str, tuple[int, ...]]
+"""Shape of a sample, or of each of its inputs."""
+
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
@@ -276,7 +286,7 @@ def size_names(maker: Callable[..., Any]) -> set[str]:
 
 
 def call_with_sizes(
-    network: Callable[..., nn.Module], input_shape: tuple[int, ...], num_outputs: int, *, base: type
+    network: Callable[..., nn.Module], input_shape: Sizes, num_outputs: int, *, base: type
 ) -> nn.Module:
     """Call a network's class or function with the sizes that it needs.
 
@@ -286,7 +296,7 @@ def call_with_sizes(
 
     Args:
         network: class or function, possibly with bound options.
-        input_shape: shape of one sample.
+        input_shape: shape of one sample, or of each of its inputs.
         num_outputs: K.
         base: `Network`.
 
@@ -345,13 +355,18 @@ def maker_of(network: Callable[..., nn.Module]) -> tuple[Callable[..., Any], dic
     return network, given
 
 
-def _size(name: str, input_shape: tuple[int, ...], num_outputs: int, shown: str) -> Any:
+def _size(name: str, input_shape: Sizes, num_outputs: int, shown: str) -> Any:
     if name in OUTPUTS:
         return num_outputs
-    if name in FEATURES:
-        return math.prod(input_shape)
     if name == "input_shape":
         return input_shape
+    if isinstance(input_shape, dict) or any(isinstance(one, tuple) for one in input_shape):
+        raise ConfigError(
+            f"--model.network {shown} needs {name}, and a sample has several inputs, {input_shape}; take input_shape, "
+            "the shapes of all of them"
+        )
+    if name in FEATURES:
+        return math.prod(input_shape)
     hint = looks_transposed(input_shape)
     if len(input_shape) < 2 or (hint and len(input_shape) == 3):
         raise ConfigError(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lit_fed.core import tree
+from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
@@ -130,6 +131,11 @@ class PersonalModel(nn.Module):
         self.encoder: RawColumns | None = None
         self.eval()
 
+    @property
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Inputs of the right shape and type, by position and by name."""
+        return (self.example,), {}
+
     def take_columns(self, columns: TableColumns | None) -> None:
         """Take the columns of the training's table as inputs [N, R] in place of their encoding.
 
@@ -153,6 +159,27 @@ class PersonalModel(nn.Module):
         if self.normalised:
             x = (x - self.mean) / self.std
         return self.combination(x, [component(x) for component in self.components])  # type: ignore[no-any-return]
+
+
+class NamedPersonalModel(PersonalModel):
+    """The personal model of a network of several inputs, which it takes by name, or of a tuple by position.
+
+    Args:
+        inputs: the inputs.
+        made: arguments of the base class.
+    """
+
+    def __init__(self, inputs: NamedInputs, *made: Any) -> None:
+        super().__init__(*made)
+        self.inputs = inputs
+
+    @property
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        return self.inputs.arguments(self.example)
+
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+        """Probabilities or predicted values of inputs [N, ...], as of the base class."""
+        return super().forward(self.inputs.joined(*given, **named))
 
 
 @dataclass(frozen=True)
@@ -237,8 +264,9 @@ def personal_model(
     about = _about(federation, facts, client, example)
     with torch.no_grad():
         outputs = [component(example) for component in components]
-    combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), about["algorithm"]))
-    return PersonalModel(components, combination, facts.normalisation, example, about)
+    combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), {}, name=about["algorithm"]))
+    made = components, combination, facts.normalisation, example, about
+    return PersonalModel(*made) if facts.inputs is None else NamedPersonalModel(facts.inputs, *made)
 
 
 def prediction_of(federation: FederatedRounds, state: Tree) -> tuple[Predict, Task]:
@@ -294,32 +322,46 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
     """Description of a model for its file."""
     target, normalisation = facts.target, facts.normalisation
     holds = getattr(innermost(federation.algorithm), "program_holds", None)
-    return {
-        "client": client,
-        "algorithm": federation.name,
-        "network": type(federation.terms.task.network).__name__,
-        "input_shape": ["N", *example.shape[1:]],
-        "input_type": str(example.dtype).removeprefix("torch."),
-        "input_names": None if facts.columns is None else facts.columns.input_names,
-        "normalisation": None if normalisation is None else normalisation._asdict(),
-        "output": "value" if target.continuous else "probabilities",
-        "classes": None if target.continuous else list(facts.class_names or range(target.num_classes)),
-    } | ({} if holds is None else {"holds": holds})
+    several = [] if facts.inputs is None else facts.inputs.inputs
+    given = [
+        {"name": one.name, "shape": ["N", *one.shape], "type": one.kind.replace("uint8", "float32")} for one in several
+    ]
+    return (
+        {
+            "client": client,
+            "algorithm": federation.name,
+            "network": type(federation.terms.task.network).__name__,
+            "input_shape": ["N", *example.shape[1:]],
+            "input_type": str(example.dtype).removeprefix("torch."),
+            "input_names": None if facts.columns is None else facts.columns.input_names,
+            "normalisation": None if normalisation is None else normalisation._asdict(),
+            "output": "value" if target.continuous else "probabilities",
+            "classes": None if target.continuous else list(facts.class_names or range(target.num_classes)),
+        }
+        | ({"inputs": given} if given else {})
+        | ({} if holds is None else {"holds": holds})
+    )
 
 
-def _traced(model: nn.Module, inputs: tuple[Any, ...], name: str) -> torch.export.ExportedProgram:
+def _traced(
+    model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Tensor], *, name: str
+) -> torch.export.ExportedProgram:
     """The program of a module for any number of samples.
 
     Raises:
         ConfigError: if the module cannot be exported, with PyTorch's reason.
     """
     batch = {0: torch.export.Dim.DYNAMIC}
-    shapes = tuple(batch if isinstance(one, Tensor) else [batch] * len(one) for one in inputs)
+    shapes: Any = tuple(batch if isinstance(one, Tensor) else [batch] * len(one) for one in inputs)
+    if named:
+        shapes = dict.fromkeys(named, batch)
+    elif isinstance(model, NamedPersonalModel):
+        shapes = (shapes,)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             # an LSTM lists its own parameters anew
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
-            return torch.export.export(model, inputs, dynamic_shapes=shapes)
+            return torch.export.export(model, inputs, named, dynamic_shapes=shapes)
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be exported ({_reason(error)}); its forward pass must be traceable by torch.export, for "
@@ -411,7 +453,7 @@ def save_program(model: PersonalModel, path: Path, format: str = "pt") -> None:
         notice(
             f"{path.name} holds {model.about['holds']}, which may reveal them; give it only to those who may see them"
         )
-    program = _traced(model, (model.example,), model.about["network"])
+    program = _traced(model, *model.arguments, name=model.about["network"])
     program.example_inputs = None  # the only part that PyTorch would pickle
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
@@ -426,12 +468,13 @@ def _torch_program(program: torch.export.ExportedProgram, about: dict[str, Any])
 
 
 def _onnx_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+    names = [one["name"] for one in about.get("inputs", ({"name": "x"},))]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's, of its own code
             converted = torch.onnx.export(
-                program, dynamo=True, input_names=["x"], output_names=[about["output"]], dynamic_shapes=({0: "N"},),
-                verbose=False,
+                program, dynamo=True, input_names=names, output_names=[about["output"]],
+                dynamic_shapes=({0: "N"},) * len(names), verbose=False,
             )  # fmt: skip
     except Exception as error:
         raise ConfigError(

@@ -73,7 +73,7 @@ def expected_statistics(values, sizes, *, larger_is_better=True):
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2)])
-def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorithm):
+def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorithm, capsys):
     root = save_clients(tmp_path / "data")
     module, data, trainer = fit(root, tmp_path, ["AUROC", "F1Score", {"brier": "HingeLoss"}], algorithm)
     folder = Path(trainer.log_dir)
@@ -93,6 +93,16 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
             every = pd.concat(tables.values())
             pooled = score(every["label"], every["p_1"])
             assert summary[f"test/{population}/{name}_pooled"] == pytest.approx(pooled, rel=1e-6)
+    last = str(next(folder.rglob("last.ckpt")))
+    fresh = FederatedModule(
+        algorithm, LocalSolver(lr=0.1), client_trainer="sequential", metrics=module.settings.metrics
+    )
+    capsys.readouterr()
+    quiet_trainer(1, tmp_path).personalize(fresh, last, clients=f"{root}/unseen", output=str(tmp_path / "later"))
+    said = capsys.readouterr().out
+    for name in ("auroc", "f1_score", "brier"):
+        row = next(line for line in said.splitlines() if f" {name} " in line)
+        assert f"{summary[f'test/unseen/{name}_pooled']:.4f}" in row
     columns = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
     assert list(clients)[:9] == columns
     assert list(clients)[9:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]

@@ -319,6 +319,53 @@ def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):
     assert alone.facts(weighting="samples", seed=0, num_rounds=1).stored_type == "uint8"
 
 
+class Weighted(torch.nn.Module):
+    """Numbers, weighted by the mean of the tokens that the mask marks."""
+
+    def __init__(self, input_shape, num_outputs):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(5, 1), torch.nn.Linear(*input_shape["table"], num_outputs)
+
+    def forward(self, ids, mask, table):
+        return self.head(table * (self.words(ids) * mask.unsqueeze(-1)).mean(-2))
+
+
+def with_tokens(folders):
+    """The clients of some folders, with token ids and a mask beside their numbers."""
+    rng = np.random.default_rng(1)
+    for path in sorted(folders["all"].rglob("*.npz")):
+        arrays, given = dict(np.load(path)), {}
+        for split in ("train", "test"):
+            x, given[f"y_{split}"] = arrays[f"x_{split}"], arrays[f"y_{split}"]
+            ids = rng.integers(0, 5, (len(x), 3))
+            given |= {f"table_{split}": x, f"ids_{split}": ids, f"mask_{split}": ids > 0}
+        for copy in folders["all"].parent.rglob(path.name):
+            np.savez(copy, **given)
+
+
+def test_several_inputs_on_nodes(tmp_path):
+    with_tokens(folders := node_folders(tmp_path / "data"))
+    equal_runs(*both(folders, tmp_path, lambda: module_of(network=Weighted), rounds=2)[:4])
+
+
+def test_other_inputs_on_a_node_are_refused(tmp_path):
+    with_tokens(folders := node_folders(tmp_path / "data"))
+    for path in folders["ben"].rglob("*.npz"):
+        arrays = dict(np.load(path))
+        np.savez(path, **{name.replace("mask", "marks"): one for name, one in arrays.items()})
+    data = FederatedDataModule(InProcessFederation(InProcess(make_nodes(folders, tmp_path / "states"))))
+    with pytest.raises(ConfigError, match=r"inputs on node ben are ids \[3\] int64, marks .* on node anna ids .* mask"):
+        data.setup()
+
+
+def test_masks_on_nodes_are_said(tmp_path, capsys):
+    x, y = np.zeros((4, 1, 2, 2), np.float32), np.arange(16).reshape(4, 2, 2) % 2
+    write_clients(tmp_path / "anna", {"anna": (x, y, x, y)})
+    node = Node(tmp_path / "anna", tmp_path / "states")
+    FederatedDataModule(InProcessFederation(InProcess({"anna": node}))).setup()
+    assert "labels are taken for masks of 2 classes\n" in capsys.readouterr().err
+
+
 def test_what_labels_on_nodes_are_taken_for_is_said(folders, tmp_path, capsys):
     transport = InProcess(make_nodes(folders, tmp_path / "states"))
     FederatedDataModule(InProcessFederation(transport)).setup()

@@ -347,6 +347,8 @@ class Head:
         own = getattr(network, "split", None)
         parts = own() if ismethod(own) else None
         body, top = parts or (None, last_layer(network))
+        inputs: Any = getattr(network, "named_inputs", None)  # that `body` gets by name, see `read_by_name`
+        body = body if body is None or inputs is None else inputs.reader(body)
         if top is network and not isinstance(network, nn.Linear):
             raise _no_head(network, "it has no layers")
         known = {id(leaf): name for name, leaf in _named_leaves(network)}

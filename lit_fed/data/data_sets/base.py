@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.types import Population, Split
 from lit_fed.errors import ConfigError, notice
 
@@ -63,6 +64,7 @@ class Samples(NamedTuple):
     unseen: tuple[str, ...] = ()  # names of natural clients held out of training
     encode: Encode | None = None  # converts `x` to inputs after the split
     stored_type: str | None = None  # NumPy name of the inputs' type on disk; None: that of `x`
+    inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input
 
 
 class Normalisation(NamedTuple):

@@ -1,7 +1,8 @@
 """A user's data: one .npz file per client, or LEAF's JSON layout.
 
 ROOT/seen/<client>.npz, ROOT/unseen/<client>.npz      x_train, y_train, x_test, y_test and optionally x_val, y_val;
-                                                      unseen clients may have only test samples
+                                                      unseen clients may have only test samples; several inputs of a
+                                                      network as <name>_train, <name>_test, … in place of x_train, …
 ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samples": [...],
                                                        "user_data": {user: {"x": [...], "y": [...]}}}; if no user is
                                                       in both, those of test are unseen
@@ -9,12 +10,14 @@ ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_fed.core.named_inputs import Given, NamedInputs
 from lit_fed.core.targets import IGNORED
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import PLACE, ClientDataSet, Labels, input_array, label_array, make_split, require
@@ -24,8 +27,8 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 
 __all__ = [
-    "ClientArrays", "ClientFolder", "check_alike", "check_stored", "check_types", "checked", "read_clients",
-    "read_files", "to_population",
+    "ClientArrays", "ClientFolder", "check_alike", "check_stored", "check_types", "checked", "longest", "packed",
+    "padded_labels", "read_clients", "read_files", "to_population",
 ]  # fmt: skip
 
 SPLITS = ("train", "val", "test")
@@ -37,9 +40,10 @@ class ClientArrays(NamedTuple):
     """The arrays of one client, and where they were read."""
 
     name: str
-    arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
+    arrays: dict[str, Any]  # x_train [n, ...], y_train [n] or [n, L], …; x a dict of inputs until it is packed
     sources: dict[str, str]  # origin of each split, for error messages
     stored: dict[str, str] = {}  # noqa: RUF012 - original type of each array of inputs
+    inputs: NamedInputs | None = None  # that x holds one after another; None: it is one input
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class ClientFolder(ClientDataSet):
     """Clients read from a folder, named by files (or LEAF's users), sorted.
 
     uint8 inputs are scaled to 0..1, other integers are token ids, floats become float32. Integer labels are classes,
-    floating labels regression targets. Test and validation splits may be empty.
+    floating labels regression targets. Test and validation splits may be empty. Arrays `<name>_train`, `<name>_test`, …
+    in place of `x_train`, … are several inputs, which the network's `forward` gets by their names.
 
     Args:
         root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
@@ -76,19 +81,30 @@ class ClientFolder(ClientDataSet):
             (root / "seen").is_dir(),
             f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; {fix}",
         )
-        seen = read_clients(root / "seen")
-        unseen = read_clients(root / "unseen", may_lack_training=True) if (root / "unseen").is_dir() else []
-        check_alike(seen + unseen)
-        return to_population(seen), to_population(unseen) if unseen else None
+        clients = read_clients(root)
+        return to_population(clients["seen"]), to_population(clients["unseen"]) if "unseen" in clients else None
 
 
-def read_clients(folder: Path, *, may_lack_training: bool = False) -> list[ClientArrays]:
-    """Read all clients of an existing folder; without both val arrays a client has no validation split.
+def read_clients(root: Path) -> dict[str, list[ClientArrays]]:
+    """Read all clients of the folders `seen` and `unseen` that exist, with samples of one type and shape.
 
-    Args:
-        folder: the folder.
-        may_lack_training: clients may have no training samples (unseen clients).
+    Raises:
+        ConfigError: naming the file and the array that is missing, or does not fit the others.
     """
+    found = {name: _read_folder(root / name, name == "unseen") for name in ("seen", "unseen") if (root / name).is_dir()}
+    each = packed([client for clients in found.values() for client in clients])
+    each = [
+        checked(client, may_lack_training=name == "unseen")
+        for client, name in zip(each, [name for name, clients in found.items() for _ in clients], strict=True)
+    ]
+    if each:
+        check_alike(each)
+    first = len(found.get("seen", ()))
+    return {name: each[:first] if name == "seen" else each[first:] for name in found}
+
+
+def _read_folder(folder: Path, may_lack_training: bool) -> list[ClientArrays]:
+    """The clients of a folder; without both val arrays a client has no validation split."""
     of_training = REQUIRED_ARRAYS[:2] if may_lack_training else ()
     clients = read_files(folder, REQUIRED_ARRAYS[len(of_training) :], (*of_training, *OPTIONAL_ARRAYS))
     require(bool(clients), f"{folder}: no .npz file; save one per client, or remove the folder")
@@ -99,22 +115,25 @@ def read_clients(folder: Path, *, may_lack_training: bool = False) -> list[Clien
                     name not in client.arrays or other in client.arrays,
                     f"{client.sources['val']}: array {other} is missing; save it beside {name}",
                 )
-    return [checked(client, may_lack_training=may_lack_training) for client in clients]
+    return clients
 
 
-def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> list[ClientArrays]:
+def read_files(
+    folder: Path, required: tuple[str, ...], optional: tuple[str, ...], inputs: Sequence[str] | None = None
+) -> list[ClientArrays]:
     """Read the stored arrays of each .npz file of a folder, sorted by file name.
 
     Args:
         folder: an existing folder.
         required: names of the required arrays.
         optional: names of optional arrays; others are not read.
+        inputs: as of `read_npz`.
 
     Raises:
         ConfigError: naming the file that cannot be read, or its missing array.
     """
     return [
-        ClientArrays(path.stem, read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path)))
+        ClientArrays(path.stem, read_npz(path, required, optional, inputs), dict.fromkeys(SPLITS, str(path)))
         for path in npz_files(folder)
     ]
 
@@ -148,6 +167,71 @@ def _leaf_client(name: str, train: LeafUser | None, test: LeafUser | None, float
             arrays[f"y_{split}"], sources[split] = user.y, user.source
     source = next(iter(sources.values()))
     return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, source) | sources), may_lack_training=train is None)
+
+
+def packed(
+    clients: list[ClientArrays], inputs: NamedInputs | None = None, length: int | None = None
+) -> list[ClientArrays]:
+    """The clients with several inputs in one array, and labels of positions padded with -100; others are unchanged.
+
+    Args:
+        clients: clients, in whose arrays `x_<split>` is a dict of inputs by name.
+        inputs: those that are wanted; None: as the clients have them.
+        length: positions of the labels; None: the largest number.
+
+    Raises:
+        ConfigError: naming the client with other inputs.
+    """
+    named = [name for client in clients for name, array in client.arrays.items() if isinstance(array, dict)]
+    if not named and inputs is None:
+        return clients
+    groups = [
+        (f"{client.sources[name[2:]]}, {name[2:]}", array)
+        for client in clients
+        for name, array in client.arrays.items()
+        if name.startswith("x")
+    ]
+    for place, array in groups:
+        other = "others have several" if inputs is None else f"the training had {', '.join(inputs.names)}"
+        require(isinstance(array, dict), f"{place}: has one input x, and {other}; give all clients the same")
+    known = NamedInputs.of(groups) if inputs is None else inputs
+    labels = [array for client in clients for name, array in client.arrays.items() if name.startswith("y")]
+    length = longest(labels) if length is None else length
+
+    def converted(source: str, name: str, array: Any) -> np.ndarray:
+        place = f"{source}, {name[2:]}"
+        return known.pack(place, array) if name.startswith("x") else padded_labels(place, array, length)
+
+    return [
+        client._replace(
+            arrays={name: converted(client.sources[name[2:]], name, array) for name, array in client.arrays.items()},
+            inputs=known,
+        )
+        for client in clients
+    ]
+
+
+def longest(labels: list[Given]) -> int | None:
+    """The largest number of positions of labels that are whole numbers; None if none have positions."""
+    each = [np.asarray(row) for array in labels for row in (array if isinstance(array, list) else array[:1])]
+    return max((len(row) for row in each if row.ndim == 1 and row.dtype.kind in "iu"), default=None)
+
+
+def padded_labels(place: str, labels: Given, length: int | None) -> np.ndarray:
+    """Labels [n, length] of labels with fewer positions, padded with -100; other labels are unchanged.
+
+    Raises:
+        ConfigError: naming the place of labels that differ in shape and are no lists of whole numbers.
+    """
+    if isinstance(labels, np.ndarray) and (labels.ndim != 2 or labels.dtype.kind not in "iu" or not length):
+        return labels
+    listed = all(one.ndim == 1 and one.dtype.kind in "iu" for one in labels)
+    require(listed, f"{place}: labels differ in shape; give one shape, or lists of whole numbers, which are padded")
+    width = max(length or 0, *map(len, labels), 0)
+    padded = np.full((len(labels), width), IGNORED, dtype=np.int64)
+    for row, one in zip(padded, labels, strict=True):
+        row[: len(one)] = one
+    return padded
 
 
 def checked(client: ClientArrays, *, may_lack_training: bool = False) -> ClientArrays:
@@ -276,8 +360,9 @@ def to_population(clients: list[ClientArrays]) -> Population:
     """Concatenate all clients' arrays; each client's arrays are freed when joined."""
     train, val, test = (_join(clients, split) for split in SPLITS)
     return Population(
-        train, val, test, [client.name for client in clients], stored_type=clients[0].stored.get("x_train", "")
-    )
+        train, val, test, [client.name for client in clients], stored_type=clients[0].stored.get("x_train", ""),
+        inputs=clients[0].inputs,
+    )  # fmt: skip
 
 
 def _join(clients: list[ClientArrays], split: str) -> Split:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from lit_fed.core.named_inputs import Given
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, names_of, require
-from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked
+from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked, packed
 from lit_fed.data.data_sets.columns import TableRows, rows_of_frame
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
@@ -55,7 +56,9 @@ def data_set_of_arrays(
 
     Args:
         clients: name -> (inputs [n, ...], labels [n] or [n, L]), as NumPy arrays, tensors or lists. uint8 is scaled to
-            0..1; text labels are class names.
+            0..1; text labels are class names. Several inputs are a dict of them by the names of the parameters of the
+            network's `forward`, or a tuple in their order; of these, sequences may have different lengths, and labels
+            of their positions, too.
         unseen: likewise, clients held out of training.
         labels: as in `ClientFolder`.
         num_classes: as in `ClientFolder`.
@@ -64,8 +67,8 @@ def data_set_of_arrays(
         ConfigError: naming the client with unusable arrays.
     """
     unseen = unseen or {}
-    for given in (clients, unseen):
-        require(isinstance(given, Mapping), f"clients are a {type(given).__name__}; give a dict of (x, y) by name")
+    for one in (clients, unseen):
+        require(isinstance(one, Mapping), f"clients are a {type(one).__name__}; give a dict of (x, y) by name")
     both = sorted({str(one) for one in clients} & {str(one) for one in unseen})
     require(not both, f"client {both[0] if both else ''!r} is among clients and among unseen; leave one of them out")
     require(bool(clients), "there are no clients; give a dict of (x, y) by name with at least one client")
@@ -74,16 +77,17 @@ def data_set_of_arrays(
     if class_names is not None:
         number = {name: position for position, name in enumerate(class_names)}
         pairs = {name: (x, np.array([number[one] for one in y.tolist()])) for name, (x, y) in pairs.items()}
-    arrays = [
-        checked(ClientArrays(name, {"x_train": x, "y_train": y}, dict.fromkeys(SPLITS, f"client {name!r}")))
+    given = [
+        ClientArrays(name, {"x_train": x, "y_train": y}, dict.fromkeys(SPLITS, f"client {name!r}"))
         for name, (x, y) in pairs.items()
     ]
+    arrays = [checked(one) for one in packed(given)]
     check_alike(arrays)
     x, y = (np.concatenate([one.arrays[key] for one in arrays]) for key in ("x_train", "y_train"))
     owner = np.repeat(np.arange(len(arrays)), [len(one.arrays["y_train"]) for one in arrays])
     stored = arrays[0].stored["x_train"]
     names, kept_out = list(pairs), tuple(map(str, unseen))
-    samples = Samples(x, y, owner, names, class_names, unseen=kept_out, stored_type=stored)
+    samples = Samples(x, y, owner, names, class_names, unseen=kept_out, stored_type=stored, inputs=arrays[0].inputs)
     return _Arrays(samples, labels, num_classes)
 
 
@@ -118,13 +122,24 @@ def data_set_of_frame(
     )
 
 
-def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
+def _pair(name: str, given: Any) -> tuple[Any, Any]:
     require(
         isinstance(given, tuple | list) and len(given) == 2,
         f"client {name!r} is a {type(given).__name__}; give a pair of inputs and labels, (x, y)",
     )
-    x, y = (_array(name, one) for one in given)
-    return x, y
+    x, y = given
+    if not isinstance(x, Mapping | tuple):
+        return _array(name, x), _array(name, y)
+    parts = {str(key): one for key, one in (x.items() if isinstance(x, Mapping) else enumerate(x))}
+    return {key: _samples(name, one) for key, one in parts.items()}, _samples(name, y)
+
+
+def _samples(name: str, given: Any) -> Given:
+    """One input, or the labels, of a client's samples: an array, or a list of arrays of different lengths."""
+    if isinstance(given, torch.Tensor) or (isinstance(given, np.ndarray) and not given.dtype.hasobject):
+        return _array(name, given)
+    each = [_array(name, one) for one in given]
+    return np.stack(each) if len({one.shape for one in each}) == 1 else each
 
 
 def _array(name: str, given: Any) -> np.ndarray:
@@ -139,9 +154,12 @@ def _array(name: str, given: Any) -> np.ndarray:
         ) from error
 
 
-def _class_names(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[str, ...] | None:
+def _class_names(pairs: dict[str, tuple[Any, Any]]) -> tuple[str, ...] | None:
     """The classes in alphabetical order if labels are texts, else None."""
-    text = {name: all(isinstance(one, str) for one in y.flat) for name, (_, y) in pairs.items()}
+    text = {
+        name: isinstance(y, np.ndarray) and all(isinstance(one, str) for one in y.flat)
+        for name, (_, y) in pairs.items()
+    }
     if not any(text.values()):
         return None
     other = next((name for name, is_text in text.items() if not is_text), None)

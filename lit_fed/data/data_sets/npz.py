@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,17 @@ def npz_files(folder: Path) -> list[Path]:
     return paths
 
 
-def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_npz(
+    path: Path, required: tuple[str, ...], optional: tuple[str, ...], inputs: Sequence[str] | None = ()
+) -> dict[str, Any]:
     """Read stored arrays of one file.
 
     Args:
         path: the file.
         required: names of the required arrays.
         optional: names of optional arrays; others are not read.
+        inputs: names of several inputs, of which a split may have arrays `<name>_<split>` in place of one `x_<split>`,
+            which is then a dict of these arrays; None: all names but `y`, if there is no `x_<split>`.
 
     Raises:
         ConfigError: naming a file that cannot be read, or an array that is missing, holds Python objects or does not
@@ -48,13 +53,35 @@ def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -
     require(zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); {SAVE}")
     try:
         with np.load(path, allow_pickle=False) as archive:
+            held = _with_inputs(archive.files, (*required, *optional), inputs)
             for name in required:
-                require(name in archive, f"{path}: array {name} is missing; save {', '.join(required)} in it")
-            return {name: _array(archive, name, path) for name in (*required, *optional) if name in archive}
+                require(name in held, f"{path}: array {name} is missing; save {', '.join(required)} in it")
+            return {
+                name: _array(archive, own, path)
+                if isinstance(own, str)
+                else {one: _array(archive, stored, path) for one, stored in own.items()}
+                for name, own in held.items()
+            }
     except ConfigError:  # a ValueError too, with the right message
         raise
     except Exception as error:  # zipfile, decompressors and NumPy raise many types on damaged files
         raise ConfigError(f"{path}: cannot be read ({error or type(error).__name__}); {SAVE}") from error
+
+
+def _with_inputs(
+    stored: list[str], wanted: tuple[str, ...], inputs: Sequence[str] | None
+) -> dict[str, str | dict[str, str]]:
+    """For each wanted array that is stored its name, and the names of those that are the inputs in place of it."""
+    held: dict[str, str | dict[str, str]] = {name: name for name in wanted if name in stored}
+    splits = [name.removeprefix("x_") for name in wanted if name.startswith("x_")]
+    if inputs is None and any(f"x_{split}" in held for split in splits):
+        return held
+    for split in splits:
+        named = {name.removesuffix(f"_{split}"): name for name in stored if name.endswith(f"_{split}")}
+        named = {one: name for one, name in named.items() if one != "y" and (inputs is None or one in inputs)}
+        if len(named) > (inputs is None):  # a single array of another name is mostly a slip
+            held[f"x_{split}"] = named
+    return {name: held[name] for name in wanted if name in held}
 
 
 def _array(archive: Any, name: str, path: Path) -> np.ndarray:

@@ -3,6 +3,7 @@
 Annotations are not postponed, for the reason given in `base.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from lit_fed.core.named_inputs import Given, NamedInputs
 from lit_fed.data.data_sets.base import (
     PLACE,
     Labels,
@@ -20,6 +22,7 @@ from lit_fed.data.data_sets.base import (
     stacked_samples,
     with_words,
 )
+from lit_fed.data.data_sets.client_folder import longest, padded_labels
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.machine import require_memory
 
@@ -33,7 +36,8 @@ class TorchDataset(PooledDataSet):
     Each sample is read once, so random augmentation in the data set is applied once. Inputs are tensors, arrays, Pillow
     images or numbers of one shape: uint8 is scaled to 0..1, other integer tensors and arrays are token ids. Labels are
     integers or vectors of integers (classes), or floats (regression). Class names come from the attribute `classes`, as
-    in torchvision's data sets.
+    in torchvision's data sets. Several inputs are a dict by the names of the parameters of the network's `forward`, or
+    a tuple of tensors in their order; of these, token lists, and labels of their positions, may differ in length.
 
     Args:
         source: the data set; arguments of a class path follow `source.`.
@@ -64,13 +68,14 @@ class TorchDataset(PooledDataSet):
 
     def load(self) -> Samples:
         parts = [one for one in (self.source, self.test_source) if one is not None]
-        pairs = [_read(one) for one in parts]
+        pairs, inputs = _packed([_read(one) for one in parts], parts)
         x, y = (np.concatenate(_alike(arrays, parts)) for arrays in zip(*pairs, strict=True))
         owner, names = self._owners(parts)
         sizes: list[int] = [len(one) for one in parts]  # type: ignore[arg-type]
         roles = np.repeat([0, 2][: len(parts)], sizes)
         class_names = _class_names(self.source, y, self.labels)
-        return Samples(x, y, owner, names, class_names=class_names, split=roles if roles.any() else None)
+        split = roles if roles.any() else None
+        return Samples(x, y, owner, names, class_names=class_names, split=split, inputs=inputs)
 
     def _owners(self, parts: list[Dataset[Any]]) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each sample [n], and the sorted names of the clients."""
@@ -87,11 +92,33 @@ class TorchDataset(PooledDataSet):
         return owner, [str(one) for one in unique]
 
 
-def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Read inputs [n, ...] and labels [n] or [n, L]; a `ConfigError` names an unreadable or different sample."""
+def _packed(
+    pairs: list[tuple[Any, Given]], parts: list[Dataset[Any]]
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], NamedInputs | None]:
+    """Inputs and labels of each data set as arrays, and the several inputs that a row of `x` holds."""
+    several = [isinstance(x, dict) for x, _ in pairs]
+    if not any(several):
+        return pairs, None  # type: ignore[return-value] # `_read` stacks labels of one input
+    options = ("source", "test_source")
+    places = [f"--data.dataset.{option} {type(one).__name__}" for option, one in zip(options, parts, strict=False)]
+    require(all(several), f"{places[-1]}: samples of one data set have several inputs, the other's one; give the same")
+    inputs = NamedInputs.of([(place, x) for place, (x, _) in zip(places, pairs, strict=True)])
+    length = longest([y for _, y in pairs])
+    packed = [
+        (inputs.pack(place, x), padded_labels(place, y, length)) for place, (x, y) in zip(places, pairs, strict=True)
+    ]
+    return packed, inputs
+
+
+def _read(dataset: Dataset[Any]) -> tuple[Any, Given]:
+    """Read inputs [n, ...], or a dict of several, and labels [n] or [n, L].
+
+    A `ConfigError` names an unreadable or different sample.
+    """
     name, total = type(dataset).__name__, len(dataset)  # type: ignore[arg-type]
     require(total > 0, f"{name} has no samples; check where it reads them")
-    x, y = [], []
+    x: list[Any] = []
+    y: list[np.ndarray] = []
     for number in with_words(range(total), total, name):
         place = f"sample {number} of {name}"
         try:
@@ -105,23 +132,53 @@ def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(item, tuple | list) or len(item) != 2:
             size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise ConfigError(f"{place} is {type(item).__name__}{size}; give pairs (x, y)")
-        x.append(_array(item[0], f"x of {place}"))
+        x.append(_inputs(item[0], f"x of {place}"))
         y.append(_label(item[1], f"y of {place}"))
         if number == 0:
-            require_memory(
-                total * x[0].nbytes, f"{name}: {total} samples like the first", "give fewer, or smaller ones"
-            )
+            first = x[0].values() if isinstance(x[0], dict) else x
+            size = total * sum(one.nbytes for one in first)
+            require_memory(size, f"{name}: {total} samples like the first", "give fewer, or smaller ones")
     places = [f"sample {number} of {name}" for number in range(total)]
     fix = "use one shape and type in the data set"
+    if isinstance(x[0], dict):
+        names = [tuple(one) if isinstance(one, dict) else ("x",) for one in x]
+        other = next((number for number, one in enumerate(names) if {*one} != {*names[0]}), None)
+        require(
+            other is None,
+            f"x of {places[other or 0]} has the inputs {', '.join(names[other or 0])}, the samples before it "
+            f"{', '.join(names[0])}; give the same",
+        )
+        return {name: _together([one[name] for one in x]) for name in names[0]}, _together(y)
     return (
         stacked_samples(x, [f"x of {place}" for place in places], fix=fix),
         stacked_samples(y, [f"y of {place}" for place in places], fix=fix),
     )
 
 
+def _together(arrays: list[np.ndarray]) -> Given:
+    """The samples [n, ...] of one input; a list if their shapes differ."""
+    return np.stack(arrays) if len({(one.shape, one.dtype) for one in arrays}) == 1 else arrays
+
+
+def _inputs(value: Any, place: str) -> np.ndarray | dict[str, np.ndarray]:
+    """The input of a sample, or its several inputs by name, of a tuple by position."""
+    if isinstance(value, tuple) and any(np.ndim(one) for one in value):
+        value = {str(position): one for position, one in enumerate(value)}
+    if not isinstance(value, Mapping):
+        return _array(value, place)
+    return {
+        str(name): _array(one, f"{name} in {place}") if _is_picture(one) else _numbers(one, f"{name} in {place}")
+        for name, one in value.items()
+    }
+
+
+def _is_picture(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "PIL"
+
+
 def _array(value: Any, place: str) -> np.ndarray:
     """Convert an input to a finite array with at least one axis."""
-    if type(value).__module__.partition(".")[0] == "PIL":
+    if _is_picture(value):
         try:
             return picture_array(value, None)
         except ConfigError as error:

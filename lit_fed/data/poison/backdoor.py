@@ -41,7 +41,13 @@ class Backdoor(Poison):
 
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
         check_classes_of(self, target, dataset)
-        self._check(list(seen.train.x.shape[1:]), seen.train.x.is_floating_point(), target, dataset)
+        shape = list(seen.train.x.shape[1:])
+        if seen.inputs is not None:
+            raise ConfigError(
+                f"--data.poison Backdoor needs images alone, the inputs of {dataset} are {seen.inputs}; choose "
+                "LabelFlip, or leave it out"
+            )
+        self._check(shape, seen.train.x.is_floating_point(), target, dataset)
         brightest = brightest_of(seen)
 
         def alter(x: Tensor, y: Tensor, stream: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -152,6 +152,10 @@ def public_samples(
         seen.columns is None and samples.encode is None,
         f"{name}: the columns of a table have constants of their own; save inputs as tensors, and give TorchDataset",
     )
+    require(
+        samples.inputs == seen.inputs,
+        f"{name}: inputs are {samples.inputs}, and those of the clients {seen.inputs}; give a data set like theirs",
+    )
     rows = np.arange(len(samples.x)) if samples.split is None else np.flatnonzero(samples.split == 0)
     split = split_of(samples.x, samples.y, [rows], seen.normalisation or constants)
     given, wanted = (
@@ -307,6 +311,7 @@ def _divide_pool(
     return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names,
         stored_type=str(samples.x.dtype) if samples.stored_type is None else samples.stored_type,
+        inputs=samples.inputs,
     )  # fmt: skip
 
 

@@ -201,6 +201,8 @@ def _check_two_columns(dataset: DataSet, seen: Population) -> None:
 
 def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | None:
     """Message on the inferred kind of labels and the option that changes it; None if it was given."""
+    if isinstance(target, Segmentation) and (dataset.is_remote or _is_guessed(dataset, seen)):
+        return f"labels are taken for masks of {target.num_classes} classes"
     if dataset.is_remote:
         taken = "quantities, a regression" if target.continuous else f"{target.num_classes} classes"
         stored, other = ("floats", "integers") if target.continuous else ("integers", "floats")
@@ -211,8 +213,6 @@ def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | No
     is_table = hasattr(dataset, OPTION_OF_TABLES)
     option = "--data.dataset.task" if is_table else "--data.dataset.labels"
     others = "regression" if not target.continuous else "classification" if is_table else "multilabel"
-    if isinstance(target, Segmentation):
-        return f"labels are taken for masks of {target.num_classes} classes"
     if target.positions:
         return (
             f"labels are taken for classes of positions of a sequence ({option} multilabel: several labels per sample)"
@@ -253,7 +253,7 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
 
     Checks only a few clients if samples are generated on demand.
     """
-    if not seen.train.x.is_floating_point():
+    if not seen.train.x.is_floating_point() or seen.inputs is not None:  # ids beside floats have no scale
         return None
     names: list[str] = []
     largest: list[float] = []

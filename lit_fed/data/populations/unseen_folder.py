@@ -1,7 +1,9 @@
 """Unseen clients for a checkpoint, read as its training data were read.
 
-FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone
+FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone; after training
+                                on several inputs <name>_train and <name>_test of each in place of x_train and x_test
 FOLDER/<client>/<class>/*.png   after training on images, see `read_picture_clients`
+FOLDER/<client>/images/*.png    after training on masks, with <client>/masks/*.png of those to adapt on
 FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
 
@@ -14,7 +16,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_fed.core.blocks import serving_blocks
-from lit_fed.core.segmentation import flat_population
+from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import (
@@ -23,6 +25,7 @@ from lit_fed.data.data_sets.client_folder import (
     check_stored,
     check_types,
     checked,
+    packed,
     read_files,
     to_population,
 )
@@ -42,7 +45,8 @@ from lit_fed.data.data_sets.columns import (
     table_name,
     texts,
 )
-from lit_fed.data.data_sets.image_folder import decoded, pictures_in, visible_entries
+from lit_fed.data.data_sets.image_folder import BESIDE, decoded, pictures_in, visible_entries
+from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, check_masks, mask_of, read_masks
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client, find_client_name
@@ -135,8 +139,18 @@ def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
     require(
         root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client{more}"
     )
-    clients = read_files(root, (), ("x_train", "y_train", "x_test", "y_test"))
-    clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
+    inputs = facts.inputs
+    several = () if inputs is None else tuple(one.name for one in inputs.inputs)
+    clients = read_files(root, (), ("x_train", "y_train", "x_test", "y_test"), several)
+    if inputs is not None:
+        for client in clients:
+            stored = "x_train" in client.arrays or "x_test" in client.arrays
+            place, wanted = client.sources["train"], ", ".join(f"{name}_train" for name in inputs.names)
+            require(stored, f"{place}: has none of the inputs of the training; save {wanted} in it")
+        length = None if facts.target.continuous or len(facts.label_shape) != 1 else facts.label_shape[0]
+        clients = packed(clients, inputs, length)
+    masks = isinstance(facts.target, Segmentation)
+    clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names, masks=masks)
     require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
     return clients
 
@@ -210,20 +224,22 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
 
 
 def read_picture_clients(
-    root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None
+    root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None, *, masks: bool = False
 ) -> list[ClientArrays]:
     """Read clients from folders of images, as `ImageFolder` does; [] if there is no folder.
 
-    FOLDER/<client>/<class>/*.png are adapted on, FOLDER/<client>/*.png (optional) are predicted.
+    FOLDER/<client>/<class>/*.png are adapted on, FOLDER/<client>/*.png (optional) are predicted. With masks the images
+    in FOLDER/<client>/images with a mask in FOLDER/<client>/masks are adapted on, those without are predicted.
 
     Args:
         root: folder with a folder for each client.
         input_shape: input shape of the training.
         class_names: class names of the training, by label; None: no names.
+        masks: labels are the masks of the images.
 
     Returns:
-        x_train [n, channels, height, width] uint8, y_train [n] and, if there are images beside the class folders,
-        x_test sorted by name, of each client.
+        x_train [n, channels, height, width] uint8, y_train [n], or masks [n, height, width], and, if there are images
+        without a label, x_test sorted by name, of each client.
 
     Raises:
         ConfigError: if the training was not on images with named classes, or naming an unexpected folder or file.
@@ -233,12 +249,26 @@ def read_picture_clients(
         return []
     pictures = len(input_shape) == 3 and input_shape[0] in (1, 3) and input_shape[1] == input_shape[2]
     require(
-        pictures and class_names is not None,
+        pictures and (masks or class_names is not None),
         f"--clients {root}: has folders, which are read as clients with images; the checkpoint was trained on inputs "
         f"of shape {list(input_shape)}{'' if class_names else ' and classes without names'}: pass a folder with a .npz "
         "file for each unseen client",
     )
-    return [_picture_client(folder, input_shape[0], input_shape[1], class_names or ()) for folder in clients]
+    channels, size = input_shape[:2]
+    if masks:
+        return [_masked_client(folder, channels, size) for folder in clients]
+    return [_picture_client(folder, channels, size, class_names or ()) for folder in clients]
+
+
+def _masked_client(folder: Path, channels: int, image_size: int) -> ClientArrays:
+    for name in (IMAGES, MASKS):
+        require((folder / name).is_dir(), f"{folder}: no folder {name}; after training on masks give {BESIDE['masks']}")
+    paths, masks = pictures_in(folder / IMAGES), pictures_in(folder / MASKS)
+    labelled = [path for path in paths if mask_of(path) in masks]
+    check_masks(labelled, masks)
+    require(bool(labelled), f"{folder / MASKS}: no mask to adapt on; add that of an image as {MASKS}/<image>.png")
+    unlabelled = [path for path in paths if path not in labelled]
+    return _picture_arrays(folder, labelled, read_masks(labelled, image_size), unlabelled, channels, image_size)
 
 
 def _picture_client(folder: Path, channels: int, image_size: int, class_names: tuple[str, ...]) -> ClientArrays:
@@ -257,11 +287,15 @@ def _picture_client(folder: Path, channels: int, image_size: int, class_names: t
         f"{folder}: no image of a known class to adapt on; add some as {folder.name}/{class_names[0]}/*.png",
     )
     unlabelled = pictures_in(folder, beside_classes=True)
-    paths = [path for path, _ in labelled]
-    arrays = {
-        "x_train": np.stack(list(decoded(paths, image_size, channels))),
-        "y_train": np.array([label for _, label in labelled], dtype=np.int64),
-    }
+    paths, y = [path for path, _ in labelled], np.array([label for _, label in labelled], dtype=np.int64)
+    return _picture_arrays(folder, paths, y, unlabelled, channels, image_size)
+
+
+def _picture_arrays(
+    folder: Path, paths: list[Path], y: np.ndarray, unlabelled: list[Path], channels: int, image_size: int
+) -> ClientArrays:
+    """The client with these images and their labels to adapt on, and others to predict."""
+    arrays = {"x_train": np.stack(list(decoded(paths, image_size, channels))), "y_train": y}
     if unlabelled:
         arrays["x_test"] = np.stack(list(decoded(unlabelled, image_size, channels)))
     return ClientArrays(folder.name, arrays, dict.fromkeys(("train", "val", "test"), str(folder)))

@@ -13,7 +13,7 @@ from lit_fed.data import ImageFolder, build_populations
 from lit_fed.data.data_sets import image_folder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.unseen_folder import read_picture_clients
+from lit_fed.data.populations.unseen_folder import UnseenFolder, read_picture_clients
 from lit_fed.errors import ConfigError
 
 CLIENTS = {"anna": {"cat": 6, "dog": 5}, "bela": {"cat": 5}, "cleo": {"dog": 7, "cat": 2}}
@@ -348,6 +348,26 @@ def test_masks_beside_images(tmp_path):
         both.append(data.seen.train)
     assert isinstance(both[1], DrawnSplit)
     assert torch.equal(both[1].client(1).y, both[0].client(1).y)
+
+
+def test_clients_who_come_later_with_masks(tmp_path):
+    """Images with a mask are adapted on, the others are predicted."""
+    write_masks(tmp_path / "seen")
+    data = FederatedDataModule(ImageFolder(str(tmp_path / "seen"), layout="masks", channels=1, image_size=8))
+    data.setup()
+    facts = data.facts(weighting="samples", seed=0, num_rounds=1)
+    later = write_masks(tmp_path / "later", ["dora"])
+    (later / "dora/masks/4.png").unlink()
+    population = UnseenFolder(str(later), facts).unseen
+    assert (population.train.x.shape, population.train.y.shape) == ((4, 1, 8, 8), (4, 64))
+    assert torch.equal((population.train.x * 255 / 50).round().long().flatten(1), population.train.y)
+    assert population.test.num_samples == 1
+    (later / "dora/images/0.png").unlink()
+    with pytest.raises(ConfigError, match=r"masks/0.png: no image of this name in images"):
+        UnseenFolder(str(later), facts)
+    (later / "dora/masks").rename(later / "dora/labels")
+    with pytest.raises(ConfigError, match="dora: no folder masks; after training on masks give ROOT/<client>/images"):
+        UnseenFolder(str(later), facts)
 
 
 def test_a_mask_turns_and_scales_with_its_photograph(tmp_path):
