@@ -112,7 +112,7 @@ def evaluation() -> dict[str, float]:
 
 
 def lightning_overhead() -> dict[str, float]:
-    """What Lightning adds to a round with logging and checkpoints: a fit minus the same plain rounds, median rounds."""
+    """Time that Lightning adds to a round with logging and checkpoints: a fit minus plain rounds, medians of rounds."""
     number = 150
     seconds: dict[str, list[float]] = {"fit": [], "plain": []}
     data = synthetic(test_size=1)
@@ -148,7 +148,7 @@ def start_up() -> dict[str, float]:
 
 @in_process
 def memory() -> dict[str, float]:
-    """Peak gigabytes over the data: 10,000 synthetic clients, 100 sampled per round, in a process of its own."""
+    """Peak gigabytes over the data: 10,000 synthetic clients, 100 sampled per round, in a separate process."""
     dataset = Synthetic(num_clients=10_000, test_size=50)
     data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def memory() -> dict[str, float]:
 
 
 def fmmc() -> dict[str, float]:
-    """Fastest mixing weights of 300 clients, half of all edges: CPU seconds, and how far from the optimum at most."""
+    """Fastest mixing weights of 300 clients, half of all edges: CPU seconds, and a bound on the gap to the optimum."""
     edges = adjacency(ErdosRenyi(0.5), 300, 0, 0)
     row = medians(3, lit_fed=(lambda: certified(edges), 1))
     found = certified(edges)
@@ -201,7 +201,7 @@ def federation(algorithm: Any, images: int, batch_size: int) -> tuple[FederatedR
 
 @torch.no_grad()
 def wrappers() -> dict[str, float]:
-    """A client's round of FedAvg with LEAF's network: CPU seconds, and how many times that inside wrappers.
+    """A client's round of FedAvg with LEAF's network: CPU seconds, and the time inside wrappers in multiples of that.
 
     With 128 images in batches of 16, and with 500 in batches of 10, the least local work of FedAvg's paper.
     """
@@ -228,10 +228,10 @@ MEASURED: dict[str, kinds.Codec] = {
 
 
 def codecs() -> dict[str, float]:
-    """A message of 2^20 numbers: CPU seconds to add it up at the server, and how many times that a codec takes.
+    """A message of 2^20 numbers: CPU seconds to add it up at the server, and the time of each codec in multiples of it.
 
-    Random numbers are given to codecs that need some; drawing them is a row of its own. The sum is that of 20 messages
-    in blocks of one, in float64, and the division at its end.
+    Codecs that need random numbers get them; drawing them is a separate row. The sum is that of 20 messages in blocks
+    of one, in float64, with the final division.
     """
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(MESSAGES, NUMBERS, generator=generator)
@@ -260,18 +260,18 @@ ROUNDS = 12
 
 
 def many_clients() -> dict[str, float]:
-    """FedEM, clients drawn when needed, 100 of 1,000 or of 1,000,000 per round: what a round costs.
+    """FedEM, clients generated on demand, 100 of 1,000 or of 1,000,000 per round: costs of a round.
 
-    A round has its evaluation of 100 clients, its log and its checkpoint.
+    A round includes its evaluation of 100 clients, its log and its checkpoint.
     """
     return _few_and_many("FedEM", 1_000_000)
 
 
 def many_models() -> dict[str, float]:
-    """Ditto, each client with a model of its own in files, 100 of 1,000 or of 100,000 per round.
+    """Ditto, each client with a personal model in files, 100 of 1,000 or of 100,000 per round.
 
-    A round has its evaluation of 100 clients, its log and its checkpoint; a model is 1.2 kB. `files` are those that a
-    round writes, at most.
+    A round includes its evaluation of 100 clients, its log and its checkpoint; a model is 1.2 kB. `files` is the
+    largest number of files that a round writes.
     """
     return _few_and_many("Ditto", 100_000)
 

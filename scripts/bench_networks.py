@@ -108,8 +108,8 @@ TUNED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_"
 def fedem_cnn() -> dict[str, float]:
     """FedEM with FedEMCNN, 10 clients × 480 images of 1×28×28, M = 3, batch 128: CPU seconds of one round.
 
-    Once as the C library allocates by default, and once as the guide to large runs advises (`tuned malloc`), each in a
-    process of its own with its own yardstick.
+    Once with the C library's default allocator, and once with the settings of the guide to large runs (`tuned malloc`),
+    each in a separate process with its own baseline.
     """
     usual = ("float32 channels_last", "bf16-mixed channels_last")
     row = fedem_cnn_in(*usual, "float32 contiguous", "bf16-mixed contiguous")
@@ -135,7 +135,7 @@ def char_lstm() -> dict[str, float]:
 
 
 def client_trainers() -> dict[str, float]:
-    """Sequential and vectorised: CPU seconds of a FedEM round, 20 clients × 100 samples, M = 3; `auto` goes by it."""
+    """Sequential and vectorised: CPU seconds of a FedEM round, 20 clients × 100 samples, M = 3; the rule of `auto`."""
     row: dict[str, float] = {}
     small, large = (Noise(shape, 20, 100, 10) for shape in ((1, 4, 8), (1, 28, 28)))
     cases: dict[str, tuple[type[Network], Noise, dict[str, Any]]] = {
@@ -185,7 +185,7 @@ def fit_as_rank(count: int) -> None:
 
 @in_process
 def memory_cnn() -> dict[str, float]:
-    """Peak gigabytes of two rounds: 100 clients × 64 images, FedEMCNN, M = 3, bf16-mixed, in a process of its own."""
+    """Peak gigabytes of two rounds: 100 clients × 64 images, FedEMCNN, M = 3, bf16-mixed, in a separate process."""
     data = FederatedDataModule(Noise(num_clients=100, samples=64), batch_size=128)
     module = FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.1), FedEMCNN)
     with tempfile.TemporaryDirectory() as folder:
@@ -203,10 +203,10 @@ TURNS = 3
 def small_clients() -> dict[str, float]:
     """FedEM, 32 clients × 120 images of 3×32×32, M = 3, batch 128, momentum kept: CPU seconds of one round.
 
-    The textbook takes its batches from tensors in memory. Each program has processes of its own, in turn, with the C
-    library as it is by default: what lit_fed makes of the allocator is not given to the textbook. `passes alone` are a
-    forward and a backward pass of every model for every client, one after another, and nothing else: what a program
-    with these passes cannot be faster than.
+    The textbook takes its batches from tensors in memory. The programs run in separate processes, in turn, with the C
+    library's defaults: the textbook does not get lit_fed's settings of the allocator. `passes alone` are only a forward
+    and a backward pass of every model for every client, one after another: a lower bound for a program with these
+    passes.
     """
     row: dict[str, float] = {}
     for network in NETWORKS:
@@ -277,7 +277,7 @@ PARTS = {
 def where_time_goes() -> dict[str, float]:
     """The same with FedEMCNN and 16 clients: percent of a round's time by operation, and page faults.
 
-    Measured with torch's profiler, whose own time is in the rest; each precision has a process of its own.
+    Measured with torch's profiler, whose own time is in the rest; each precision has a separate process.
     """
     row: dict[str, float] = {}
     for name in ("textbook", *PRECISIONS):
@@ -363,7 +363,7 @@ def frozen_features() -> dict[str, float]:
     """FedEM, M = 3, LeafCNN, 2,048 images of CIFAR-10: CPU seconds and bytes of a round, whole and of heads alone.
 
     The body is trained by FedAvg first. `heads` trains the last layer of the whole network (`--model.trainable head`),
-    `heads on kept features` a linear model on what the body made of the samples, once.
+    `heads on kept features` a linear model on the body's features of the samples, computed once.
     """
     data = pictures()
     with tempfile.TemporaryDirectory() as folder:

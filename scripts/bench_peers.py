@@ -193,12 +193,12 @@ def page(rows: dict[str, dict[str, float]], facts: dict[str, str]) -> str:
     for workload, row in rows.items():
         one = WORKLOADS[workload]
         lines += [
-            "", f"## {one.what}", "",
-            f"{one.num_clients} clients of 50 to {one.most_samples} samples, all in every round, one local epoch, "
-            f"batches of {one.batch_size}; {one.rounds[1]} rounds from the start of the process to its end.",
+            "", f"## {one.what}",
             "", "| program | whole process | of that lit_fed takes | start | a round | loss |",
             "|---|---:|---:|---:|---:|---:|",
             *(f"| {cells} |" for cells in _programs(row)),
+            "", f"{one.num_clients} clients of 50 to {one.most_samples} samples, all in every round, one local epoch, "
+            f"batches of {one.batch_size}; {one.rounds[1]} rounds from the start of the process to its end.",
         ]  # fmt: skip
     lines += ["", ", ".join(f"{name} {value}" for name, value in facts.items()) + "."]
     shares = {f"{workload}_{peer}": _share(row, peer) for workload, row in rows.items() for peer in PEERS}

@@ -255,7 +255,8 @@ def page(values: dict[str, Any]) -> str:
     head = ["against the CPU, one client after another", "‖difference‖ / ‖change‖ after two rounds", "limit"]
     tables = {"speed": grid(["stage", "what", "measured"], measured), "parity": grid(head, parity) if parity else None}
     said = f"Tests on this device: {counts}." if found else NOT_TESTED
-    return written(__file__, {**values["device"], "notes": values.get("notes", []), "counts": said, **tables})
+    by_hand = {"finding": values.get("finding"), "notes": values.get("notes", [])}
+    return written(__file__, {**values["device"], **by_hand, "counts": said, **tables})
 
 
 NOT_TESTED = "**The tests of `tests/gpu/` have not been run on a device.**"

@@ -57,9 +57,6 @@ MOST_DIFFERENCES = 3
 Flat = dict[str, str]
 """Arguments by their dotted names; values as text."""
 
-UNSEEN_BELOW = 0.36
-"""Distance of the mark of the unseen clients below the box of the seen ones, in rows."""
-
 LONGEST_NAME = 44
 """Letters of a name in a legend; a longer one is cut."""
 
@@ -522,51 +519,35 @@ def _label_x(axes: Any, curves: Sequence[_Curve], label: str) -> None:
 
 
 def _clients(groups: Sequence[Group], metric: str) -> Any:
-    """For each name the range of the seen clients, their middle half and the median, and marks for statistics."""
+    """Box plots of the seen and the unseen clients for each name; means and worst deciles are in the table."""
     figure = style.new_figure(style.COLUMN_WIDTH, 1.1 + 0.42 * len(groups))
     axes = figure.subplots()
     factor, unit = style.percent(metric)
-    explained: set[str] = set()
-    for height, group in enumerate(reversed(groups)):
-        clients = np.concatenate([_of_seen(run, metric) for run in group.runs])
-        _box(axes, height, factor * clients)
-        for key, label, mark in MARKS:
-            found = [run.summary[name] for run in group.runs if (name := f"test/{key.format(metric)}") in run.summary]
-            if found:
-                level = height - (UNSEEN_BELOW if "unseen" in key else 0)
-                axes.plot(
-                    factor * np.mean(found), level, label=None if label in explained else label, clip_on=False, **mark
-                )
-                explained.add(label)
+    for level, (population, colour) in zip((0.18, -0.18), style.POPULATIONS.items(), strict=True):
+        label: str | None = f"{population} clients"
+        for height, group in enumerate(reversed(groups)):
+            clients = np.concatenate([_of(population, run, metric) for run in group.runs])
+            if len(clients):
+                _box(axes, height + level, factor * clients, colour, label)
+                label = None
     axes.set_yticks(range(len(groups)), [textwrap.fill(_cut(group.name), 18) for group in reversed(groups)])
-    axes.set(xlabel=f"test {metric} of a client{unit}", ylim=(-0.7, len(groups) - 0.4))
+    axes.set(xlabel=f"test {metric} of a client{unit}", ylim=(-0.6, len(groups) - 0.4))
     axes.grid(visible=False, axis="y")
-    style.legend_above(figure, 3)
+    style.legend_above(figure)
     return figure
 
 
-MARKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("seen/{}", "mean", {"marker": "D", "color": "black", "linestyle": "", "markersize": 4}),
-    ("seen/{}_decile", "worst decile", {
-        "marker": "v", "color": "#1b4f8a", "markerfacecolor": "white", "linestyle": "", "markersize": 5.5,
-    }),
-    ("unseen/{}", "mean of unseen", {
-        "marker": "s", "color": "#d1701f", "markerfacecolor": "white", "linestyle": "", "markersize": 5,
-    }),
-)  # fmt: skip
-"""Keys of summary.json after the split, and how they are marked."""
+def _of(population: str, run: FinishedRun, metric: str) -> np.ndarray:
+    return run.clients.loc[run.clients["population"] == population, metric].dropna().to_numpy()
 
 
-def _of_seen(run: FinishedRun, metric: str) -> np.ndarray:
-    return run.clients.loc[run.clients["population"] == "seen", metric].dropna().to_numpy()
-
-
-def _box(axes: Any, height: int, values: np.ndarray) -> None:
+def _box(axes: Any, height: float, values: np.ndarray, colour: str, label: str | None) -> None:
     """A line from the worst to the best, a box of the middle half, and a tick at the median."""
     low, first, middle, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
     axes.hlines(height, low, high, color="0.4", linewidth=0.9)
-    axes.barh(height, third - first, left=first, height=0.46, color="0.85", edgecolor="0.4", linewidth=0.8)
-    axes.vlines(middle, height - 0.23, height + 0.23, color="0.2", linewidth=1.4)
+    look = {"color": colour, "edgecolor": "0.4", "linewidth": 0.8, "zorder": 2}  # above the line
+    axes.barh(height, third - first, left=first, height=0.26, label=label, **look)
+    axes.vlines(middle, height - 0.13, height + 0.13, color="0.2", linewidth=1.4)
 
 
 def _cut(name: str) -> str:

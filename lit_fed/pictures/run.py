@@ -25,8 +25,6 @@ LINES = {
     ("unseen", "_decile"): {"color": "#d1701f", "linestyle": "-.", "marker": "s", "markerfacecolor": "white"},
 }
 
-POPULATIONS = {"seen": "#7694bb", "unseen": "#d1701f"}
-
 MOST_GROUPS = 12
 """Upper limit of true groups marked below the mixture weights."""
 
@@ -35,6 +33,9 @@ MOST_NUMBERS = 12
 
 PANELS = 4
 """Upper limit of rounds side by side."""
+
+STEADY = 0.02
+"""Relative deviation of bytes from a constant number per round, up to which they share an axis with rounds."""
 
 MOST_NODES = 40
 """Upper limit of clients in a graph with names and groups."""
@@ -127,18 +128,26 @@ def _history_figures(folder: Path, metric: str) -> list[tuple[str, Any]]:
     history = read_history(folder)
     if not len(history):
         return []
-    axis = {f"{metric}_vs_rounds.png": (history["step"] + 1, "round")}
-    most = history["sent"].max()
-    if most > 0:
-        size, unit = style.byte_unit(most)
-        axis[f"{metric}_vs_bytes.png"] = (history["sent"] / size, f"{unit} sent and received by all clients")
+    rounds, sent = history["step"] + 1, history["sent"]
+    size, unit = style.byte_unit(sent.max())
+    label, per_round = f"{unit} sent and received by all clients", (sent / rounds / size).mean()
+    axis = {f"{metric}_vs_rounds.png": (rounds, "round")}
+    steady = np.allclose(sent / size, per_round * rounds, rtol=STEADY, atol=0)  # the curves would be the same
+    if sent.max() > 0 and not steady:
+        axis[f"{metric}_vs_bytes.png"] = (sent / size, label)
     if "time/simulated" in history:
-        label = "simulated time, in models sent downwards"
-        axis[f"{metric}_vs_time.png"] = (history["time/simulated"], label)
-    return [(name, _history(history, x, label, metric)) for name, (x, label) in axis.items()]
+        axis[f"{metric}_vs_time.png"] = (history["time/simulated"], "simulated time, in models sent downwards")
+    above = (per_round, label) if sent.max() > 0 and steady else None
+    return [
+        (name, _history(history, x, below, metric, above if below == "round" else None))
+        for name, (x, below) in axis.items()
+    ]
 
 
-def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str) -> Any:
+def _history(
+    history: pd.DataFrame, x: pd.Series, label: str, metric: str, above: tuple[float, str] | None = None
+) -> Any:
+    """Curves of a metric over x; `above` adds an axis at the top: x times a factor, and its label."""
     figure = style.new_figure(style.COLUMN_WIDTH, 2.5)
     axes = figure.subplots()
     factor, unit = style.percent(metric)
@@ -157,6 +166,10 @@ def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str) -> An
         yscale=style.scale_of(shown) if metric == "mse" else "linear",
     )
     axes.xaxis.set_major_locator(style.few_ticks(whole=label == "round"))
+    if above is not None:
+        factor_above, label_above = above
+        scales = (lambda x: x * factor_above, lambda x: x / factor_above)
+        axes.secondary_xaxis("top", functions=scales).set_xlabel(label_above)
     style.legend_above(figure)
     return figure
 
@@ -177,7 +190,7 @@ def _histogram(clients: pd.DataFrame, metric: str, larger_is_better: bool | None
     for axes, population in zip(panels, shown, strict=True):
         held, infinite = values[population], len(found[population]) - len(values[population])
         beside = f", and {infinite} infinite" if infinite else ""
-        look_of = {"color": POPULATIONS[population], "edgecolor": "white", "linewidth": 0.8}
+        look_of = {"color": style.POPULATIONS[population], "edgecolor": "white", "linewidth": 0.8}
         axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look_of) if len(held) else None
         axes.set(ylabel="clients", xscale=scale)
         axes.yaxis.set_major_locator(style.few_ticks(whole=True, most=5 if axes is panels[0] else 3))
@@ -204,7 +217,7 @@ def _mark_worst_decile(axes: Any, values: pd.Series, edges: np.ndarray, unit: st
 
 
 def mixture_heat_map(clients: pd.DataFrame) -> Any:
-    """A heat map of the seen clients' mixture weights, and below it who belongs to which true group."""
+    """A heat map of the seen clients' mixture weights, and below it their true groups."""
     seen = clients[clients["population"] == "seen"]
     weights = seen[[column for column in clients if str(column).startswith("pi_")]].to_numpy()
     order = np.lexsort((-weights.max(1), weights.argmax(1)))
@@ -286,14 +299,14 @@ def weight_figures(folder: Path) -> list[tuple[str, Any]]:
     figures = []
     if "mixture" in weights and len(weights["rounds"]) > 1:
         figures.append(("mixture_over_rounds.png", _mixtures(weights)))
-    if "collaboration" in weights:
+    if "collaboration" in weights and weights["on_graph"]:
+        groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
+        graph = draw_graph(weights["collaboration"][-1], groups, weights.get("names"))
+        figures.append(("graph.png", graph))
+    elif "collaboration" in weights:
         figures.append(("collaboration.png", _heat_map(weights)))
-        if len(weights["rounds"]) > 1 and not weights["on_graph"]:
+        if len(weights["rounds"]) > 1:
             figures.append(("collaboration_over_rounds.png", _curves(weights)))
-        if weights["on_graph"]:
-            groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
-            graph = draw_graph(weights["collaboration"][-1], groups, weights.get("names"))
-            figures.append(("graph.png", graph))
     return figures
 
 
@@ -362,11 +375,11 @@ def _panels(num_rounds: int) -> list[int]:
 
 
 def _mixtures(weights: dict[str, Any]) -> Any:
-    """Heat maps of all clients' mixture weights in a few rounds, ordered by the last one."""
+    """Heat maps of all clients' mixture weights in a few rounds before the last one, which has its own figure."""
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
     names = weights["names"][order] if len(weights.get("names", ())) == len(order) else None
-    shown = _panels(len(mixture))
+    shown = _panels(len(mixture))[:-1]
     figure = style.new_figure(style.COLUMN_WIDTH, 0.7 + (0.25 + 0.2 * mixture.shape[2]) * len(shown))
     axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     for one, idx in zip(axes, shown, strict=True):
@@ -374,7 +387,7 @@ def _mixtures(weights: dict[str, Any]) -> Any:
         one.set(title=_round(weights, idx), yticks=range(mixture.shape[2]))
         style.frame(one)
     style.name_clients(axes[-1], names, len(order))  # once for all rounds, with the whole width for them
-    axes[-1].set_xlabel(f"{len(order):,} clients")
+    axes[-1].set_xlabel(f"{len(order):,} seen clients, ordered as in the last round")
     figure.supylabel("component", fontsize="medium")
     figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
     return figure
@@ -397,7 +410,7 @@ def _heat_map(weights: dict[str, Any]) -> Any:
     between = weights["collaboration"]
     order, bounds = _group_order(weights)
     names = weights["names"][order] if "names" in weights else order
-    shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
+    shown = _panels(len(between))
     width, height = (0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (style.COLUMN_WIDTH, 2.7)
     figure = style.new_figure(width, height)
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -407,12 +420,12 @@ def _heat_map(weights: dict[str, Any]) -> Any:
         for bound in bounds:
             one.axhline(bound - 0.5, color="#d1701f", linewidth=0.8)
             one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
-        one.set(title=_round(weights, idx), xlabel="whose model")
+        one.set(title=_round(weights, idx), xlabel="model of client")
         style.frame(one)
         style.name_clients(one, names, len(order), most=18 if len(shown) > 1 else 30)
     axes[0].set_yticks(axes[0].get_xticks(), [label.get_text() for label in axes[0].get_xticklabels()], fontsize=6)
     by_group = ",\nby true group" if "groups" in weights else ""
-    axes[0].set_ylabel(f"client served{by_group}")
+    axes[0].set_ylabel(f"served client{by_group}")
     figure.colorbar(image, ax=axes.tolist(), label="weight")
     return figure
 

@@ -11,9 +11,9 @@ import numpy as np
 from lit_fed.system.files import whole_file
 
 __all__ = [
-    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "STYLE", "UNDATED", "byte_unit",
-    "bytes_in_unit", "draw_curve", "few_ticks", "frame", "legend_above", "look", "name_clients", "new_figure",
-    "percent", "save", "scale_of", "short_name",
+    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "POPULATIONS", "STYLE", "UNDATED",
+    "byte_unit", "bytes_in_unit", "draw_curve", "few_ticks", "frame", "legend_above", "look", "name_clients",
+    "new_figure", "percent", "save", "scale_of", "short_name",
 ]  # fmt: skip
 
 DPI = 200
@@ -48,6 +48,9 @@ COLUMN_WIDTH, FULL_WIDTH = 3.4, 7.0
 MARKERS = "osD^vP*X<>"
 DASHES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
 COLOURS = ["#1b4f8a", "#d1701f", "#4f9d69", "#7a4f9d", "#8a8a8a", "#b03a48", "#c9a227", "#2a9d9d"]
+
+POPULATIONS = {"seen": "#7694bb", "unseen": "#d1701f"}
+"""Colours of areas by population."""
 
 MOST_MARKERS = 8
 

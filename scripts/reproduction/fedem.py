@@ -202,7 +202,7 @@ def _standing(setting: Setting, found: Mapping[str, list[Record]]) -> str:
     own = mean(found["dfedem"])
     others = {one: mean(records) for one, records in found.items() if records and one not in ("dfedem", "fedem")}
     said = [f"above {sum(value < own for value in others.values())} of the {len(others)} others"] if others else []
-    said += [f"{own - mean(found['fedem']):+.2f} points to FedEM"] if found["fedem"] else []
+    said += [f"{own - mean(found['fedem']):+.2f} points against FedEM"] if found["fedem"] else []
     return f"{setting.label}: D-FedEM is {', '.join(said)}." if said else ""
 
 
@@ -241,7 +241,7 @@ def timed_body(found: Results) -> dict[str, Part]:
             name = max(others, key=lambda one: others[one])
             ahead = mean(short[setting.name]) - others[name]
             best += ahead > 0
-            text = f"FedEM with a third of the rounds is {ahead:+.2f} points to {LABELS[name]}, the best of the others."
+            text = f"FedEM with a third of the rounds is {ahead:+.2f} points against {LABELS[name]}, the best other."
             said.append(f"{setting.label}: {text}")
     head = ["algorithm", *(f"{one.label}, {rounds_of(one)} rounds" for one in settings)]
     total = [f"It is the best on {best} of {len(said)}."] if said else []

@@ -101,7 +101,7 @@ def larger_body(found: Results) -> dict[str, Part]:
     reached = None
     if each["fedavg"] and each["fedem"]:
         plain, fedem = mean(each["fedavg"]), mean(each["fedem"])
-        text = "{}: {:+.1f} points to FedAvg's usual network, {:+.1f} to FedEM."
+        text = "{}: {:+.1f} points against FedAvg's usual network, {:+.1f} against FedEM."
         larger = [(one.label, mean(each[one.name])) for one in setting.methods[1:-1] if each[one.name]]
         reached = " ".join(text.format(label, one - plain, one - fedem) for label, one in larger)
     return {"data": setting.label, "table": grid(["algorithm", "parameters", "accuracy"], rows), "reached": reached}

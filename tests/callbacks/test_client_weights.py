@@ -46,8 +46,8 @@ def test_mixtures_graph_and_groups_of_every_evaluated_round(on_graph):
     assert ((weights["collaboration"] > 0) <= ring).all()
     assert np.allclose(weights["collaboration"].sum(2), 1, atol=1e-6)
     summary = {path.name for path in (on_graph / "plots").iterdir()}
-    assert summary >= {"mixture_over_rounds.png", "collaboration.png", "graph.png"}
-    assert "collaboration_over_rounds.png" not in summary
+    assert summary >= {"mixture_over_rounds.png", "graph.png"}
+    assert not {"collaboration.png", "collaboration_over_rounds.png"} & summary
 
 
 def test_a_resumed_run_keeps_what_came_before(on_graph, tmp_path):
@@ -122,8 +122,7 @@ def test_mixtures_over_rounds_stand_in_the_order_of_the_last(tmp_path):
     ((name, figure),) = weight_figures(tmp_path)
     assert name == "mixture_over_rounds.png"
     panels = [axes.images[0].get_array() for axes in figure.axes if axes.images and axes.get_title()]
-    assert len(panels) == 4
-    assert (np.diff(panels[-1].argmax(0)) >= 0).all()
+    assert len(panels) == 3  # the last round is in mixture_weights.png
     order = np.lexsort((-mixture[-1].max(1), mixture[-1].argmax(1)))
     assert np.allclose(panels[0], mixture[0][order].T)
 

@@ -27,7 +27,7 @@ def test_the_folder(left_behind):
     assert names == {
         "config.yaml", "metrics.csv", "summary.json", "clients.csv", ".lock", "checkpoints/last.ckpt",
         "checkpoints/previous.ckpt",
-        "plots/accuracy_vs_rounds.png", "plots/accuracy_vs_bytes.png", "plots/client_accuracy.png",
+        "plots/accuracy_vs_rounds.png", "plots/client_accuracy.png",
         "plots/mixture_weights.png", "plots/mixture_over_rounds.png", "weights.npz",
     }  # fmt: skip
 

@@ -28,6 +28,18 @@ def test_the_page_of_speeds_is_what_its_record_gives():
     assert (RESULTS / "speed.md").read_text() == bench.page(speed())
 
 
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_begins_with_at_most_sixty_words_and_its_table(page):
+    before, table, _ = page.read_text().partition("\n| ")
+    assert table
+    assert len([word for line in before.splitlines() if not line.startswith("#") for word in line.split()]) <= 60
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_index_has_findings_of_at_most_sixty_words(name):
+    assert len(TABLES[name].found.split()) <= 60
+
+
 @pytest.mark.parametrize(
     ("name", "accuracy", "decile"),
     [

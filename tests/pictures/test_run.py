@@ -69,15 +69,29 @@ def test_units_of_bytes(most, expected):
 
 
 def test_bytes_add_up_in_their_unit(tmp_path):
-    write_history(tmp_path, 4)
-    axes = drawn(tmp_path, clients_of([0.5]))["accuracy_vs_bytes.png"].axes[0]
+    write_history(tmp_path, 4, bytes_of_round=np.array([1500.0, 500, 1500, 500]))
+    figures = drawn(tmp_path, clients_of([0.5]))
+    axes = figures["accuracy_vs_bytes.png"].axes[0]
     assert axes.get_xlabel().startswith("kB ")
-    assert axes.lines[0].get_xdata().tolist() == [4.5, 9, 13.5, 18]
+    assert axes.lines[0].get_xdata().tolist() == [4.5, 6, 10.5, 12]
+    assert not figures["accuracy_vs_rounds.png"].axes[0].child_axes
 
 
-def test_a_run_that_sends_nothing_has_no_picture_of_bytes(tmp_path):
+def test_equal_bytes_in_every_round_are_a_second_axis(tmp_path):
+    write_history(tmp_path, 4)
+    figures = drawn(tmp_path, clients_of([0.5]))
+    assert "accuracy_vs_bytes.png" not in figures
+    axes = figures["accuracy_vs_rounds.png"].axes[0]
+    (above,) = axes.child_axes
+    assert above.get_xlabel() == "kB sent and received by all clients"
+    assert above.get_xlim() == pytest.approx([4.5 * end for end in axes.get_xlim()])
+
+
+def test_a_run_that_sends_nothing_has_no_axis_of_bytes(tmp_path):
     write_history(tmp_path, 4, bytes_of_round=0.0)
-    assert "accuracy_vs_bytes.png" not in drawn(tmp_path, clients_of([0.5]))
+    figures = drawn(tmp_path, clients_of([0.5]))
+    assert "accuracy_vs_bytes.png" not in figures
+    assert not figures["accuracy_vs_rounds.png"].axes[0].child_axes
 
 
 def test_squared_errors_over_orders_of_magnitude_have_a_logarithmic_axis(tmp_path):
@@ -147,7 +161,7 @@ def test_names_below_mixtures_over_rounds_do_not_overlap(tmp_path):
     np.savez(tmp_path / "weights.npz", rounds=np.arange(5), mixture=mixture, names=names, on_graph=False)
     figure = drawn(tmp_path, clients_of([0.5]))["mixture_over_rounds.png"]
     *panels, _ = figure.axes
-    assert [axes.get_title() for axes in panels] == ["round 0", "round 1", "round 3", "round 4"]
+    assert [axes.get_title() for axes in panels] == ["round 0", "round 1", "round 3"]
     order = np.lexsort((-mixture[-1].max(1), mixture[-1].argmax(1)))
     labels = panels[-1].get_xticklabels()
     assert [label.get_text() for label in labels] == [names[client] for client in order]
@@ -186,7 +200,7 @@ def test_formats(tmp_path):
     write_history(tmp_path, 5)
     draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
     found = {path.name for path in (tmp_path / "plots").iterdir()}
-    names = ("accuracy_vs_rounds", "accuracy_vs_bytes", "client_accuracy")
+    names = ("accuracy_vs_rounds", "client_accuracy")
     assert found == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf", "svg")}
     assert (tmp_path / "plots/client_accuracy.pdf").read_bytes().startswith(b"%PDF")
     assert "<svg" in (tmp_path / "plots/client_accuracy.svg").read_text()

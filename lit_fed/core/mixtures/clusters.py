@@ -1,4 +1,4 @@
-"""Clusters of clients, each with a model of its own: which of them fits a client, what a member trains and keeps."""
+"""Clusters of clients with one model each: the choice of a cluster, and the work and state of its members."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["ClusterChoice", "ClusterRun", "Member", "UnseenMember", "best_fit", 
 
 
 class ClusterChoice(NamedTuple):
-    """What a client keeps, for reports: the algorithm finds its cluster anew whenever it trains or is served."""
+    """A client's state, for reports only: the algorithm chooses its cluster again whenever it trains or is served."""
 
     mixture: Tensor  # [C], one-hot; uniform before the first choice
 
 
 class UnseenMember(NamedTuple):
-    """A client that was not in training, before it has found its cluster."""
+    """State of an unseen client before the choice of its cluster."""
 
     mixture: Tensor  # [C]
 
@@ -41,25 +41,25 @@ class ClusterRun(NamedTuple):
 
 
 def best_fit(losses: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """The cluster whose model has the lowest mean loss on a client's samples, [] int64; of equal ones the first.
+    """The cluster whose model has the lowest mean loss on a client's samples, [] int64; the first in a tie.
 
     Args:
-        losses: of each sample under the model of each cluster, [N, C].
+        losses: losses of each sample under the model of each cluster, [N, C].
         mask: 1 for a sample, 0 for padding, [N].
-        count: of the C clusters the first `count` [] exist; None: all of them.
+        count: number [] of existing clusters, the first ones of C; None: all of them.
 
     Example:
         >>> int(best_fit(torch.tensor([[3.0, 1.0, 2.0], [0.0, 1.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([1, 1, 0])))
         1
     """
-    total = (losses * mask.unsqueeze(1)).sum(0, dtype=torch.float64)  # as good as the mean, and without a division
+    total = (losses * mask.unsqueeze(1)).sum(0, dtype=torch.float64)  # has the same minimum as the mean
     if count is not None:
         total = total.masked_fill(torch.arange(len(total), device=total.device) >= count, torch.inf)
     return total.argmin()
 
 
 def one_hot(cluster: Tensor, num_clusters: int, dtype: torch.dtype) -> Tensor:
-    """The encoding of a cluster [] as a mixture, [C].
+    """One-hot mixture weights [C] of a cluster [].
 
     Example:
         >>> one_hot(torch.tensor(1), 3, torch.float32).tolist()
@@ -74,8 +74,8 @@ def cluster_averages(models: ModelState, sent: ModelState, cluster: Tensor, weig
     Args:
         models: the clusters' models, leaves [C, ...].
         sent: the clients' models, leaves [T, ...].
-        cluster: of each client, [T] int64.
-        weight: of each client, [T] float64.
+        cluster: cluster of each client, [T] int64.
+        weight: weight of each client, [T] float64.
     """
     numbers = torch.arange(len(tree.leaves(models)[0]), device=cluster.device)
     weight = (cluster == numbers[:, None]) * weight  # [C, T]

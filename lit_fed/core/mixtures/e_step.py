@@ -1,4 +1,4 @@
-"""A mixture of models: the E-step, and averages of those models that a client trained."""
+"""A mixture of models: the E-step, and averages of the models that clients sent."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = [
 ]  # fmt: skip
 
 PositionLoss = Literal["mean", "sum"]
-"""What an E-step takes for −log p(y | x, θ_m) of a sequence: the mean of the losses of its positions, or their sum."""
+"""−log p(y | x, θ_m) of a sequence in an E-step: the mean or the sum of the losses of its positions."""
 
 
 def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> int | Tensor:
-    """How many factors like exp(−loss) a sample's likelihood has, the loss being the mean over its positions.
+    """Number of factors exp(−loss) in a sample's likelihood, where the loss is the mean over its positions.
 
-    A text that one component wrote has p(y | x, θ_m) = Π_l p(y_l | x, θ_m) = exp(−L·ℓ) over its L positions, where ℓ is
-    the mean of their losses: with `sum` there are L factors. With `mean` there is one, exp(−ℓ), the L-th root of the
-    likelihood, whose posterior is closer to π. A sample without positions has one factor. Where some positions do not
-    count, L is the number of the others, [N, 1].
+    The likelihood of a text under one component is p(y | x, θ_m) = Π_l p(y_l | x, θ_m) = exp(−L·ℓ) over its L
+    positions, where ℓ is the mean of their losses: with `sum` there are L factors. With `mean` there is one, exp(−ℓ),
+    the L-th root of the likelihood, whose posterior is closer to π. A sample without positions has one factor. If some
+    positions are ignored, L is the number of the others, [N, 1].
     """
     labelled = task.target.labelled(data.y) if position_loss == "sum" else None
     if labelled is not None:
@@ -38,7 +38,7 @@ def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> in
 
 
 def counted_rows(task: Task, data: ClientData) -> Tensor:
-    """The mask of samples [N], with 0 for a sample of whose positions none counts."""
+    """The mask of samples [N], with 0 for a sample whose positions are all ignored."""
     return task.target.counted(data.y, data.mask) if task.target.partly_labelled else data.mask
 
 
@@ -51,22 +51,22 @@ def expectation(
         mixture: π, [M]; a weight of 0 stays 0.
         losses: ℓ(θ_m; s), [N, M], in nats.
         mask: 1 for a sample, 0 for padding, [N].
-        num_factors: F or [N, 1], as `num_factors` counts them: a sample's likelihood is exp(−F·ℓ).
+        num_factors: F, a number or [N, 1], see the function `num_factors`: a sample's likelihood is exp(−F·ℓ).
 
     Returns:
         The new π [M] (unchanged without samples), q [N, M] (0 in padded rows) and the mean negative log-likelihood []
-        of a factor under the old π.
+        per factor under the old π.
 
     Example:
         >>> pi, q, nll = expectation(torch.tensor([0.5, 0.5]), torch.tensor([[0.1, 2.3], [1.2, 0.4]]), torch.ones(2))
         >>> [round(value, 4) for value in pi.tolist()]
         [0.6051, 0.3949]
     """
-    # Only differences of losses matter. Taken first, they are exact where losses are large and close, so that log π is
-    # not lost beside them; and softmax sums to 1 whatever they are.
+    # Only differences of losses matter. Subtracting first keeps them exact for large, close losses, so rounding cannot
+    # swallow log π; and the softmax of finite differences sums to 1.
     least = (losses + torch.where(mixture == 0, torch.inf, 0.0)).amin(1, keepdim=True)
     joint = mixture.log() - num_factors * (losses - least)
-    # softmax and logsumexp in one: the axis of models is short, and each of them alone would take it twice
+    # softmax and logsumexp share their passes over the short axis of models
     highest = joint.amax(1, keepdim=True)
     likelihood = (joint - highest).exp()
     total = likelihood.sum(1, keepdim=True)
@@ -81,10 +81,10 @@ def expectation(
 def private_expectation(
     ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`expectation` whose new π is noised where a context asks for it, so that a sample tells little by it.
+    """`expectation` with noise on the new π if the context has `mixture_noise`, for differential privacy of samples.
 
-    q comes from the old π, which was noised when it was new. One sample more or less changes Σ_s q_s by a vector of
-    norm 1 at most; how many there are counts as public.
+    q comes from the old π, which was noised in its own round. Adding or removing a sample changes Σ_s q_s by a vector
+    of norm 1 at most; the number of samples counts as public.
     """
     pi, q, negative = expectation(mixture, losses, counted_rows(ctx.task, data), num_factors)
     if ctx.mixture_noise is None:
@@ -97,7 +97,7 @@ def private_expectation(
 
 
 def nearest_mixture(weights: Tensor) -> Tensor:
-    """The mixture weights [M], not negative and summing to 1, that are closest to any M numbers.
+    """Projection of M numbers onto the simplex: the closest mixture weights [M], non-negative with sum 1.
 
     Example:
         >>> nearest_mixture(torch.tensor([0.755138, 0.294862], dtype=torch.float64)).tolist()
@@ -109,19 +109,19 @@ def nearest_mixture(weights: Tensor) -> Tensor:
 
 
 def batch_weights(responsibility: Tensor, batch: Batch) -> Tensor:
-    """The rows of q [N, M] that belong to a batch, [B, M]; each model may have a batch of its own."""
+    """The rows of q [N, M] that belong to a batch, [B, M]; each model may have its own batch."""
     own_batches = batch.index.ndim == 2  # [M, B]
     rows = batch.index.T if own_batches else batch.index.unsqueeze(1).expand(-1, responsibility.shape[1])
     return responsibility.gather(0, rows)
 
 
 def largest(mixture: Tensor, most: int | None = None, at_least: float = 0.0) -> Tensor:
-    """Which models have the largest weights, [M] float64: 1 for at most `most` of them, 0 for the others.
+    """Mask of the models with the largest weights, [M] float64: 1 for at most `most` of them, 0 for the others.
 
     Args:
         mixture: weights, [M].
-        most: number of models; of equal weights the first go before. None: all.
-        at_least: smallest weight; the largest one counts whatever it is.
+        most: maximum number of models, the first ones in a tie; None: all.
+        at_least: minimum weight; the model with the largest weight is always included.
 
     Example:
         >>> largest(torch.tensor([0.1, 0.5, 0.0, 0.4]), most=3, at_least=0.2).tolist()
@@ -135,7 +135,7 @@ def largest(mixture: Tensor, most: int | None = None, at_least: float = 0.0) -> 
 
 
 def choose(models: ModelState, taken: Tensor) -> Chosen:
-    """The message of a client whose models count with shares `taken`, [M]; models [1, ...] stand for each of them."""
+    """The message of a client whose models have shares `taken` [M] in averages; models [1, ...] are repeated."""
     taken = taken.double()
     kept = tree.map_leaves(lambda leaf: leaf * taken.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1)), models)
     return Chosen(kept, taken)
@@ -146,15 +146,15 @@ def average_chosen(
 ) -> ModelState:
     """Average each model over the clients that sent it, by their shares; a model that no client sent is unchanged.
 
-    `stale_fill` lets all others of the T clients count with the model that they were last sent, which is the server's.
-    With shares between 0 and 1 it would then shorten the steps of clients that take part; see `absent_alike`.
+    With `stale_fill` all other clients of the T count with the model that they received last, which is the server's.
+    With shares between 0 and 1 it would then shorten the steps of the participants; see `absent_alike`.
 
     Args:
-        ctx: what every client knows.
-        models: the server's, leaves [M, ...].
+        ctx: the context.
+        models: the server's models, leaves [M, ...].
         reduced: the mean of messages `Chosen`.
-        all_participants: let those that took part without sending a model count with the server's.
-        absent_alike: let `stale_fill` give absent clients the mean shares of those that took part.
+        all_participants: count participants that did not send a model with the server's model.
+        absent_alike: with `stale_fill`, give absent clients the mean shares of the participants.
     """
     sent: Chosen = reduced.value
     stale = ctx.aggregation == "stale_fill"

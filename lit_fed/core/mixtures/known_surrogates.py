@@ -45,8 +45,8 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     Args:
         num_components: M.
-        position_loss: what the posterior of a sequence takes: the `mean` of the losses of its positions, or their
-            `sum`, the likelihood of the whole text.
+        position_loss: loss of a sequence in the posterior: the `mean` of the losses of its positions, or their `sum`,
+            the likelihood of the whole text.
     """
 
     num_components: int = 3
@@ -123,7 +123,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
 
 class ProxPoint(NamedTuple):
-    """What a client of pFedMe keeps to predict with; f_i and g do not depend on it."""
+    """State of a client of pFedMe, for predictions only; f_i and g do not depend on it."""
 
     models: ModelState  # θ_i, leaves [1, ...]
 
@@ -176,7 +176,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
     def gradient(
         self, task: Task, bound: MoreauBound, local: ProxPoint, models: ModelState, batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The gradient λ(w − θ_i), which needs no samples and so is the same for every batch."""
+        """The gradient λ(w − θ_i), which is the same for every batch."""
         return Penalty(self.prox_weight, bound.point.parameters).gradient(models.parameters), models.buffers
 
     def outputs(self, task: Task, models: ModelState, x: Tensor) -> None:
@@ -205,7 +205,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
 
 
 class IdentityBound(NamedTuple):
-    """The surrogate g, which is f_i itself and so holds nothing."""
+    """The surrogate g, which is f_i itself; only its value is kept."""
 
     value: Tensor  # []
 
@@ -225,7 +225,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
     def build(
         self, task: Task, models: ModelState, local: tuple[()], data: ClientData, losses: Tensor | None
     ) -> IdentityBound:
-        """The surrogate, which is the objective itself and so holds nothing of the samples."""
+        """The surrogate, which is the objective itself."""
         assert losses is not None
         return IdentityBound(_mean(losses[:, 0], data.mask))
 
@@ -259,5 +259,5 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean [] of the samples' values [N], 0 without samples; padded rows, which may hold anything finite, are out."""
+    """Mean [] of the samples' values [N], 0 without samples; padded rows are ignored and must be finite."""
     return (values * mask).sum() / mask.sum(dtype=torch.float64).clamp(min=1)

@@ -1,8 +1,8 @@
-"""How a mixture may begin: other E-steps, or exchanged components, in the first rounds; exact EM follows.
+"""Starts of mixtures: modified E-steps or exchanged components in the first rounds, then exact EM.
 
 From random components EM often converges with two groups of clients on one component and another one unused. A start
-is a frozen dataclass, so that its signature is its configuration; its functions are pure. Its docstring says what the
-server learns beside the models.
+is a frozen dataclass, so its signature is its configuration; its functions are pure. Its docstring states what the
+server learns beyond the models.
 """
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
@@ -29,44 +29,44 @@ __all__ = [
 PLACE = "--model.algorithm.start"
 
 ASK = "ask"
-"""Name of a phase in which clients report to the server, and do not train."""
+"""Name of the phase in which clients report to the server without training."""
 
 
 class StartedModels(NamedTuple):
     """Shared state of a mixture whose start exchanges components."""
 
     models: ModelState  # θ, leaves [M, ...]
-    exchanges: Tensor  # [] int64, how often components were exchanged; clients then forget weights and momentum
+    exchanges: Tensor  # [] int64, number of exchanges so far; at each, clients reset weights and momentum
     chosen: Tensor  # [] int64, the client whose model becomes a component; -1: none
-    kept: Tree  # what the server alone knows
+    kept: Tree  # state that stays on the server
 
 
 class Opening(NamedTuple):
-    """What the E-step of a client gives in a round of the start."""
+    """Result of a client's E-step in a round of the start."""
 
     mixture: Tensor  # π, [M]
     responsibility: Tensor  # q, [N, M]; 0 in padded rows
-    share: Tensor | None = None  # [M] with which its models count in the averages; None: as in all other rounds
+    share: Tensor | None = None  # [M] weights of its models in the averages; None: as in other rounds
 
 
 class Reported(NamedTuple):
     """Message value of a client that reports to the server in the start."""
 
-    value: Tree  # as in all other rounds
-    report: dict[str, Tensor]  # numbers, of which the server gets the mean over clients
+    value: Tree  # as in other rounds
+    report: dict[str, Tensor]  # numbers that the server averages over clients
 
 
 class MixtureStart(ABC):
-    """Base of everything that `--model.algorithm.start` accepts."""
+    """Base class of `--model.algorithm.start`."""
 
     chooses: ClassVar[bool] = False
-    """Whether clients send some of the components only."""
+    """Whether clients send only some of the components."""
 
     reports: ClassVar[str] = ""
-    """What clients report to the server, which exchanges components for it; "": nothing."""
+    """Name of the clients' reports, by which the server exchanges components; "": no reports."""
 
     asks: ClassVar[bool] = False
-    """Whether a round of the start begins with a phase `ASK`."""
+    """Whether each round of the start begins with a phase `ASK`."""
 
     counts_empty_rounds: ClassVar[bool] = False
     """Whether `exchanged` is also called after a round without clients, without a report."""
@@ -80,7 +80,7 @@ class MixtureStart(ABC):
         return shared
 
     def work(self, work: LocalWork) -> LocalWork:
-        """Local work of a round of the start, in the place of that of others."""
+        """Local work of a round of the start, instead of that of other rounds."""
         return work
 
     def opening(
@@ -89,31 +89,31 @@ class MixtureStart(ABC):
         """The E-step of a client in a round of the start: by default the exact one.
 
         Args:
-            ctx: what every client knows.
-            shared: what the server sent.
+            ctx: the context.
+            shared: the broadcast shared state.
             mixture: the client's π, [M].
-            losses: of its samples under the components, [N, M].
+            losses: losses of its samples under the components, [N, M].
             data: its samples.
-            num_factors: of a sample's likelihood, as `expectation` takes them.
+            num_factors: factors of a sample's likelihood, see `expectation`.
         """
         return Opening(*expectation(mixture, losses, counted_rows(ctx.task, data), num_factors)[:2])
 
     def report(
         self, ctx: Context, opening: Opening, losses: Tensor, data: ClientData, loss: Tensor
     ) -> dict[str, Tensor]:
-        """What a client reports in a phase.
+        """A client's report in a phase.
 
         Args:
-            ctx: what every client knows.
+            ctx: the context.
             opening: its E-step.
-            losses: of its samples, [N, M].
+            losses: losses of its samples, [N, M].
             data: its samples.
             loss: its mean negative log-likelihood, [].
         """
         return {}
 
     def memory(self, models: ModelState) -> Tree:
-        """What the server keeps for the start."""
+        """The server's own state for the start."""
         return ()
 
     def exchanged(
@@ -122,8 +122,8 @@ class MixtureStart(ABC):
         """The shared state after a round of the start.
 
         Args:
-            ctx: what every client knows.
-            shared: before the round.
+            ctx: the context.
+            shared: the shared state before the round.
             models: the averages of the round, leaves [M, ...].
             report: means over clients; {} in a round without clients.
         """
@@ -132,14 +132,14 @@ class MixtureStart(ABC):
 
 @dataclass(frozen=True)
 class Annealing(MixtureStart):
-    """Posteriors q ∝ (π·p)^β, whose β rises to 1 by equal factors: components part later, and together.
+    """Posteriors q ∝ (π·p)^β with β rising to 1 by equal factors: components separate later, and together.
 
     Ueda, Nakano. "Deterministic annealing EM algorithm". Neural Networks 11(2), 1998.
 
     Args:
         num_rounds: rounds until β = 1.
         first: β of the first round.
-        by_client: take one posterior for all samples of a client, from their mean loss.
+        by_client: use one posterior for all samples of a client, from their mean loss.
     """
 
     num_rounds: int = 50
@@ -164,12 +164,12 @@ class Annealing(MixtureStart):
 
 @dataclass(frozen=True)
 class Clustering(MixtureStart):
-    """Each client trains the component that fits its samples best, and sends that one: rounds of IFCA.
+    """Each client trains and sends only the component that fits its samples best: rounds of IFCA.
 
     Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered Federated Learning". NeurIPS 2020.
     https://arxiv.org/abs/2006.04088, Algorithm 1. The server learns which component each client trains. Afterwards a
-    client with n samples begins with the weights (n·s + 1) / (n + M), where s is 1 for its component: the mean of
-    the posterior of its weights under a uniform prior, if all of its samples were drawn from that component.
+    client with n samples starts from the weights (n·s + 1) / (n + M), where s is 1 for its component and 0 for others:
+    the posterior mean of its weights under a uniform prior, if all of its samples come from that component.
 
     Args:
         num_rounds: rounds of the start.
@@ -194,11 +194,11 @@ class Clustering(MixtureStart):
 
 @dataclass(frozen=True)
 class Restarts(MixtureStart):
-    """Some short runs from components of their own, of which the one with the highest likelihood goes on.
+    """Several short runs from different initial components; the one with the highest likelihood continues.
 
     McLachlan, Peel. "Finite Mixture Models". Wiley 2000, Section 2.12. Ours: the likelihood is that of the components
-    which a try's last round began with, on the samples of that round's clients; if it has none, the likelihood of the
-    latest round that has some. The server learns its mean.
+    at the start of a run's last round, on the samples of that round's clients; if the round has none, that of the
+    latest round with clients. The server learns its mean.
 
     Args:
         tries: number of runs.
@@ -222,7 +222,7 @@ class Restarts(MixtureStart):
         return {"loss": loss.double()}
 
     def memory(self, models: ModelState) -> Tree:
-        """The best components so far, their mean negative log-likelihood, and the latest one of all rounds."""
+        """The best components so far, their mean negative log-likelihood, and that of the latest round."""
         own = next(iter(models.parameters.values()))
         unknown = torch.full((), torch.inf, dtype=torch.float64, device=own.device)
         return models, unknown, unknown.clone()
@@ -246,15 +246,15 @@ class Restarts(MixtureStart):
 
 @dataclass(frozen=True)
 class FarthestClients(MixtureStart):
-    """Local models as components: each that of the client which the components so far explain worst.
+    """Local models as components: each is trained by the client that the previous components fit worst.
 
     Gonzalez. "Clustering to minimize the maximum intercluster distance". Theoretical Computer Science 38, 1985; the
-    start of k-means++ (Arthur, Vassilvitskii. SODA 2007) with the farthest point in place of a random one. A round has
+    start of k-means++ (Arthur, Vassilvitskii. SODA 2007) with the farthest point instead of a random one. A round has
     two phases: clients report their mean loss under the best of the components so far, then one client trains
-    the next component and sends it. The server learns each client's loss and these clients' models.
+    and sends the next component. The server learns each client's loss and the models of these clients.
 
     Args:
-        local_epochs: passes over the samples of such a client.
+        local_epochs: epochs of the client that trains a component.
     """
 
     local_epochs: int = 10
@@ -280,7 +280,7 @@ class FarthestClients(MixtureStart):
     def report(
         self, ctx: Context, opening: Opening, losses: Tensor, data: ClientData, loss: Tensor
     ) -> dict[str, Tensor]:
-        """The mean loss under the best of the components so far, in the client's own place of T."""
+        """The mean loss under the best of the components so far, at the client's position of T."""
         if ctx.phase != ASK:
             return {}
         best = losses[:, : max(ctx.round_idx, 1)].amin(1, keepdim=True)
@@ -288,7 +288,7 @@ class FarthestClients(MixtureStart):
         return {"loss": here * _client_mean(best, data.mask), "present": here}
 
     def answered(self, shared: StartedModels, report: dict[str, Tensor]) -> StartedModels:
-        """The client that the components so far explain worst."""
+        """Choose the client that the components so far fit worst."""
         here = report["present"] > 0
         loss = torch.where(here, report["loss"] / report["present"], -torch.inf)
         return shared._replace(chosen=loss.argmax())
@@ -303,17 +303,17 @@ class FarthestClients(MixtureStart):
 class SplitAndMerge(MixtureStart):
     """Every few rounds, replace an unused or duplicate component by a noisy copy of the one with the largest loss.
 
-    Ueda, Nakano, Ghahramani, Hinton. "SMEM Algorithm for Mixture Models". Neural Computation 12(9), 2000. The two whose
-    posteriors are most alike are merged if their cosine exceeds `alike`; the component that is split has the largest
-    share of the loss. Ours: no exchange is taken back, and a component that has less than `unused` of 1/M of the
-    samples goes before two are merged. The server learns means over clients of q, of q·qᵀ and of the losses.
+    Ueda, Nakano, Ghahramani, Hinton. "SMEM Algorithm for Mixture Models". Neural Computation 12(9), 2000. The two
+    components with the most similar posteriors are merged if their cosine exceeds `alike`; the one with the largest
+    share of the loss is split. Ours: exchanges are never undone, and a component with a share of the samples below
+    `unused`/M is replaced ahead of a merge. The server learns means over clients of q, of q·qᵀ and of the losses.
 
     Args:
         every: rounds between exchanges.
-        times: most exchanges.
-        unused: share of a component, times M, under which it counts as unused.
-        alike: cosine of two components' posteriors over which these are merged.
-        spread: of the noise on the copy, as a share of the standard deviation of each parameter.
+        times: maximum number of exchanges.
+        unused: share of the samples, times M, below which a component counts as unused.
+        alike: cosine of two components' posteriors above which they are merged.
+        spread: standard deviation of the noise on the copy, relative to that of each parameter.
     """
 
     every: int = 10
@@ -344,7 +344,7 @@ class SplitAndMerge(MixtureStart):
         if (ctx.round_idx + 1) % self.every or num_models == 1:
             return shared._replace(models=models)
         norm = overlap.diagonal().clamp(min=1e-300).sqrt()
-        cosine = (overlap / norm / norm[:, None]).triu(1)  # each pair once, so that no rounding orders the two
+        cosine = (overlap / norm / norm[:, None]).triu(1)  # each pair once, so rounding cannot order its two entries
         least, nearest = int(share.argmin()), int(cosine.argmax())
         one, other = divmod(nearest, num_models)
         if share[least] < self.unused / num_models:
@@ -358,7 +358,7 @@ class SplitAndMerge(MixtureStart):
         return shared._replace(models=models, exchanges=shared.exchanges + 1)
 
     def _split(self, ctx: Context, models: ModelState, source: int, place: int) -> ModelState:
-        """The models with a noisy copy of one of them in the place of another."""
+        """The models with one of them replaced by a noisy copy of another."""
         random = torch_generator(ctx.seed, ctx.round_idx, 0, "split")
 
         def copy(leaf: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ class SplitAndMerge(MixtureStart):
 
 
 def _merged(models: ModelState, one: int, other: int, share: Tensor) -> ModelState:
-    """The models with the average of two of them, by their shares, in the place of the first."""
+    """The models with the first of two replaced by the average of both, weighted by their shares."""
     part = share[other] / (share[one] + share[other])
     place = torch.tensor([one], device=share.device)
 
@@ -393,7 +393,7 @@ def _client_mean(losses: Tensor, mask: Tensor) -> Tensor:
 
 
 def under_way(start: MixtureStart | None, ctx: Context, num_components: int) -> MixtureStart | None:
-    """The start, in its rounds; None afterwards, and where clients are served."""
+    """The start during its rounds; None afterwards, and when clients are served."""
     if start is None or ctx.phase == "adapt" or ctx.round_idx >= start.length(num_components):
         return None
     return start

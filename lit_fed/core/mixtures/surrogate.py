@@ -1,16 +1,16 @@
-"""Partial first-order surrogates: what federated surrogate optimisation minimises in place of a client's objective.
+"""Partial first-order surrogates, which federated surrogate optimisation minimises instead of clients' objectives.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021.
 https://arxiv.org/abs/2108.10252, Section 3.4, Definition 1, Appendices D and F.
 
-The clients minimise Σ_i ω_i f_i(u, v_i) over models u, which all share, and a local variable v_i each. A function g is
+The clients minimise Σ_i ω_i f_i(u, v_i) over shared models u and a local variable v_i of each client. A function g is
 a partial first-order surrogate of f_i near (u⁰, v⁰) if
 
 1. g(u, v) ≥ f_i(u, v) everywhere;
 2. r = g − f_i is differentiable and L-smooth in u, with r(u⁰, v⁰) = 0 and ∇_u r(u⁰, v⁰) = 0;
 3. g(u, v⁰) − g(u, v) = d(v⁰, v) ≥ 0 for every u and every minimiser v of g(u, ·), with d = 0 only for v = v⁰.
 
-By the third condition the best v does not depend on u. `check_surrogate` looks for violations in numbers.
+By the third condition the best v does not depend on u. `check_surrogate` tests the conditions numerically.
 """
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
@@ -33,7 +33,7 @@ Local = TypeVar("Local", bound=Any)
 Bound = TypeVar("Bound", bound=Any)
 
 STEP = 1e-4
-"""Length of the steps that the checker takes differences over."""
+"""Step length of the finite differences in the check."""
 
 
 class Surrogate(ABC, Generic[Local, Bound]):
@@ -45,7 +45,7 @@ class Surrogate(ABC, Generic[Local, Bound]):
     """
 
     num_models: ClassVar[int] = 1
-    """M, the models in u; a hyper-parameter where there are several."""
+    """M, the number of models in u; a hyper-parameter of mixtures."""
 
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
     """ω_i: proportional to a client's samples, or the same for all."""
