@@ -26,7 +26,7 @@ from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, TABLE, check_mask
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, require_file, whole_file
 
-__all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
+__all__ = ["BESIDE", "ImageFolder", "decoded", "pictures_in", "visible_entries"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 OF_THE_SYSTEM = {"thumbs.db", "desktop.ini"}

@@ -2,6 +2,7 @@
 
 FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone
 FOLDER/<client>/<class>/*.png   after training on images, see `read_picture_clients`
+FOLDER/<client>/images, masks   after training on images with masks, see there
 FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
 
@@ -42,7 +43,8 @@ from lit_fed.data.data_sets.columns import (
     table_name,
     texts,
 )
-from lit_fed.data.data_sets.image_folder import decoded, pictures_in, visible_entries
+from lit_fed.data.data_sets.image_folder import BESIDE, decoded, pictures_in, visible_entries
+from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, check_masks, mask_of, read_masks
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client, find_client_name
@@ -136,7 +138,8 @@ def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
         root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client{more}"
     )
     clients = read_files(root, (), ("x_train", "y_train", "x_test", "y_test"))
-    clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
+    masks = len(facts.label_shape) == 2
+    clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names, masks=masks)
     require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
     return clients
 
@@ -210,35 +213,54 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
 
 
 def read_picture_clients(
-    root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None
+    root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None, *, masks: bool = False
 ) -> list[ClientArrays]:
     """Read clients from folders of images, as `ImageFolder` does; [] if there is no folder.
 
-    FOLDER/<client>/<class>/*.png are adapted on, FOLDER/<client>/*.png (optional) are predicted.
+    FOLDER/<client>/<class>/*.png are adapted on, FOLDER/<client>/*.png (optional) are predicted. With masks,
+    FOLDER/<client>/images/*.png with a mask of the same name in FOLDER/<client>/masks are adapted on, those without
+    one are predicted.
 
     Args:
         root: folder with a folder for each client.
         input_shape: input shape of the training.
         class_names: class names of the training, by label; None: no names.
+        masks: whether the labels of the training are masks.
 
     Returns:
-        x_train [n, channels, height, width] uint8, y_train [n] and, if there are images beside the class folders,
-        x_test sorted by name, of each client.
+        x_train [n, channels, height, width] uint8, y_train [n] or [n, height, width] and, if there are images without
+        a label, x_test sorted by name, of each client.
 
     Raises:
-        ConfigError: if the training was not on images with named classes, or naming an unexpected folder or file.
+        ConfigError: if the training was not on images with named classes or masks, or naming an unexpected folder or
+            file.
     """
     clients = [entry for entry in visible_entries(root) if entry.is_dir()]
     if not clients:
         return []
     pictures = len(input_shape) == 3 and input_shape[0] in (1, 3) and input_shape[1] == input_shape[2]
+    labelled = masks or class_names is not None
     require(
-        pictures and class_names is not None,
+        pictures and labelled,
         f"--clients {root}: has folders, which are read as clients with images; the checkpoint was trained on inputs "
-        f"of shape {list(input_shape)}{'' if class_names else ' and classes without names'}: pass a folder with a .npz "
+        f"of shape {list(input_shape)}{'' if labelled else ' and classes without names'}: pass a folder with a .npz "
         "file for each unseen client",
     )
-    return [_picture_client(folder, input_shape[0], input_shape[1], class_names or ()) for folder in clients]
+    channels, image_size, _ = input_shape
+    if masks:
+        return [_masked_client(folder, channels, image_size) for folder in clients]
+    return [_picture_client(folder, channels, image_size, class_names or ()) for folder in clients]
+
+
+def _masked_client(folder: Path, channels: int, image_size: int) -> ClientArrays:
+    for name in (IMAGES, MASKS):
+        require((folder / name).is_dir(), f"{folder}: no folder {name}; expected are {BESIDE['masks']}")
+    images, masks = pictures_in(folder / IMAGES), pictures_in(folder / MASKS)
+    paths = [image for image in images if mask_of(image) in masks]
+    check_masks(paths, masks)
+    require(bool(paths), f"{folder / MASKS}: no mask to adapt on; add some with the names of images")
+    unlabelled = [image for image in images if mask_of(image) not in masks]
+    return _from_pictures(folder, paths, read_masks(paths, image_size), unlabelled, channels, image_size)
 
 
 def _picture_client(folder: Path, channels: int, image_size: int, class_names: tuple[str, ...]) -> ClientArrays:
@@ -256,12 +278,16 @@ def _picture_client(folder: Path, channels: int, image_size: int, class_names: t
         bool(labelled),
         f"{folder}: no image of a known class to adapt on; add some as {folder.name}/{class_names[0]}/*.png",
     )
+    paths, labels = [path for path, _ in labelled], np.array([label for _, label in labelled])
     unlabelled = pictures_in(folder, beside_classes=True)
-    paths = [path for path, _ in labelled]
-    arrays = {
-        "x_train": np.stack(list(decoded(paths, image_size, channels))),
-        "y_train": np.array([label for _, label in labelled], dtype=np.int64),
-    }
+    return _from_pictures(folder, paths, labels, unlabelled, channels, image_size)
+
+
+def _from_pictures(
+    folder: Path, paths: list[Path], labels: np.ndarray, unlabelled: list[Path], channels: int, image_size: int
+) -> ClientArrays:
+    """A client of images with labels [n, ...] and of images to be predicted."""
+    arrays = {"x_train": np.stack(list(decoded(paths, image_size, channels))), "y_train": labels.astype(np.int64)}
     if unlabelled:
         arrays["x_test"] = np.stack(list(decoded(unlabelled, image_size, channels)))
     return ClientArrays(folder.name, arrays, dict.fromkeys(("train", "val", "test"), str(folder)))
