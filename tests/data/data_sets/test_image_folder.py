@@ -278,8 +278,8 @@ def test_no_room_for_the_file(tmp_path, monkeypatch):
     refused(tmp_path / "anna", tmp_path / "file", "cannot be made", cache_dir=str(tmp_path / "file"), layout="classes")
 
 
-def newcomers(root, shape=(3, 8, 8), names=("cat", "cow", "dog"), *, masks=False):
-    return read_picture_clients(root, shape, names, masks=masks)
+def newcomers(root, shape=(3, 8, 8), names=("cat", "cow", "dog")):
+    return read_picture_clients(root, shape, names)
 
 
 def test_clients_who_come_later(tmp_path):
@@ -386,32 +386,6 @@ def test_masks_that_do_not_fit_are_named(tmp_path, change, words):
 
 def test_folders_of_masks_are_no_classes(tmp_path):
     refused(write_masks(tmp_path), "would be classes", "--data.dataset.layout masks")
-
-
-def test_annotators_who_come_later(tmp_path):
-    (write_masks(tmp_path, ["dora"]) / "dora/masks/3.png").unlink()
-    (dora,) = newcomers(tmp_path, (1, 8, 8), None, masks=True)
-    x, y = dora.arrays["x_train"], dora.arrays["y_train"]
-    assert (x.shape, y.shape, y.dtype) == ((4, 1, 8, 8), (4, 8, 8), np.int64)
-    np.testing.assert_array_equal(x[:, 0], 50 * y)
-    assert dora.arrays["x_test"].shape == (1, 1, 8, 8)
-
-
-@pytest.mark.parametrize(
-    ("remove", "words"),
-    [
-        ("images/1.png", ["dora/masks/1.png", "no image of this name"]),
-        ("masks/*", ["dora/masks: no mask to adapt on"]),
-        ("masks", ["dora: no folder masks", "ROOT/<client>/masks/*.png"]),
-    ],
-)
-def test_wrong_annotators_who_come_later(tmp_path, remove, words):
-    for path in write_masks(tmp_path, ["dora"]).glob(f"dora/{remove}"):
-        path.unlink() if path.is_file() else path.rename(tmp_path / ".moved")
-    with pytest.raises(ConfigError) as caught:
-        newcomers(tmp_path, (1, 8, 8), None, masks=True)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def write_targets(root, lines=("file,weight", *(f"{number}.png,{number}.5" for number in range(5)))):
