@@ -272,8 +272,15 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
 
 
 # ---------------------------------------------------------------------- names
-def named(groups: Sequence[list[FinishedRun]], given: Sequence[str] | None = None) -> list[Group]:
+def named(
+    groups: Sequence[list[FinishedRun]], given: Sequence[str] | None = None, hidden: Sequence[str] = ()
+) -> list[Group]:
     """Groups with names: the given ones, else differences of their configurations, else their runs, else their folders.
+
+    Args:
+        groups: of `grouped`.
+        given: the names; None: chosen here.
+        hidden: sections of the configurations that no name may quote.
 
     Raises:
         ConfigError: if there are not as many given names as groups, or one is given twice.
@@ -286,8 +293,9 @@ def named(groups: Sequence[list[FinishedRun]], given: Sequence[str] | None = Non
             )
         return [Group(name, runs) for name, runs in zip(given, groups, strict=True)]
     first = [runs[0] for runs in groups]
+    open_to_all = [{key: value for key, value in run.config.items() if key not in hidden} for run in first]
     for names in (
-        differences([without_seeds(run.config) for run in first]),
+        differences([without_seeds(config) for config in open_to_all]),
         [run.name for run in first],
         [f"{run.name}/{run.folder.name}" for run in first],
     ):

@@ -109,7 +109,8 @@ def write_report(
     """
     runs = [compare.read_run(folder) for folder in dict.fromkeys(compare.find_run(folder) for folder in folders)]
     metric = compare.metric_of(runs, metric)
-    page = _Page(compare.named(compare.grouped(runs), names), metric, anonymous)
+    hidden = ("data",) if anonymous else ()  # its paths, and the names of unseen clients
+    page = _Page(compare.named(compare.grouped(runs), names, hidden), metric, anonymous)
     check_writable(output.absolute().parent, "--output")
     with whole_file(output, private=page.is_private) as file:
         file.write(page.html().encode())

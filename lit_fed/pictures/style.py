@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,18 @@ UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of a size in inches."""
+    """An empty figure of a size in inches, which a notebook shows."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height))
+    class Shown(Figure):
+        """IPython knows matplotlib's figures only after pyplot has drawn one."""
+
+        def _repr_png_(self) -> bytes:
+            held = io.BytesIO()
+            self.savefig(held, format="png")
+            return held.getvalue()
+
+    return Shown(figsize=(width, height))
 
 
 def look(position: int) -> dict[str, Any]:

@@ -286,6 +286,19 @@ def test_an_anonymous_report_has_no_names(rivals, tmp_path):
     assert "init_args" not in page
 
 
+def test_no_row_of_an_anonymous_report_is_named_by_settings_of_the_data(tmp_path):
+    """They hold paths and names of unseen clients."""
+    runs = []
+    for name in ("st_mary", "st_john"):
+        settings = config()
+        settings["data"]["unseen_clients"] = [name]
+        runs.append(write_run(tmp_path / f"runs/run_{len(runs)}/version_0", settings))
+    assert "st_mary" in reported(tmp_path, *runs)
+    page = reported(tmp_path, *runs, "--anonymous")
+    assert "st_mary" not in page
+    assert "run_0, run_1" in page
+
+
 def test_a_report_escapes_all_that_comes_from_outside(rivals, tmp_path):
     """Names of losing clients, of runs and of settings."""
     table = pd.read_csv(rivals[0] / "clients.csv").assign(accuracy=0.0)

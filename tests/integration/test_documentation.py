@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -130,6 +131,25 @@ def test_the_first_pages_place_every_algorithm(page):
     names = {config["model"]["algorithm"]["class_path"] for config in shipped if "algorithm" in config["model"]}
     assert len(names) > 40
     assert not {name for name in names if not re.search(rf"\b{name}\b", text)}
+
+
+def commands_of(page, anchor):
+    """Number of commands of a page, or of its section; of a notebook, of its cells of code."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    if page.endswith(".ipynb"):
+        return sum(cell["cell_type"] == "code" for cell in json.loads(text)["cells"])
+    if anchor:
+        sections = {re.sub(r"[^\w ]", "", one.partition("\n")[0]): one for one in text.split("\n## ")}
+        text = sections[next(title for title in sections if title.lower().replace(" ", "-") == anchor)]
+    ours = [block for block in blocks(f"docs/{page}") if block.language == "bash" and block.text in text]
+    return sum(len(lines(block)) for block in ours if block.title is None and block.reason is None)
+
+
+def test_the_first_page_counts_the_commands_of_each_walk():
+    walks = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("## Six walks\n")[2]
+    rows = re.findall(r"^\| .* \| \[.*\]\(([\w./]+)#?(\S*)\) \| (\d+)", walks.partition("\n## ")[0], flags=re.MULTILINE)
+    assert len(rows) == 6
+    assert {page: int(count) for page, _, count in rows} == {page: commands_of(page, one) for page, one, _ in rows}
 
 
 def test_first_command_installs_and_runs_the_quickstart():

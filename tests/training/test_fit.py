@@ -169,7 +169,9 @@ def test_a_notebook_gets_tables_and_figures(tmp_path):
     table = run.client_table()
     weights = table.loc[table["population"] == "seen", ["pi_0", "pi_1", "pi_2"]]
     np.testing.assert_allclose(weights.to_numpy(), module.mixture_weights, rtol=1e-6)
-    (cells,) = run.plot_mixtures().axes[0].images
+    figure = run.plot_mixtures()
+    (cells,) = figure.axes[0].images
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what IPython shows
     assert cells.get_array().shape == (3, len(weights))
     (axes,) = run.plot_rounds("loss").axes
     assert [line.get_label() for line in axes.lines][:1] == ["seen, mean"]
