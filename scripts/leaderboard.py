@@ -18,7 +18,7 @@ from scipy.stats import rankdata, studentized_range
 from trials import written
 
 from lit_fed.benchmark.comparison import Row, paired, row_of, share_worse
-from lit_fed.benchmark.records import Record, read_records
+from lit_fed.benchmark.records import Record, read_records, with_clients
 from lit_fed.benchmark.task import Task, read_task
 from lit_fed.pictures.style import look, save
 
@@ -36,7 +36,8 @@ def all_records() -> dict[str, tuple[Task, Records]]:
     """Tasks that have records, with these."""
     found = {}
     for path in sorted(RECORDS.glob("*.jsonl")):
-        found[path.stem] = read_task(path.stem), {one["algorithm"]: one for one in read_records(path)}
+        task = read_task(path.stem)
+        found[task.name] = task, {one["algorithm"]: with_clients(one, task) for one in read_records(path)}
     return found
 
 

@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 
 from lit_fed.benchmark.comparison import Row, cost_to_match, other_results, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
-from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder
+from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder, with_clients
 from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.parser import FederatedParser, command_parser
@@ -93,7 +93,8 @@ def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     rows = []
     for task in map(read_task, task_files()):
         known = len(read_records(stored_folder() / f"{task.name}.jsonl"))
-        clients, network = len(next(iter(task.known_digests().values()), {})), task.given["network"]["class_path"]
+        cut = next(iter(task.known_clients().values()), None)
+        clients, network = 0 if cut is None else len(cut.digests), task.given["network"]["class_path"]
         cells = (task.given.get("title", ""), clients, network, task.metric, task.rounds, len(task.cuts), known)
         rows.append([task.name, *map(str, cells)])
     print_rows("Tasks", ["task", "what", "clients", "network", "metric", "rounds", "cuts", "records"], rows, words=2)
@@ -216,7 +217,9 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
             if not found and tested:
                 run = secrets.choice(tested)
                 work = Work(entry, None, json.dumps(record["chosen"]), run["cut"])
-                differs = other_results(run, make_run(fit, work, Path(given.data.root)))
+                again = make_run(fit, work, Path(given.data.root))
+                both = (with_clients(record | {"runs": [one]}, task)["runs"][0] for one in (run, again))
+                differs = other_results(*both)
                 found += [differs] if differs else []
             wrong += bool(found)
             kept = "keeps to the protocol, and one cut that was run again has its results"

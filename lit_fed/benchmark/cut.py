@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lit_fed.data.data_sets.columns import TableEncoder
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
 
-__all__ = ["Cut", "forget_data", "samples_digest", "systematic"]
+__all__ = ["Cut", "CutClients", "forget_data", "samples_digest", "systematic"]
 
 VAL, TEST = 0.2, 0.2
 """Shares of each client's samples for validation and test."""
@@ -34,6 +34,18 @@ HEX = 16
 """Digits that are kept of a client's digest."""
 
 SPLITS = ("train", "val", "test")
+
+
+class CutClients(NamedTuple):
+    """The clients of a cut and their samples, as a task's file names them."""
+
+    digests: dict[str, list[str]]  # of the ids of training, validation and test samples, by client
+    test_samples: dict[str, int]  # number, by client
+    unseen: list[str]
+
+    def of(self, population: str) -> list[str]:
+        """Sorted names of a population of a record: `seen`, or `unseen_...`."""
+        return sorted(name for name in self.digests if (name in self.unseen) == (population != "seen"))
 
 
 @dataclass(frozen=True)
@@ -84,17 +96,19 @@ class Cut(PooledDataSet):
         """The samples of the clients of this cut, with owners, splits and unseen clients."""
         return _cut(self)
 
-    def digests(self) -> dict[str, list[str]]:
-        """Digest of the sample ids of each client, by its name: of training, validation and test samples."""
+    def clients(self) -> CutClients:
+        """The clients, with digests of their sample ids."""
         samples = _cut(self)
         ids, owner, split = _ids(self), samples.owner, samples.split
         assert owner is not None
         assert split is not None
-        found = {}
+        digests, test_samples = {}, {}
         for number, name in enumerate(samples.names or ()):
             own = np.flatnonzero(owner == number)
-            found[name] = [_digest(ids[row] for row in own[split[own] == one].tolist()) for one in range(len(SPLITS))]
-        return found
+            rows = [own[split[own] == one].tolist() for one in range(len(SPLITS))]
+            digests[name] = [_digest(ids[row] for row in each) for each in rows]
+            test_samples[name] = len(rows[-1])
+        return CutClients(digests, test_samples, list(samples.unseen))
 
 
 def samples_digest(digests: dict[str, list[str]]) -> str:

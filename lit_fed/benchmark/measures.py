@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,6 +32,9 @@ ADAPTED_ON = (0, 10, 100)
 
 BINS = 15
 
+CLIENT_DIGITS = 4
+"""Digits of a client's score in a record: its test samples decide no more."""
+
 Population = Literal["seen", "unseen"]
 
 
@@ -42,7 +44,6 @@ class Scores(NamedTuple):
     clients: list[str]
     samples: list[int]
     score: list[float | None]  # None: undefined, since all labels are of one class
-    loss: Sequence[float | None]  # negative log-likelihood
     ece: float | None  # expected calibration error over all samples; None for quantities
     pooled: float | None  # metric of all samples together
 
@@ -135,7 +136,7 @@ class ValidationCurve(FederatedCallback):
         if done * self.points // rounds > (done - 1) * self.points // rounds:
             began = time.process_time()
             score = short(mean_score(measured(module, data_of(trainer), "seen", "val", self.metric)))
-            self.curve.append([done, score, self.bytes_up + self.bytes_down])
+            self.curve.append([done, score, round(self.bytes_up + self.bytes_down)])
             self.seconds += time.process_time() - began
 
 
@@ -145,14 +146,12 @@ def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -
     every, shown = np.concatenate(labels), np.concatenate(outputs)
     pairs = list(zip(labels, outputs, strict=True))
     if metric == "r2":
-        losses = [float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs]
         pooled = 1 - float(np.square(every - shown[:, 0]).mean() / every.var())
-        scores: list[float | None] = [1 - loss for loss in losses]
-        return Scores(names, list(map(len, labels)), scores, [loss / 2 for loss in losses], None, pooled)
-    losses = [float(-np.take_along_axis(log, y[:, None].astype(int), 1).mean()) for y, log in pairs]
+        scores: list[float | None] = [1 - float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs]
+        return Scores(names, list(map(len, labels)), scores, None, pooled)
     score = _hits if metric == "accuracy" else area
     return Scores(
-        names, list(map(len, labels)), [score(y, log) for y, log in pairs], losses,
+        names, list(map(len, labels)), [score(y, log) for y, log in pairs],
         calibration_error(every, shown), score(every, shown),
     )  # fmt: skip
 
@@ -190,12 +189,13 @@ def calibration_error(labels: np.ndarray, log_prob: np.ndarray) -> float:
     return float(np.abs(gap).sum() / len(labels))
 
 
-def short(value: float | None) -> float | None:
-    """A number with six digits; None if it is undefined or not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+def short(value: float | None, digits: int = 6) -> float | None:
+    """A number with few digits; None if it is undefined or not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def rounded(scores: Scores) -> dict[str, Any]:
-    """Scores as they are kept."""
-    columns = {name: [short(one) for one in getattr(scores, name)] for name in ("score", "loss")}
-    return scores._asdict() | columns | {name: short(getattr(scores, name)) for name in ("ece", "pooled")}
+    """Scores as they are kept, clients sorted by name; the task's file has their names and numbers of samples."""
+    ordered = [score for _, score in sorted(zip(scores.clients, scores.score, strict=True))]
+    kept = {"score": [short(one, CLIENT_DIGITS) for one in ordered]}
+    return kept | {name: short(getattr(scores, name)) for name in ("ece", "pooled")}

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_fed.benchmark.cut import samples_digest
+from lit_fed.benchmark.cut import CutClients, samples_digest
 from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.task import Task
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import write_atomically
 
-__all__ = ["Record", "checked_records", "problems", "read_records", "stored_folder", "write_record"]
+__all__ = ["Record", "checked_records", "problems", "read_records", "stored_folder", "with_clients", "write_record"]
 
 Record = dict[str, Any]
 
-FIELDS = {"algorithm", "task", "protocol", "source", "versions", "tuning", "chosen", "runs"}
+FIELDS = {"algorithm", "task", "protocol", "source", "versions", "tuning", "chosen", "arguments", "runs"}
 
 
 def stored_folder() -> Path:
@@ -65,10 +65,23 @@ def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[st
         for record in read_records(path):
             wrong = next(problems(record, task, points(record["algorithm"])), None)
             if wrong is None:
-                found[record["algorithm"]] = record
+                found[record["algorithm"]] = with_clients(record, task)
             else:
                 notice(f"{path}: the record of {record['algorithm']} is left out: {wrong}")
     return dict(sorted(found.items()))
+
+
+def with_clients(record: Record, task: Task) -> Record:
+    """A record with names and numbers of test samples of its clients, which the task's file has once for all."""
+    known, runs = task.known_clients(), []
+    for run in record["runs"]:
+        test = {}
+        for population, scores in run.get("test", {}).items():
+            names = known[run["cut"]].of(population)
+            samples = [known[run["cut"]].test_samples[name] for name in names]
+            test[population] = scores | {"clients": names, "samples": samples}
+        runs.append(run | {"test": test} if test else run)
+    return record | {"runs": runs}
 
 
 def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
@@ -92,17 +105,17 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
     if [run["cut"] for run in runs] != list(task.cuts):
         yield f"its runs are of cuts {[run['cut'] for run in runs]}, the task has {list(task.cuts)}"
         return
-    known = task.known_digests()
+    wanted = task.arguments(record["algorithm"], record["chosen"], task.cuts[0])
+    if record["arguments"] != wanted:
+        yield f"{_first_difference(wanted, record['arguments'])} differs from the task"
+    known = task.known_clients()
     for run in runs:
-        for wrong in _problems_of_run(run, record, task, known.get(run["cut"], {})):
+        for wrong in _problems_of_run(run, task, known.get(run["cut"], CutClients({}, {}, []))):
             yield f"cut {run['cut']}: {wrong}"
 
 
-def _problems_of_run(run: dict[str, Any], record: Record, task: Task, clients: dict[str, list[str]]) -> Iterator[str]:
-    wanted = task.arguments(record["algorithm"], record["chosen"], run["cut"])
-    if run["arguments"] != wanted:
-        yield f"{_first_difference(wanted, run['arguments'])} differs from the task"
-    if run["samples"] != samples_digest(clients):
+def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> Iterator[str]:
+    if run["samples"] != samples_digest(clients.digests):
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
         return
@@ -110,8 +123,7 @@ def _problems_of_run(run: dict[str, Any], record: Record, task: Task, clients: d
         yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"
     if run["test_reads"] != 1:
         yield f"its test samples were read {run['test_reads']} times"
-    held = {name for scores in run["test"].values() for name in scores["clients"]}
-    if held != clients.keys():
+    if any(len(scores["score"]) != len(clients.of(population)) for population, scores in run["test"].items()):
         yield "it lacks results of some clients"
 
 

@@ -241,6 +241,7 @@ def record_of(
             "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
         },
         "chosen": json.loads(finals[0].point),
+        "arguments": finals[0].arguments,  # those of other cuts differ in their number and seed alone
         "runs": [found[work] for work in finals],
     }
 
@@ -253,13 +254,13 @@ def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     keep_notices_out()
-    task, arguments = work.entry.task, work.arguments
-    given = task.at(root, arguments)
+    task = work.entry.task
+    given = task.at(root, work.arguments)
     samples = task.check_samples(cut_of(given))
     points = 1 if work.trial is not None else 10
     curve = {"class_path": f"{ValidationCurve.__module__}.ValidationCurve"}
     given["trainer"]["callbacks"] = [curve | {"init_args": {"metric": task.metric, "points": points}}]
-    result: dict[str, Any] = {"cut": work.cut, "arguments": arguments, "samples": samples}
+    result: dict[str, Any] = {"cut": work.cut, "samples": samples}
     _forget_peak()
     began = time.process_time()
     with _quiet():

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import yaml
 
-from lit_fed.benchmark.cut import Cut, samples_digest
+from lit_fed.benchmark.cut import Cut, CutClients, samples_digest
 from lit_fed.benchmark.measures import METRICS
 from lit_fed.benchmark.protocol import CUTS, Point
 from lit_fed.command_line.arguments import configs_folder
@@ -106,34 +106,35 @@ class Task:
         Raises:
             ConfigError: naming the first client whose samples are others.
         """
-        found = cut.digests()
-        known = self.known_digests()
+        found = cut.clients()
+        known = self.known_clients()
         if cut.cut not in known:
             if self.is_shipped:
                 raise ConfigError(f"{self.digests_path} has no digests of cut {cut.cut}; the task is not complete")
-            self.write_digests(known | {cut.cut: found})
-            return samples_digest(found)
-        for name in sorted(found.keys() | known[cut.cut].keys()):
-            if found.get(name) != known[cut.cut].get(name):
+            self.write_clients(known | {cut.cut: found})
+            return samples_digest(found.digests)
+        told = known[cut.cut].digests
+        for name in sorted(found.digests.keys() | told.keys()):
+            if found.digests.get(name) != told.get(name):
                 raise ConfigError(
                     f"task {self.name}, cut {cut.cut}: the samples of client {name!r} differ from those in "
                     f"{self.digests_path}; restore the data"
                     + ("" if self.is_shipped else ", or delete that file and the records of the task")
                 )
-        return samples_digest(found)
+        return samples_digest(found.digests)
 
-    def known_digests(self) -> dict[int, dict[str, list[str]]]:
-        """Digests by cut and client."""
+    def known_clients(self) -> dict[int, CutClients]:
+        """The clients of each cut."""
         if not self.digests_path.is_file():
             return {}
         lines = [json.loads(line) for line in self.digests_path.read_text().splitlines()]
-        return {line["cut"]: line["clients"] for line in lines}
+        return {line.pop("cut"): CutClients(**line) for line in lines}
 
-    def write_digests(self, digests: Mapping[int, dict[str, list[str]]]) -> None:
-        """Write the digests beside the task."""
+    def write_clients(self, clients: Mapping[int, CutClients]) -> None:
+        """Write the clients of each cut beside the task."""
         lines = [
-            json.dumps({"cut": cut, "clients": digests[cut]}, sort_keys=True, ensure_ascii=False)
-            for cut in sorted(digests)
+            json.dumps({"cut": cut, **clients[cut]._asdict()}, sort_keys=True, ensure_ascii=False)
+            for cut in sorted(clients)
         ]
         write_atomically(self.digests_path, "\n".join(lines) + "\n")
 

@@ -113,8 +113,9 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     assert [json.loads(line)["algorithm"] for line in lines] == ["FedAvg", "Local", "mine_bench.Mine"]
 
 
-def test_a_record_holds_every_client_once_for_each_split(record):
-    for run in record["runs"]:
+def test_a_record_holds_every_client_once_for_each_split(folder, record):
+    assert not {"clients", "samples"} & record["runs"][0]["test"]["seen"].keys()  # the task's file has them
+    for run in records.with_clients(record, read_task(str(folder / "my.yaml")))["runs"]:
         seen, unseen = (set(run["test"][name]["clients"]) for name in ("seen", "unseen_10"))
         assert (len(seen), len(unseen), len(seen | unseen)) == (5, 1, 6)
         assert run["test"]["unseen_0"] == run["test"]["unseen_100"]  # FedAvg does not adapt
@@ -153,7 +154,7 @@ def best_round(record):
 
 
 def other_network(record):
-    record["runs"][0]["arguments"]["model"]["network"] = {"class_path": "MLP"}
+    record["arguments"]["model"]["network"] = {"class_path": "MLP"}
 
 
 def read_twice(record):
@@ -162,7 +163,7 @@ def read_twice(record):
 
 def fewer_clients(record):
     for scores in record["runs"][0]["test"].values():
-        scores["clients"] = scores["clients"][1:]
+        scores["score"] = scores["score"][1:]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +261,9 @@ def test_a_cut_is_stratified_and_disjoint(tmp_path):
         for label in (0, 1):
             count = (first.y[own] == label).sum()
             assert abs((first.split[own & (first.y == label)] == 2).sum() - count / 5) < 1
-    digests = Cut(data).digests()
+    digests = Cut(data).clients().digests
     assert len({one for each in digests.values() for one in each}) == 30
-    assert digests == Cut(data).digests() != Cut(data, cut=1).digests()
+    assert digests == Cut(data).clients().digests != Cut(data, cut=1).clients().digests
 
 
 def test_unseen_clients_adapt_on_a_part_of_their_samples():
@@ -316,11 +317,11 @@ def test_the_cost_to_match_is_the_first_round_that_reaches_it():
 @pytest.mark.parametrize("name", sorted(task_files()))
 def test_shipped_tasks_and_their_records_are_whole(name):
     task = read_task(name)
-    assert sorted(task.known_digests()) == list(task.cuts)
+    assert sorted(task.known_clients()) == list(task.cuts)
     for record in records.read_records(records.stored_folder() / f"{name}.jsonl"):
         points = protocol.trial_points(runs.algorithm_class(record["algorithm"]))
         assert list(records.problems(record, task, json.loads(json.dumps(points)))) == []
-        assert row_of(record).mean > 0
+        assert row_of(records.with_clients(record, task)).mean > 0
 
 
 def test_the_leaderboard_is_what_the_records_give():
