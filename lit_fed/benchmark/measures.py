@@ -141,8 +141,12 @@ class ValidationCurve(FederatedCallback):
 
 
 def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -> Scores:
-    """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities."""
-    labels, outputs = ([one.double().numpy() for one in column] for column in zip(*parts, strict=True))
+    """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities.
+
+    Of sequences, labels [n, L] and log-probabilities [n, L, C], each position counts.
+    """
+    labels = [y.double().flatten().numpy() for y, _ in parts]
+    outputs = [shown.double().flatten(0, -2).numpy() for _, shown in parts]
     every, shown = np.concatenate(labels), np.concatenate(outputs)
     pairs = list(zip(labels, outputs, strict=True))
     if metric == "r2":
