@@ -20,12 +20,16 @@ from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
 __all__ = [
-    "METRICS", "Scores", "ValidationCurve", "area", "calibration_error", "mean_score", "rounded", "scores_on_test",
+    "METRICS", "SCORES", "Scores", "ValidationCurve", "area", "calibration_error", "primary", "rounded",
+    "scores_on_test",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "auroc", "r2")
 """Primary metrics, all larger for the better: share of hits; area under the ROC curve; 1 − mean squared error of
 standardised labels, which for all clients together is about R²."""
+
+SCORES = ("clients", "pooled")
+"""What a task is judged by: the mean over clients, or the metric of the samples of all clients together."""
 
 ADAPTED_ON = (0, 10, 100)
 """Percent of the training samples that unseen clients adapt on."""
@@ -48,8 +52,15 @@ class Scores(NamedTuple):
     pooled: float | None  # metric of all samples together
 
 
-def mean_score(scores: Scores) -> float:
-    """Mean over clients by their samples; NaN without a defined score."""
+def primary(scores: Scores, score: str) -> float:
+    """What a task is judged by: the metric of all samples together, or the clients' mean by samples; NaN if undefined.
+
+    Args:
+        scores: of a population.
+        score: one of `SCORES`.
+    """
+    if score == "pooled":
+        return math.nan if scores.pooled is None else scores.pooled
     held = [(score, number) for score, number in zip(scores.score, scores.samples, strict=True) if score is not None]
     total = sum(number for _, number in held)
     return sum(score * number for score, number in held) / total if total else math.nan
@@ -112,6 +123,7 @@ class ValidationCurve(FederatedCallback):
 
     Args:
         metric: one of `METRICS`.
+        score: one of `SCORES`.
         points: number of measured rounds, the last one among them.
 
     Attributes:
@@ -120,8 +132,8 @@ class ValidationCurve(FederatedCallback):
         seconds: CPU time of measuring, which is no time of training.
     """
 
-    def __init__(self, metric: str = "accuracy", points: int = 10) -> None:
-        self.metric, self.points = metric, points
+    def __init__(self, metric: str = "accuracy", score: str = "clients", points: int = 10) -> None:
+        self.metric, self.score, self.points = metric, score, points
         self.curve: list[list[Any]] = []
         self.bytes_up = self.bytes_down = self.seconds = 0.0
 
@@ -135,7 +147,7 @@ class ValidationCurve(FederatedCallback):
         done = module.num_rounds_done
         if done * self.points // rounds > (done - 1) * self.points // rounds:
             began = time.process_time()
-            score = short(mean_score(measured(module, data_of(trainer), "seen", "val", self.metric)))
+            score = short(primary(measured(module, data_of(trainer), "seen", "val", self.metric), self.score))
             self.curve.append([done, score, round(self.bytes_up + self.bytes_down)])
             self.seconds += time.process_time() - began
 

@@ -8,16 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.benchmark.cut import CutClients, samples_digest
+from lit_fed.benchmark.measures import ADAPTED_ON
 from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.task import Task
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import write_atomically
 
-__all__ = ["Record", "checked_records", "problems", "read_records", "stored_folder", "with_clients", "write_record"]
+__all__ = [
+    "CLOSE",
+    "Record",
+    "checked_records",
+    "problems",
+    "read_records",
+    "stored_folder",
+    "with_clients",
+    "write_record",
+]
 
 Record = dict[str, Any]
 
-FIELDS = {"algorithm", "task", "protocol", "source", "versions", "tuning", "chosen", "arguments", "runs"}
+FIELDS = {
+    "algorithm", "task", "metric", "score", "protocol", "source", "versions", "tuning", "chosen", "arguments", "runs",
+}  # fmt: skip
+
+OF_RUN = {
+    "cut", "samples", "round", "score", "cpu_seconds", "bytes_up", "bytes_down", "peak_bytes", "curve", "test_reads",
+    "test",
+}  # fmt: skip
+"""What a run has, unless it diverged."""
+
+POPULATIONS = {"seen", *(f"unseen_{percent}" for percent in ADAPTED_ON)}
+
+CLOSE = 0.01
+"""Difference of means that another processor may make: rounding changes a prediction here and there."""
 
 
 def stored_folder() -> Path:
@@ -95,6 +118,8 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
     if record.keys() != FIELDS or record["protocol"] != PROTOCOL:
         yield f"it is no record of protocol {PROTOCOL}"
         return
+    if (record["metric"], record["score"]) != (task.metric, task.score):
+        yield f"it is judged by {record['metric']} ({record['score']}), the task by {task.metric} ({task.score})"
     tuning, runs = record["tuning"], record["runs"]
     if points is not None and tuning["points"] != list(points):
         yield f"its {len(tuning['points'])} trials are not the {len(points)} of the protocol"
@@ -105,6 +130,7 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
     if [run["cut"] for run in runs] != list(task.cuts):
         yield f"its runs are of cuts {[run['cut'] for run in runs]}, the task has {list(task.cuts)}"
         return
+    yield from _problems_of_score(record)
     wanted = task.arguments(record["algorithm"], record["chosen"], task.cuts[0])
     if record["arguments"] != wanted:
         yield f"{_first_difference(wanted, record['arguments'])} differs from the task"
@@ -114,10 +140,23 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
             yield f"cut {run['cut']}: {wrong}"
 
 
+def _problems_of_score(record: Record) -> Iterator[str]:
+    """The trial of the chosen point and the run of cut 0 are the same training: they have one validation score."""
+    tuning, first = record["tuning"], record["runs"][0]
+    scores = [
+        score for point, score in zip(tuning["points"], tuning["scores"], strict=False) if point == record["chosen"]
+    ]
+    if "score" in first and not any(score is not None and abs(score - first["score"]) <= CLOSE for score in scores):
+        yield f"its run of cut 0 has {first['score']} on validation samples, and the same trial {scores}"
+
+
 def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> Iterator[str]:
     if run["samples"] != samples_digest(clients.digests):
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
+        return
+    if run.keys() != OF_RUN or run["test"].keys() != POPULATIONS:
+        yield "it lacks results"
         return
     if run["round"] != task.rounds or [run["round"], run["score"]] not in [one[:2] for one in run["curve"][-1:]]:
         yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"

@@ -230,6 +230,8 @@ def record_of(
     return {
         "algorithm": entry.name,
         "task": entry.task.name,
+        "metric": entry.task.metric,
+        "score": entry.task.score,
         "protocol": PROTOCOL,
         "source": entry.source,
         "versions": versions | {"python": platform.python_version()},
@@ -259,7 +261,9 @@ def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     samples = task.check_samples(cut_of(given))
     points = 1 if work.trial is not None else 10
     curve = {"class_path": f"{ValidationCurve.__module__}.ValidationCurve"}
-    given["trainer"]["callbacks"] = [curve | {"init_args": {"metric": task.metric, "points": points}}]
+    given["trainer"]["callbacks"] = [
+        curve | {"init_args": {"metric": task.metric, "score": task.score, "points": points}}
+    ]
     result: dict[str, Any] = {"cut": work.cut, "samples": samples}
     _forget_peak()
     began = time.process_time()

@@ -11,7 +11,7 @@ from typing import Any, cast
 import yaml
 
 from lit_fed.benchmark.cut import Cut, CutClients, samples_digest
-from lit_fed.benchmark.measures import METRICS
+from lit_fed.benchmark.measures import METRICS, SCORES
 from lit_fed.benchmark.protocol import CUTS, Point
 from lit_fed.command_line.arguments import configs_folder
 from lit_fed.errors import ConfigError
@@ -23,7 +23,8 @@ __all__ = ["Task", "read_task", "suites", "task_files"]
 NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
 FIELDS = {
-    *NEEDED, *OF_CUT, "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites", "local_epochs",
+    *NEEDED, *OF_CUT, "score", "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites",
+    "local_epochs",
 }  # fmt: skip
 
 ROOT = "{root}"
@@ -48,6 +49,11 @@ class Task:
     def metric(self) -> str:
         """Name of the primary metric."""
         return str(self.given["metric"])
+
+    @property
+    def score(self) -> str:
+        """What it is judged by: `clients` or `pooled`."""
+        return str(self.given.get("score", SCORES[0]))
 
     @property
     def rounds(self) -> int:
@@ -183,8 +189,9 @@ def read_task(name: str) -> Task:
 
 
 def _check_values(path: Path, given: dict[str, Any]) -> None:
-    if given["metric"] not in METRICS:
-        raise ConfigError(f"--tasks {path}: metric is {given['metric']!r}; choose from {', '.join(METRICS)}")
+    for field, choices in {"metric": METRICS, "score": SCORES}.items():
+        if given.get(field, choices[0]) not in choices:
+            raise ConfigError(f"--tasks {path}: {field} is {given[field]!r}; choose from {', '.join(choices)}")
     for field, least in {"rounds": 1, "cuts": 1, "batch_size": 0, "local_epochs": 1}.items():
         value = given.get(field, 1)
         if not isinstance(value, int) or value < least:

@@ -166,10 +166,29 @@ def fewer_clients(record):
         scores["score"] = scores["score"][1:]
 
 
+def other_metric(record):
+    record["score"] = "pooled"
+
+
+def no_results(record):
+    del record["runs"][0]["test"]["unseen_0"]
+
+
+def trial_scores(record):
+    """Another point looks the best one."""
+    scores = record["tuning"]["scores"]
+    best = scores.index(max(scores))
+    scores[best], scores[best - 1] = scores[best - 1], scores[best] + 0.2
+    record["chosen"] = record["tuning"]["points"][best - 1]
+    record["arguments"]["model"]["solver"]["lr"] = record["chosen"]["lr"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (by_test, "not the best of its trials by validation"), (more_trials, "9 trials are not the 8"),
+        (other_metric, r"judged by accuracy \(pooled\)"), (no_results, "lacks results"),
+        (trial_scores, "the same trial"), (by_test, "not the best of its trials by validation"),
+        (more_trials, "9 trials are not the 8"),
         (other_division, "not those of the task"), (best_round, "judged after round 1"),
         (other_network, "model.network.class_path differs"), (read_twice, "read 2 times"),
         (fewer_clients, "lacks results"),
@@ -178,22 +197,70 @@ def fewer_clients(record):
 def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, capsys, change, said):
     assert wrong_in(folder, record) == []
     change(record)
-    assert said in wrong_in(folder, record)[0]
+    assert re.search(said, wrong_in(folder, record)[0])
     (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(SystemExit) as stop:
         benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
     assert stop.value.code == 1
-    assert said in capsys.readouterr().out
+    assert re.search(said, capsys.readouterr().out)
 
 
-def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, capsys):
+def other_scores(run):
+    run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
+
+
+def exchanged_clients(run):
+    scores = run["test"]["seen"]["score"]
+    run["test"]["seen"]["score"] = scores[1:] + scores[:1]
+
+
+def better_pooled(run):
+    run["test"]["seen"]["pooled"] += 0.02
+
+
+def fewer_bytes(run):
+    run["bytes_up"] /= 2
+
+
+def diverged(run):
+    """A bad cut that is left out of the mean."""
+    kept = {name: run[name] for name in ("cut", "samples")}
+    run.clear()
+    run |= kept | {"diverged": "round 1: a loss is not finite"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_scores, "has mean .* on unseen_10 clients, and it says"), (better_pooled, "has pooled"),
+        (exchanged_clients, "other scores of single seen clients"), (fewer_bytes, "sends .* bytes, not"),
+        (diverged, "did not diverge"),
+    ],
+)  # fmt: skip
+def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, capsys, change, said):
     for run in record["runs"]:
-        run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
+        change(run)
     assert wrong_in(folder, record) == []
     (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(SystemExit):
         benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
-    assert re.search("cut [01] run again has .* on unseen_10 clients, and it says", capsys.readouterr().out)
+    assert re.search("cut [01] run again " + said, capsys.readouterr().out)
+
+
+def test_trials_that_were_not_as_good_are_refused(folder, record, tmp_path, capsys):
+    tuning = record["tuning"]
+    tuning["scores"] = [
+        score if point == record["chosen"] else score - 0.1
+        for point, score in zip(tuning["points"], tuning["scores"], strict=True)
+    ]
+    assert wrong_in(folder, record) == []
+    with pytest.MonkeyPatch.context() as patch:
+        other = next(place for place, point in enumerate(tuning["points"]) if point != record["chosen"])
+        patch.setattr(command.secrets, "randbelow", lambda number: other)
+        (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+        with pytest.raises(SystemExit):
+            benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+    assert re.search("trial . run again has .* on validation samples, and it says", capsys.readouterr().out)
 
 
 def test_a_changed_sample_is_refused_before_any_run(folder, capsys):
@@ -212,6 +279,7 @@ def test_a_changed_sample_is_refused_before_any_run(folder, capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"score": "worst"}, "choose from clients, pooled"),
         ({"trials": 20}, "there is no field 'trials'"), ({"metric": "f1"}, "choose from accuracy"),
         ({"rounds": 0}, "whole number >= 1"), ({"network": None}, "network is missing"),
     ],
@@ -291,7 +359,7 @@ def made(scores, curve=((10, 0.5, 4e6),)):
         held = {"clients": list("abcd")[: len(values)], "samples": [1, 1, 2, 4][: len(values)], "score": values}
         return {"test": {"seen": held}, "curve": list(curve), "score": 0.5}
 
-    return {"runs": [run(values) for values in scores]}
+    return {"score": "clients", "runs": [run(values) for values in scores]}
 
 
 def test_differences_are_paired_by_client():
@@ -305,6 +373,16 @@ def test_differences_are_paired_by_client():
     assert mixed.mean == pytest.approx(0)
     assert mixed.low < -0.1 < 0.1 < mixed.high
     assert not mixed.is_clear
+
+
+def test_a_pooled_score_has_one_value_for_each_cut():
+    first, second = made([[0.5], [0.5]]), made([[0.9], [0.9]])
+    for record, pooled in ((first, 0.8), (second, 0.7)):
+        record["score"] = "pooled"
+        for run in record["runs"]:
+            run["test"]["seen"]["pooled"] = pooled
+    assert paired(first, second) == pytest.approx((0.1, 0.1, 0.1))
+    assert share_worse(first, second) == 1  # single clients
 
 
 def test_the_cost_to_match_is_the_first_round_that_reaches_it():
