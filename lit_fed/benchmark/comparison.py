@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,16 +144,31 @@ def paired(first: Record, second: Record, population: str = "seen") -> Differenc
     )
     if not pairs:
         return None
-    rng = generator(0, 0, 0, "benchmark bootstrap")
-    cuts = len(pairs)
-    means = np.empty((cuts, cuts, DRAWS))  # of each cut, for each place that it may be drawn for
-    for number, (difference, weight) in enumerate(pairs):
-        drawn = rng.integers(len(difference), size=(cuts, DRAWS, len(difference)))
-        means[number] = (difference[drawn] * weight[drawn]).sum(2) / weight[drawn].sum(2)
-    chosen = rng.integers(cuts, size=(cuts, DRAWS))
-    place, draw = np.arange(cuts)[:, None], np.arange(DRAWS)
+    counts, chosen = _draws(tuple(len(one) for one, _ in pairs))
+    means = np.stack(
+        [each @ (one * weight) / (each @ weight) for each, (one, weight) in zip(counts, pairs, strict=True)]
+    )
+    place, draw = np.arange(len(pairs))[:, None], np.arange(DRAWS)
     low, high = np.quantile(means[chosen, place, draw].mean(0), INTERVAL)
     return Difference(float(np.mean([_weighted(*pair) for pair in pairs])), float(low), float(high))
+
+
+@lru_cache(maxsize=2)  # the pairs of a task have the same clients
+def _draws(sizes: tuple[int, ...]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Bootstrap samples of cuts with these numbers of clients.
+
+    Returns:
+        How often each client is drawn, of each cut for each place that it may be drawn for [cuts, DRAWS, clients], and
+        the cuts of each sample [cuts, DRAWS].
+    """
+    rng, cuts = generator(0, 0, 0, "benchmark bootstrap"), len(sizes)
+    counts = []
+    for size in sizes:
+        drawn = rng.integers(size, size=(cuts * DRAWS, size)) + size * np.arange(cuts * DRAWS)[:, None]
+        counts.append(
+            np.bincount(drawn.ravel(), minlength=cuts * DRAWS * size).reshape(cuts, DRAWS, size).astype(float)
+        )
+    return counts, rng.integers(cuts, size=(cuts, DRAWS))
 
 
 def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float]:

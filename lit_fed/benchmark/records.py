@@ -15,15 +15,9 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import write_atomically
 
 __all__ = [
-    "CLOSE",
-    "Record",
-    "checked_records",
-    "problems",
-    "read_records",
-    "stored_folder",
-    "with_clients",
-    "write_record",
-]
+    "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "stored_folder", "with_clients",
+    "write_record", "write_refusal",
+]  # fmt: skip
 
 Record = dict[str, Any]
 
@@ -36,6 +30,9 @@ OF_RUN = {
     "test",
 }  # fmt: skip
 """What a run has, unless it diverged."""
+
+REFUSALS = "refused.json"
+"""File of the reasons why algorithms have no record, beside the records."""
 
 POPULATIONS = {"seen", *(f"unseen_{percent}" for percent in ADAPTED_ON)}
 
@@ -73,6 +70,19 @@ def write_record(folder: Path, record: Record) -> None:
     lines = [json.dumps(others[name], sort_keys=True, separators=(",", ":")) for name in sorted(others)]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "\n".join(lines) + "\n")
+
+
+def read_refusals(folder: Path) -> dict[str, dict[str, str]]:
+    """Why algorithms have no record, by task and algorithm."""
+    path = folder / REFUSALS
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def write_refusal(folder: Path, task: str, algorithm: str, reason: str) -> None:
+    """Note why an algorithm has no record on a task."""
+    known = read_refusals(folder)
+    known.setdefault(task, {})[algorithm] = reason
+    write_atomically(folder / REFUSALS, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[str, Record]:

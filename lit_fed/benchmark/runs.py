@@ -26,7 +26,7 @@ import lit_fed.algorithms
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.measures import ValidationCurve, rounded, scores_on_test
 from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
-from lit_fed.benchmark.records import Record, write_record
+from lit_fed.benchmark.records import Record, write_record, write_refusal
 from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.progress import time_left
@@ -190,7 +190,9 @@ class _Schedule:
         if finals is not None and all(work in self.found for work in finals):
             refused = [self.found[work]["refused"] for work in (*trials, *finals) if "refused" in self.found[work]]
             if not finals or any("refused" in self.found[work] for work in finals):
-                self.say(f"{entry.task.name} {entry.name}: no record: {[*refused, 'every trial diverged'][0]}")
+                reason = [*refused, "every trial diverged"][0]
+                write_refusal(self.output, entry.task.name, entry.name, reason)
+                self.say(f"{entry.task.name} {entry.name}: no record: {reason}")
                 return
             write_record(self.output, record_of(entry, trials, finals, self.found))
             for work in (*trials, *finals):

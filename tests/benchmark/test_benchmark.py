@@ -17,7 +17,7 @@ from lit_fed.algorithms.ditto import Ditto
 from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.moon import MOON
 from lit_fed.benchmark import command, measures, protocol, records, runs
-from lit_fed.benchmark.comparison import cost_to_match, paired, row_of, share_worse
+from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, row_of, share_worse
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.task import read_task, task_files
 from lit_fed.cli import UntestedCLI, main
@@ -209,11 +209,6 @@ def other_scores(run):
     run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
 
 
-def exchanged_clients(run):
-    scores = run["test"]["seen"]["score"]
-    run["test"]["seen"]["score"] = scores[1:] + scores[:1]
-
-
 def better_pooled(run):
     run["test"]["seen"]["pooled"] += 0.02
 
@@ -233,8 +228,7 @@ def diverged(run):
     ("change", "said"),
     [
         (other_scores, "has mean .* on unseen_10 clients, and it says"), (better_pooled, "has pooled"),
-        (exchanged_clients, "other scores of single seen clients"), (fewer_bytes, "sends .* bytes, not"),
-        (diverged, "did not diverge"),
+        (fewer_bytes, "sends .* bytes, not"), (diverged, "did not diverge"),
     ],
 )  # fmt: skip
 def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, capsys, change, said):
@@ -357,7 +351,7 @@ def test_scores_of_clients():
 def made(scores, curve=((10, 0.5, 4e6),)):
     def run(values):
         held = {"clients": list("abcd")[: len(values)], "samples": [1, 1, 2, 4][: len(values)], "score": values}
-        return {"test": {"seen": held}, "curve": list(curve), "score": 0.5}
+        return {"cut": 0, "test": {"seen": held | {"pooled": 0.5, "ece": None}}, "curve": list(curve), "score": 0.5}
 
     return {"score": "clients", "runs": [run(values) for values in scores]}
 
@@ -373,6 +367,12 @@ def test_differences_are_paired_by_client():
     assert mixed.mean == pytest.approx(0)
     assert mixed.low < -0.1 < 0.1 < mixed.high
     assert not mixed.is_clear
+
+
+def test_exchanged_scores_of_clients_are_noticed():
+    first, second, third = (made([values])["runs"][0] for values in ([0.5, 0.7], [0.7, 0.5], [0.51, 0.69]))
+    assert other_results(first, third) is None
+    assert "other scores of single seen clients" in other_results(first, second)
 
 
 def test_a_pooled_score_has_one_value_for_each_cut():
@@ -402,8 +402,54 @@ def test_shipped_tasks_and_their_records_are_whole(name):
         assert row_of(records.with_clients(record, task)).mean > 0
 
 
-def test_the_leaderboard_is_what_the_records_give():
-    assert leaderboard.PAGE.read_text() == leaderboard.page(leaderboard.all_records())
+@pytest.fixture(scope="module")
+def results():
+    return leaderboard.all_results()
+
+
+def test_the_leaderboard_is_what_the_records_give(results):
+    assert leaderboard.PAGE.read_text() == leaderboard.page(results)
+    everybody = {name for one in results for name in one.records}
+    for one in results:
+        assert (leaderboard.PAGES / f"{one.task.name}.md").read_text() == leaderboard.task_page(one, everybody)
+    assert len(list(leaderboard.PAGES.iterdir())) == len(results)
+
+
+def test_lines_of_the_leaderboard_say_where_an_algorithm_is_good(results):
+    """The best one and those whose interval contains 0 are level, as recomputed from the records."""
+    for one in results:
+        scores = {name: row_of(record).mean for name, record in one.records.items()}
+        best = max(scores, key=scores.get)
+        assert next(iter(one.standings)) == best
+        level = {name for name, record in one.records.items() if not paired(one.records[best], record).is_clear}
+        assert set(one.level) == level | {best}
+    lines = {line.split("]")[0][3:]: line for line in leaderboard.overview(results, results[0].records, [{}])[2:]}
+    for name, line in lines.items():
+        assert all((f"benchmark/{one.task.name}.md" in line) == (name in one.level) for one in results)
+
+
+def test_an_algorithm_that_diverged_is_last_and_refusals_have_their_reasons(results):
+    task, records_, *_ = next(one for one in results if one.task.name == "landmine")
+    best = copy.deepcopy(records_["FedEM"])
+    best["runs"][2] = {"cut": 2, "samples": "", "diverged": "round 3"}
+    result = leaderboard.results_of(task, {**records_, "FedEM": best}, {"my_file.Mine": "needs\na graph"})
+    assert list(result.standings)[-1] == "FedEM"
+    assert "FedEM" not in result.level
+    page = leaderboard.task_page(result, {"my_file.Mine", "Other", *records_})
+    assert "1 of 5 cuts diverged" in page
+    assert "## Not run\n\n- my_file.Mine: needs a graph\n- Other\n" in page
+    assert leaderboard.linked("my_file.Mine") == r"my\_file.Mine"
+
+
+def test_the_figure_names_what_no_other_algorithm_dominates(results):
+    for one in results:
+        best = leaderboard.undominated(one.standings)
+        for name, each in one.standings.items():
+            beaten = any(
+                other.row.mean > each.row.mean and other.row.megabytes <= each.row.megabytes
+                for other in one.standings.values()
+            )
+            assert (name in best) == (not beaten)
 
 
 def test_the_critical_difference_is_the_published_one():
