@@ -9,8 +9,8 @@ document.addEventListener("DOMContentLoaded", () => {
         table.querySelectorAll("th").forEach((one) => one.removeAttribute("aria-sort"));
         heading.setAttribute("aria-sort", falling ? "descending" : "ascending");
         const body = table.tBodies[0];
-        const rows = [...body.rows].sort((one, other) => order(cell(one, column), cell(other, column)));
-        body.append(...(falling ? rows.reverse() : rows));
+        const sign = falling ? -1 : 1;
+        body.append(...[...body.rows].sort((one, other) => order(cell(one, column), cell(other, column), sign)));
       });
     });
   }
@@ -18,8 +18,8 @@ document.addEventListener("DOMContentLoaded", () => {
 
 const cell = (row, column) => row.cells[column].textContent.trim();
 
-function order(one, other) {
+function order(one, other, sign) {
   const [a, b] = [parseFloat(one), parseFloat(other)];
-  if (isNaN(a) && isNaN(b)) return one.localeCompare(other);
-  return isNaN(a) ? 1 : isNaN(b) ? -1 : a - b;
+  if (isNaN(a) && isNaN(b)) return sign * one.localeCompare(other);
+  return isNaN(a) ? 1 : isNaN(b) ? -1 : sign * (a - b); // cells without a number are last
 }

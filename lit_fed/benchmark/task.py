@@ -24,14 +24,14 @@ NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
 FIELDS = {
     *NEEDED, *OF_CUT, "score", "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites",
-    "local_epochs",
+    "local_epochs", "accelerator",
 }  # fmt: skip
 
 ROOT = "{root}"
 """Stands for `--data.root` in a task."""
 
 FIXED = {
-    "accelerator": "cpu", "devices": 1, "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
+    "devices": 1, "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
     "enable_progress_bar": False, "enable_model_summary": False,
 }  # fmt: skip
 """Arguments of the trainer in every run: what is measured, the benchmark measures."""
@@ -99,7 +99,7 @@ class Task:
                 "seed": cut,
                 **({"clients_per_round": per_round} if per_round else {}),
             },
-            "trainer": {**FIXED, "max_epochs": self.rounds},
+            "trainer": {**FIXED, "accelerator": self.given.get("accelerator", "cpu"), "max_epochs": self.rounds},
         }
 
     def at(self, root: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Task:
         found = cut.clients()
         known = self.known_clients()
         if cut.cut not in known:
-            if self.is_shipped:
+            if self.is_shipped and known:
                 raise ConfigError(f"{self.digests_path} has no digests of cut {cut.cut}; the task is not complete")
             self.write_clients(known | {cut.cut: found})
             return samples_digest(found.digests)
