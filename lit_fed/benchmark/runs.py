@@ -83,7 +83,8 @@ def algorithm_class(name: str) -> type[Algorithm]:
     try:
         found = import_object(name) if "." in name else own.get(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--algorithms {name}: cannot be imported ({error})") from error
+        fix = "correct the path; `python -m lit_fed` also looks into the current folder, `lit-fed` does not"
+        raise ConfigError(f"--algorithms {name}: cannot be imported ({error}); {fix}") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         fix = "give the name of one, or the path of your own, such as my_file.MyAlgorithm"
         raise ConfigError(f"--algorithms: there is no algorithm {name!r}\n{did_you_mean(name, own, fix)}")
