@@ -1,4 +1,4 @@
-"""Makes docs/results/leaderboard.md and its figure from the records of docs/benchmark/; nothing is run.
+"""Makes docs/results/leaderboard.md, its figure and the page of each task from docs/benchmark/; nothing is run.
 
     python scripts/leaderboard.py
 
@@ -8,45 +8,113 @@ q_α·sqrt(k(k + 1)/(6N)), for k algorithms on N tasks.
 """
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from reproduction.markdown import grid
+from reproduction.markdown import grid, wrap
 from reproduction.pictures import panels
 from scipy.stats import rankdata, studentized_range
 from trials import written
 
-from lit_fed.benchmark.comparison import Row, paired, row_of, share_worse
-from lit_fed.benchmark.records import Record, read_records
+import lit_fed.algorithms
+from lit_fed.benchmark.comparison import Difference, Row, paired, row_of, share_worse
+from lit_fed.benchmark.records import Record, read_records, read_refusals, with_clients
 from lit_fed.benchmark.task import Task, read_task
-from lit_fed.pictures.style import look, save
+from lit_fed.pictures.style import save
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs/benchmark"
 PAGE = ROOT / "docs/results/leaderboard.md"
+PAGES = ROOT / "docs/results/benchmark"
 LEVEL = 0.05
+FIRST = 10
+"""Algorithms in the first table."""
+
+MOST = 0.8
+"""A task is common if it has records of this share of the algorithms at least."""
+
 NO_BYTES = 0.001
 """Where algorithms that send nothing stand on the logarithmic axis, in MB."""
 
-Records = dict[str, Record]  # of a task, by algorithm
+NAMED = {"FedAvgPlus": "FedAvg, then fine-tuning", "FedAvg": "One model for all", "Local": "Training alone"}
+"""Baselines that the findings name."""
 
 
-def all_records() -> dict[str, tuple[Task, Records]]:
-    """Tasks that have records, with these."""
-    found = {}
+class Standing(NamedTuple):
+    """An algorithm on a task."""
+
+    row: Row
+    gap: Difference | None  # the best algorithm minus it; None: it is the best
+    below_local: float  # share of the seen clients
+    below_plus: float
+
+    @property
+    def is_level(self) -> bool:
+        """Whether it is the best, or the interval of the difference to the best contains 0."""
+        return not self.row.diverged and (self.gap is None or not self.gap.is_clear)
+
+
+class Results(NamedTuple):
+    """All that is known of a task."""
+
+    task: Task
+    records: dict[str, Record]  # by algorithm
+    standings: dict[str, Standing]  # the best first
+    refused: dict[str, str]  # reasons by algorithm
+
+    @property
+    def title(self) -> str:
+        """Its name in words."""
+        return self.task.name.replace("_", " ").capitalize()
+
+    @property
+    def level(self) -> list[str]:
+        """Algorithms that are level with the best, itself among them."""
+        return [name for name, one in self.standings.items() if one.is_level]
+
+
+def score_of(row: Row) -> float:
+    """What ranks are of: a run that diverged on any cut stands behind all others."""
+    return -math.inf if row.diverged else row.mean
+
+
+def results_of(task: Task, records: dict[str, Record], refused: dict[str, str]) -> Results:
+    """Records of a task and how they stand."""
+    rows = {name: row_of(record) for name, record in records.items()}
+    names = sorted(rows, key=lambda name: -score_of(rows[name]))
+    standings = {}
+    for name in names:
+        worse = [
+            math.nan if base == name else share_worse(records[name], records.get(base))
+            for base in ("Local", "FedAvgPlus")
+        ]
+        gap = None if name == names[0] else paired(records[names[0]], records[name])
+        standings[name] = Standing(rows[name], gap, *worse)
+    return Results(task, records, standings, refused)
+
+
+def all_results() -> list[Results]:
+    """Tasks that have records."""
+    refused = read_refusals(RECORDS)
+    found = []
     for path in sorted(RECORDS.glob("*.jsonl")):
-        found[path.stem] = read_task(path.stem), {one["algorithm"]: one for one in read_records(path)}
+        task = read_task(path.stem)
+        records = {one["algorithm"]: with_clients(one, task) for one in read_records(path)}
+        found.append(results_of(task, records, refused.get(task.name, {})))
     return found
 
 
-def average_ranks(tasks: dict[str, tuple[Task, Records]]) -> tuple[dict[str, float], float]:
+# ---------------------------------------------------------------------- ranks
+def average_ranks(results: Sequence[Results]) -> tuple[dict[str, float], float]:
     """Average ranks of the algorithms that have a record on every task, best first, and their critical difference."""
-    common = sorted(set.intersection(*(set(records) for _, records in tasks.values())))
-    scores = np.array([[row_of(records[name]).mean for name in common] for _, records in tasks.values()])
+    common = sorted(set.intersection(*(set(one.records) for one in results)))
+    scores = np.array([[score_of(one.standings[name].row) for name in common] for one in results])
     ranks = rankdata(-scores, axis=1).mean(0)
     ordered = dict(sorted(zip(common, ranks.tolist(), strict=True), key=lambda one: one[1]))
-    return ordered, critical_difference(len(common), len(tasks))
+    return ordered, critical_difference(len(common), len(results))
 
 
 def critical_difference(algorithms: int, tasks: int) -> float:
@@ -55,77 +123,192 @@ def critical_difference(algorithms: int, tasks: int) -> float:
     return float(quantile * math.sqrt(algorithms * (algorithms + 1) / (6 * tasks)))
 
 
-def task_table(task: Task, records: Records) -> list[str]:
-    """A line for each algorithm, the best mean first; the leader's paired difference to it where its interval has 0."""
-    rows = {name: row_of(record) for name, record in records.items()}
-    names = sorted(rows, key=lambda name: -rows[name].mean)
-    lines = [_line(name, rows[name], records, records[names[0]]) for name in names]
+def small_tasks(results: Sequence[Results]) -> list[Results]:
+    """Tasks of the suite `small`, which ranks are over."""
+    return [one for one in results if "small" in one.task.given["suites"]]
+
+
+def common_tasks(results: Sequence[Results]) -> list[Results]:
+    """Small tasks on which most algorithms have a record."""
+    small = small_tasks(results)
+    most = max(len(one.records) for one in small)
+    return [one for one in small if len(one.records) >= MOST * most]
+
+
+# ---------------------------------------------------------------------- tables
+def linked(name: str) -> str:
+    """An algorithm's name, which leads to its page."""
+    cls = getattr(lit_fed.algorithms, name, None)
+    shown = name.replace("_", r"\_")
+    return shown if cls is None else f"[{shown}](../../{cls.__module__.replace('.', '/')}.py)"
+
+
+def titles(results: Iterable[Results]) -> str:
+    """Titles of tasks, with links to their pages; none."""
+    return ", ".join(f"[{one.title.lower()}](benchmark/{one.task.name}.md)" for one in results) or "none"
+
+
+def overview(results: Sequence[Results], names: Iterable[str], ranks: Sequence[dict[str, float]]) -> list[str]:
+    """A line for each algorithm: its ranks, where it is good, and what it costs.
+
+    Args:
+        results: of all tasks.
+        names: the algorithms in the order of the lines.
+        ranks: average ranks, a column for each.
+    """
+    columns = ["rank", *(f"rank on {len(common_tasks(results))}" for _ in ranks[1:])]
+    head = ["algorithm", *columns, "tasks", "level with the best on", "below Local", "bytes", "CPU"]
+    lines = []
+    for name in names:
+        held = [one for one in results if name in one.standings]
+        mine = [one.standings[name] for one in held]
+        cells = [f"{one[name]:.1f}" if name in one else "" for one in ranks]
+        good = titles(one for one in held if one.standings[name].is_level)
+        below = [100 * one.below_local for one in mine if not math.isnan(one.below_local)]
+        costs = [_times_fedavg(held, name, column) for column in ("megabytes", "seconds")]
+        share = f"{np.mean(below):.0f} %" if below else ""
+        lines.append([linked(name), *cells, str(len(held)), good, share, *costs])
+    return grid(head, lines)
+
+
+def _times_fedavg(results: Sequence[Results], name: str, column: str) -> str:
+    """Median over the tasks of what it takes, relative to FedAvg."""
+    pairs = [(getattr(one.standings[name].row, column), one.standings.get("FedAvg")) for one in results]
+    ratios = [value / getattr(base.row, column) for value, base in pairs if base is not None]
+    return f"{np.nanmedian(ratios):.1f}" if ratios and not np.isnan(ratios).all() else ""
+
+
+def task_table(result: Results) -> list[str]:
+    """A line for each algorithm, the best first; its paired difference to the best."""
     head = ["algorithm", "seen", "worst decile", "unseen", "below Local", "below FedAvg+", "MB", "CPU s", "behind"]
-    data = f"{task.given.get('title', task.name)}; {task.metric}, {task.rounds} rounds, {len(task.cuts)} cuts."
-    return [f"## {task.name.replace('_', ' ').capitalize()}", "", data, "", *grid(head, lines)]
+    lines = []
+    for name, (row, gap, *below) in result.standings.items():
+        told = "" if gap is None else str(gap) if gap.is_clear else f"{gap}, not clear"
+        seen = f"{100 * row.mean:.1f} ± {100 * row.spread:.1f}"
+        seen += f" ({row.diverged} of {len(result.task.cuts)} cuts diverged)" if row.diverged else ""
+        shares = ["" if math.isnan(one) else f"{100 * one:.0f} %" for one in below]
+        costs = [f"{row.megabytes:.2f}", f"{row.seconds:.1f}"]
+        numbers = ["" if math.isnan(one) else f"{100 * one:.1f}" for one in (row.decile, row.unseen[2])]
+        lines.append([linked(name).replace("../../", "../../../"), seen, *numbers, *shares, *costs, told])
+    return grid(head, lines)
 
 
-def _line(name: str, row: Row, records: Records, leader: Record) -> list[str]:
-    record = records[name]
-    worse = [
-        "" if base not in records or base == name else f"{100 * share_worse(record, records[base]):.0f} %"
-        for base in ("Local", "FedAvgPlus")
-    ]
-    gap = None if record is leader else paired(leader, record)
-    cells = [f"{100 * row.mean:.1f} ± {100 * row.spread:.1f}", _number(row.decile), _number(row.unseen[2])]
-    costs = [f"{row.megabytes:.2f}", f"{row.seconds:.1f}"]
-    return [name, *cells, *worse, *costs, "" if gap is None else str(gap) if gap.is_clear else f"{gap}, not clear"]
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{100 * value:.1f}"
-
-
-def picture(tasks: dict[str, tuple[Task, Records]], path: Path) -> None:
-    """Mean score of seen clients against the bytes of all clients, a panel for each task."""
-    figure, axes = panels(list(tasks), columns=2)
-    for name, (task, records) in tasks.items():
-        rows = {algorithm: row_of(record) for algorithm, record in records.items()}
-        gap = 100 * np.ptp([row.mean for row in rows.values()]) / 30
-        height = -math.inf  # of the last name
-        for place, (algorithm, row) in enumerate(sorted(rows.items(), key=lambda one: one[1].mean)):
-            x, y = max(row.megabytes, NO_BYTES), 100 * row.mean
-            axes[name].plot(x, y, look(place)["marker"])
-            height = max(y, height + gap)  # names do not overlap
-            axes[name].annotate(algorithm, (x, height), fontsize=6, xytext=(5, -2), textcoords="offset points")
-        axes[name].set(
-            xscale="log", xlabel=f"MB of all clients ({NO_BYTES}: none)", ylabel=f"{task.metric} x 100, seen"
-        )
-    save(figure, path)
-
-
-def ranks_table(ranks: dict[str, float]) -> list[str]:
-    """A line for each algorithm."""
-    return grid(["algorithm", "average rank"], [[name, f"{rank:.2f}"] for name, rank in ranks.items()])
-
-
-def page(tasks: dict[str, tuple[Task, Records]]) -> str:
-    """The page of all records."""
-    ranks, critical = average_ranks(tasks)
+# ---------------------------------------------------------------------- words
+def findings(results: Sequence[Results]) -> list[str]:
+    """What the records say, a paragraph each; every number is computed."""
+    small = small_tasks(results)
+    ranks, critical = average_ranks(small)
     best = next(iter(ranks))
-    apart = [name for name, rank in ranks.items() if rank - ranks[best] > critical]
+    close = sum(rank - ranks[best] <= critical for rank in ranks.values()) - 1
+    told = [
+        f"**{best}** has the best average rank, {ranks[best]:.1f}, of {len(ranks)} algorithms with a record on "
+        f"all {len(small)} small tasks. Average ranks that differ by less than {critical:.1f} may do so by chance "
+        f"(Nemenyi's test, 5 %): {close} algorithms are that close to it."
+    ]
+    for name, words in NAMED.items():
+        held = [one for one in results if name in one.standings]
+        good = [one for one in held if one.standings[name].is_level]
+        told.append(f"**{words}** (`{name}`) is level with the best on {_of(good, held)}.")
+    gaps = [(one, paired(one.records["FedEM"], one.records["FedAvgPlus"])) for one in results if _both(one)]
+    ahead = [one for one, gap in gaps if gap is not None and gap.low > 0]
+    behind = [one for one, gap in gaps if gap is not None and gap.high < 0]
+    told.append(
+        f"**A mixture** (`FedEM`) is clearly ahead of `FedAvgPlus` on {_of(ahead, gaps)}, and clearly behind on "
+        f"{_of(behind, gaps)}."
+    )
+    return [line for one in told for line in wrap(one, bullet=True)]
+
+
+def _of(good: Sequence[Results], held: Sequence[object]) -> str:
+    return f"{len(good)} of {len(held)} tasks" + (f" ({titles(good)})" if good else "")
+
+
+def _both(result: Results) -> bool:
+    return {"FedEM", "FedAvgPlus"} <= result.records.keys()
+
+
+def missing(result: Results, everybody: Iterable[str]) -> list[str]:
+    """Algorithms without a record, and why."""
+    names = [name for name in sorted(everybody) if name not in result.records]
+    if not names:
+        return []
+    plain = [name for name in names if name not in result.refused]
+    lines = [f"- {name}: {' '.join(result.refused[name].split())}" for name in names if name in result.refused]
+    return ["", "## Not run", "", *lines, *wrap(", ".join(plain), bullet=True)]
+
+
+def task_page(result: Results, everybody: Iterable[str]) -> str:
+    """The page of a task."""
+    task, level = result.task, result.level
+    others = f"; {len(level) - 1} of the {len(result.records) - 1} others are level with it" if level[1:] else ""
+    judged = "of the samples of all clients together" if task.score == "pooled" else "as the clients' mean"
+    found = f"**{next(iter(result.standings))}** is the best{others}"
+    found += f": {', '.join(level[1:])}." if level[1:] else "."
+    title, data, licence = (task.given.get(name, "") for name in ("title", "data", "licence"))
+    about = (
+        f"{title}. Judged by {task.metric} {judged}, x 100, after {task.rounds} rounds, on {len(task.cuts)} cuts. "
+        f"Data: {data} Licence: {licence}. [What the columns mean](../leaderboard.md#how-to-read-the-tables)."
+    )
+    parts = [f"# {result.title}", "", *wrap(found), "", *task_table(result), "", *wrap(about)]
+    made = "Generated by `python scripts/leaderboard.py` from the records in `docs/benchmark/`; do not edit."
+    return "\n".join([*parts, *missing(result, everybody), "", made, ""])
+
+
+def page(results: Sequence[Results]) -> str:
+    """The leaderboard."""
+    small, common = small_tasks(results), common_tasks(results)
+    ranks, _ = average_ranks(small)
+    columns = [ranks] if len(common) == len(small) else [ranks, average_ranks(common)[0]]
+    baselines = [name for name in NAMED if name in ranks and name not in list(ranks)[:FIRST]]
+    number = {name: sum(name in one.records for one in results) for one in results for name in one.records}
+    every = sorted(number, key=lambda name: (*(each.get(name, math.inf) for each in columns), -number[name], name))
     parts = {
-        "ranks": ranks_table(ranks), "num_tasks": str(len(tasks)), "num_algorithms": str(len(ranks)), "best": best,
-        "critical": f"{critical:.1f}", "apart": _listed(apart) if apart else "none",
-        "tasks": [line for task, records in tasks.values() for line in ("", *task_table(task, records))][1:],
+        "findings": findings(results), "best": overview(results, [*list(ranks)[:FIRST], *baselines], columns),
+        "every": overview(results, every, columns), "first": str(min(FIRST, len(ranks))),
+        "pages": [f"- [{one.title}](benchmark/{one.task.name}.md): {one.task.given['title']}" for one in results],
     }  # fmt: skip
     return written(__file__, parts)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+# ---------------------------------------------------------------------- figure
+def undominated(standings: dict[str, Standing]) -> list[str]:
+    """Algorithms of which no other has a higher score for fewer bytes, by falling score."""
+    found: list[str] = []
+    least = math.inf
+    for name, one in standings.items():
+        if one.row.megabytes < least:
+            found, least = [*found, name], one.row.megabytes
+    return found
+
+
+def picture(results: Sequence[Results], path: Path) -> None:
+    """Score of seen clients against the bytes of all clients; baselines and undominated algorithms have names."""
+    figure, axes = panels([one.title for one in results], columns=2)
+    for one in results:
+        panel, shown = axes[one.title], {name: each for name, each in one.standings.items() if not each.row.diverged}
+        best = undominated(shown)
+        gap, height = 100 * np.ptp([each.row.mean for each in shown.values()]) / 20, -math.inf  # of the last name
+        for name, each in reversed(shown.items()):
+            x, y = max(each.row.megabytes, NO_BYTES), 100 * each.row.mean
+            panel.plot(x, y, "o" if name in best else ".", color="black" if name in best else "grey")
+            if name in best or name in NAMED or name == "FedEM":
+                height = max(y, height + gap)  # names do not overlap
+                panel.annotate(name, (x, height), fontsize=6, xytext=(5, -2), textcoords="offset points")
+        label = f"{one.task.metric} x 100, seen"
+        panel.set(xscale="log", xlabel=f"MB of all clients ({NO_BYTES}: none)", ylabel=label)
+    save(figure, path)
 
 
 def main() -> None:
-    """Write the page and its figure."""
-    tasks = all_records()
-    PAGE.write_text(page(tasks))
-    picture(tasks, PAGE.with_suffix(".png"))
+    """Write the pages and the figure."""
+    results = all_results()
+    PAGE.write_text(page(results))
+    everybody = {name for one in results for name in one.records}
+    PAGES.mkdir(exist_ok=True)
+    for one in results:
+        (PAGES / f"{one.task.name}.md").write_text(task_page(one, everybody))
+    picture(results, PAGE.with_suffix(".png"))
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)} and {len(results)} pages of tasks\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,15 @@ from jsonargparse import Namespace
 
 from lit_fed.benchmark.comparison import Row, cost_to_match, other_results, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
-from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder
+from lit_fed.benchmark.records import (
+    CLOSE,
+    Record,
+    checked_records,
+    problems,
+    read_records,
+    stored_folder,
+    with_clients,
+)
 from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.parser import FederatedParser, command_parser
@@ -93,7 +101,8 @@ def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     rows = []
     for task in map(read_task, task_files()):
         known = len(read_records(stored_folder() / f"{task.name}.jsonl"))
-        clients, network = len(next(iter(task.known_digests().values()), {})), task.given["network"]["class_path"]
+        cut = next(iter(task.known_clients().values()), None)
+        clients, network = 0 if cut is None else len(cut.digests), task.given["network"]["class_path"]
         cells = (task.given.get("title", ""), clients, network, task.metric, task.rounds, len(task.cuts), known)
         rows.append([task.name, *map(str, cells)])
     print_rows("Tasks", ["task", "what", "clients", "network", "metric", "rounds", "cuts", "records"], rows, words=2)
@@ -212,15 +221,26 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
             entry = entry_of(task, algorithm_class(record["algorithm"]))
             found = list(problems(record, task, _points(entry.name)))
             found += ["it is of another version of the algorithm's file"] if _is_missing(entry, record) else []
-            tested = [run for run in record["runs"] if "test" in run]
-            if not found and tested:
-                run = secrets.choice(tested)
-                work = Work(entry, None, json.dumps(record["chosen"]), run["cut"])
-                differs = other_results(run, make_run(fit, work, Path(given.data.root)))
-                found += [differs] if differs else []
+            found = found or list(_differences(record, entry, fit, Path(given.data.root)))
             wrong += bool(found)
-            kept = "keeps to the protocol, and one cut that was run again has its results"
+            kept = "keeps to the protocol; one cut and one trial, run again, have its results"
             said = "is refused: " + "; ".join(found) if found else kept
             _say(f"{record['task']}: the record of {record['algorithm']} {said}")
     if wrong:
         raise SystemExit(1)
+
+
+def _differences(record: Record, entry: Entry, fit: Fit, root: Path) -> Iterator[str]:
+    """What differs in one cut and one trial, drawn by chance and run again."""
+    run = secrets.choice(record["runs"])
+    again = make_run(fit, Work(entry, None, json.dumps(record["chosen"]), run["cut"]), root)
+    one, two = (with_clients(record | {"runs": [each]}, entry.task)["runs"][0] for each in (run, again))
+    if differs := other_results(one, two):
+        yield differs
+    trial = secrets.randbelow(len(entry.points))
+    score, said = (
+        make_run(fit, Work(entry, trial, entry.points[trial], 0), root).get("score"),
+        record["tuning"]["scores"][trial],
+    )
+    if (score is None) != (said is None) or (score is not None and abs(score - said) > CLOSE):
+        yield f"trial {trial + 1} run again has {score} on validation samples, and it says {said}"

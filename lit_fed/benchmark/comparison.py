@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.benchmark.records import Record
+from lit_fed.benchmark.records import CLOSE, Record
 from lit_fed.core.seeds import generator
 
 __all__ = ["Difference", "Row", "cost_to_match", "other_results", "paired", "row_of", "share_worse"]
@@ -19,14 +20,14 @@ DRAWS = 2000
 INTERVAL = (0.025, 0.975)
 """Quantiles of the bootstrap samples."""
 
-CLOSE = 0.01
-"""Difference of means that another processor may make: rounding changes a prediction here and there."""
+CLOSE_CLIENTS = 0.03
+"""Mean distance of the clients' scores that another processor may make."""
 
 
 class Row(NamedTuple):
     """Statistics of a record; means over its cuts, NaN without a value."""
 
-    mean: float  # of seen clients, by their samples
+    mean: float  # primary score of seen clients: mean by their samples, or of all samples together
     spread: float  # standard deviation over cuts
     unweighted: float
     decile: float  # the 10th percentile of the clients
@@ -68,8 +69,8 @@ def row_of(record: Record) -> Row:
         return sum(held) / len(held) if held else math.nan
 
     seen = [_scores(run, "seen") for run in runs]
-    means = [_weighted(*one) for one in seen]
-    unseen = [[_weighted(*_scores(run, f"unseen_{percent}")) for run in runs] for percent in (0, 10, 100)]
+    means = [_primary(record, run, "seen") for run in runs]
+    unseen = [[_primary(record, run, f"unseen_{percent}") for run in runs] for percent in (0, 10, 100)]
     return Row(
         mean(means), float(np.std(means)), mean([float(one[0].mean()) for one in seen]),
         mean([float(np.sort(one[0])[max(1, len(one[0]) // 10) - 1]) for one in seen]),
@@ -87,6 +88,13 @@ def _scores(run: Mapping, population: str) -> tuple[np.ndarray, np.ndarray]:
     score = np.array([math.nan if one is None else one for one in held["score"]])
     number = np.array(held["samples"], dtype=float)
     return score[~np.isnan(score)], number[~np.isnan(score)]
+
+
+def _primary(record: Record, run: Mapping, population: str) -> float:
+    if record["score"] == "pooled":
+        pooled = run["test"][population]["pooled"]
+        return math.nan if pooled is None else float(pooled)
+    return _weighted(*_scores(run, population))
 
 
 def _weighted(score: np.ndarray, number: np.ndarray) -> float:
@@ -112,6 +120,13 @@ def _pairs(first: Record, second: Record, population: str) -> list[tuple[np.ndar
     return found
 
 
+def _pooled_pairs(first: Record, second: Record, population: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Differences first − second of pooled scores, [1], and weights 1, cut by cut."""
+    both = [pair for pair in zip(first["runs"], second["runs"], strict=True) if all("test" in one for one in pair)]
+    found = [_primary(first, one, population) - _primary(second, other, population) for one, other in both]
+    return [(np.array([one]), np.ones(1)) for one in found if not math.isnan(one)]
+
+
 def share_worse(record: Record, baseline: Record | None, population: str = "seen") -> float:
     """Share of clients whose score is below the one under a baseline, over all cuts; NaN without one."""
     pairs = [] if baseline is None else _pairs(record, baseline, population)
@@ -121,21 +136,39 @@ def share_worse(record: Record, baseline: Record | None, population: str = "seen
 def paired(first: Record, second: Record, population: str = "seen") -> Difference | None:
     """Difference first − second of means by samples, with a 95 % bootstrap interval over cuts and clients.
 
-    Cuts are drawn with replacement, and within each the clients. None if no cut has both.
+    Cuts are drawn with replacement, and within each the clients. A pooled score has one value for each cut. None if no
+    cut has both.
     """
-    pairs = _pairs(first, second, population)
+    pairs = (
+        _pooled_pairs(first, second, population) if first["score"] == "pooled" else _pairs(first, second, population)
+    )
     if not pairs:
         return None
-    rng = generator(0, 0, 0, "benchmark bootstrap")
-    cuts = len(pairs)
-    means = np.empty((cuts, cuts, DRAWS))  # of each cut, for each place that it may be drawn for
-    for number, (difference, weight) in enumerate(pairs):
-        drawn = rng.integers(len(difference), size=(cuts, DRAWS, len(difference)))
-        means[number] = (difference[drawn] * weight[drawn]).sum(2) / weight[drawn].sum(2)
-    chosen = rng.integers(cuts, size=(cuts, DRAWS))
-    place, draw = np.arange(cuts)[:, None], np.arange(DRAWS)
+    counts, chosen = _draws(tuple(len(one) for one, _ in pairs))
+    means = np.stack(
+        [each @ (one * weight) / (each @ weight) for each, (one, weight) in zip(counts, pairs, strict=True)]
+    )
+    place, draw = np.arange(len(pairs))[:, None], np.arange(DRAWS)
     low, high = np.quantile(means[chosen, place, draw].mean(0), INTERVAL)
     return Difference(float(np.mean([_weighted(*pair) for pair in pairs])), float(low), float(high))
+
+
+@lru_cache(maxsize=2)  # the pairs of a task have the same clients
+def _draws(sizes: tuple[int, ...]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Bootstrap samples of cuts with these numbers of clients.
+
+    Returns:
+        How often each client is drawn, of each cut for each place that it may be drawn for [cuts, DRAWS, clients], and
+        the cuts of each sample [cuts, DRAWS].
+    """
+    rng, cuts = generator(0, 0, 0, "benchmark bootstrap"), len(sizes)
+    counts = []
+    for size in sizes:
+        drawn = rng.integers(size, size=(cuts * DRAWS, size)) + size * np.arange(cuts * DRAWS)[:, None]
+        counts.append(
+            np.bincount(drawn.ravel(), minlength=cuts * DRAWS * size).reshape(cuts, DRAWS, size).astype(float)
+        )
+    return counts, rng.integers(cuts, size=(cuts, DRAWS))
 
 
 def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float]:
@@ -156,11 +189,26 @@ def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float
 
 
 def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | None:
-    """What differs between a run and its repetition; None if their means agree."""
-    if "test" not in again:
-        return f"cut {run['cut']} run again diverged"
-    for population in run["test"]:
-        one, other = (_weighted(*_scores(held, population)) for held in (run, again))
-        if abs(one - other) > CLOSE or math.isnan(one) != math.isnan(other):
-            return f"cut {run['cut']} run again has {other:.4f} on {population} clients, and it says {one:.4f}"
-    return None
+    """What differs between a run and its repetition beyond the rounding of processors; None if they agree.
+
+    Statistics of a population, and the clients' scores one by one, so that exchanged clients are noticed.
+    """
+    where = f"cut {run['cut']} run again"
+    if ("test" in run) != ("test" in again):
+        return f"{where} {'did not diverge' if 'test' in again else 'diverged'}"
+    for population, held in run.get("test", {}).items():
+        other = again["test"][population]
+        sides = [{"mean": _weighted(*_scores(one, population))} | one["test"][population] for one in (run, again)]
+        for name in ("mean", "pooled", "ece"):
+            one, two = (math.nan if side[name] is None else side[name] for side in sides)
+            if abs(one - two) > CLOSE or math.isnan(one) != math.isnan(two):
+                return f"{where} has {name} {two:.4f} on {population} clients, and it says {one:.4f}"
+        gaps = [
+            abs(one - two) for one, two in zip(held["score"], other["score"], strict=True) if None not in (one, two)
+        ]
+        if gaps and sum(gaps) / len(gaps) > CLOSE_CLIENTS:
+            return f"{where} has other scores of single {population} clients"
+    sent = [one.get("bytes_up", 0) + one.get("bytes_down", 0) for one in (run, again)]
+    return (
+        None if abs(sent[0] - sent[1]) <= CLOSE * sent[1] else f"{where} sends {sent[1]:.0f} bytes, not {sent[0]:.0f}"
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lit_fed.data.data_sets.columns import TableEncoder
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
 
-__all__ = ["Cut", "forget_data", "samples_digest", "systematic"]
+__all__ = ["Cut", "CutClients", "forget_data", "samples_digest", "systematic"]
 
 VAL, TEST = 0.2, 0.2
 """Shares of each client's samples for validation and test."""
@@ -34,6 +34,18 @@ HEX = 16
 """Digits that are kept of a client's digest."""
 
 SPLITS = ("train", "val", "test")
+
+
+class CutClients(NamedTuple):
+    """The clients of a cut and their samples, as a task's file names them."""
+
+    digests: dict[str, list[str]]  # of the ids of training, validation and test samples, by client
+    test_samples: dict[str, int]  # number, by client
+    unseen: list[str]
+
+    def of(self, population: str) -> list[str]:
+        """Sorted names of a population of a record: `seen`, or `unseen_...`."""
+        return sorted(name for name in self.digests if (name in self.unseen) == (population != "seen"))
 
 
 @dataclass(frozen=True)
@@ -84,17 +96,9 @@ class Cut(PooledDataSet):
         """The samples of the clients of this cut, with owners, splits and unseen clients."""
         return _cut(self)
 
-    def digests(self) -> dict[str, list[str]]:
-        """Digest of the sample ids of each client, by its name: of training, validation and test samples."""
-        samples = _cut(self)
-        ids, owner, split = _ids(self), samples.owner, samples.split
-        assert owner is not None
-        assert split is not None
-        found = {}
-        for number, name in enumerate(samples.names or ()):
-            own = np.flatnonzero(owner == number)
-            found[name] = [_digest(ids[row] for row in own[split[own] == one].tolist()) for one in range(len(SPLITS))]
-        return found
+    def clients(self) -> CutClients:
+        """The clients, with digests of their sample ids."""
+        return _clients_of(self)
 
 
 def samples_digest(digests: dict[str, list[str]]) -> str:
@@ -182,7 +186,7 @@ def systematic(number: int, share: float, start: float) -> np.ndarray:
 
 def forget_data() -> None:
     """Read the data anew the next time: files may have changed."""
-    for kept in (_pool, _cut, _ids):
+    for kept in (_pool, _cut, _clients_of):
         kept.cache_clear()
 
 
@@ -200,14 +204,26 @@ def _pool(dataset: DataSet) -> Samples:
     return Samples(x, y, owner, list(seen.names), seen.class_names)
 
 
-@lru_cache(maxsize=4)
-def _ids(cut: Cut) -> list[bytes]:
-    """Id of each sample of a cut: its inputs and its label, whatever its position in the data is."""
+@lru_cache(maxsize=64)
+def _clients_of(cut: Cut) -> CutClients:
+    """The clients of a cut; the ids of one client's samples at a time are in memory."""
     samples = _cut(cut)
-    x = _raw(samples)
-    inputs = _plain(x.reshape(len(x), -1))
-    labels = _plain(samples.y.reshape(len(x), -1))
-    return [one.tobytes() + other.tobytes() for one, other in zip(inputs, labels, strict=True)]
+    x, owner, split = _raw(samples), samples.owner, samples.split
+    assert owner is not None
+    assert split is not None
+    digests, test_samples = {}, {}
+    for number, name in enumerate(samples.names or ()):
+        own = np.flatnonzero(owner == number)
+        rows = [own[split[own] == one] for one in range(len(SPLITS))]
+        digests[name] = [_digest(_ids(x[each], samples.y[each])) for each in rows]
+        test_samples[name] = len(rows[-1])
+    return CutClients(digests, test_samples, list(samples.unseen))
+
+
+def _ids(x: np.ndarray, y: np.ndarray) -> Iterator[bytes]:
+    """Id of each sample: its inputs and its label, whatever its position in the data is."""
+    inputs, labels = (_plain(one.reshape(len(one), -1)) for one in (x, y))
+    return (one.tobytes() + other.tobytes() for one, other in zip(inputs, labels, strict=True))
 
 
 def _raw(samples: Samples) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,17 +20,24 @@ from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
 __all__ = [
-    "METRICS", "Scores", "ValidationCurve", "area", "calibration_error", "mean_score", "rounded", "scores_on_test",
+    "METRICS", "SCORES", "Scores", "ValidationCurve", "area", "calibration_error", "primary", "rounded",
+    "scores_on_test",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "auroc", "r2")
 """Primary metrics, all larger for the better: share of hits; area under the ROC curve; 1 − mean squared error of
 standardised labels, which for all clients together is about R²."""
 
+SCORES = ("clients", "pooled")
+"""What a task is judged by: the mean over clients, or the metric of the samples of all clients together."""
+
 ADAPTED_ON = (0, 10, 100)
 """Percent of the training samples that unseen clients adapt on."""
 
 BINS = 15
+
+CLIENT_DIGITS = 4
+"""Digits of a client's score in a record: its test samples decide no more."""
 
 Population = Literal["seen", "unseen"]
 
@@ -42,13 +48,19 @@ class Scores(NamedTuple):
     clients: list[str]
     samples: list[int]
     score: list[float | None]  # None: undefined, since all labels are of one class
-    loss: Sequence[float | None]  # negative log-likelihood
     ece: float | None  # expected calibration error over all samples; None for quantities
     pooled: float | None  # metric of all samples together
 
 
-def mean_score(scores: Scores) -> float:
-    """Mean over clients by their samples; NaN without a defined score."""
+def primary(scores: Scores, score: str) -> float:
+    """What a task is judged by: the metric of all samples together, or the clients' mean by samples; NaN if undefined.
+
+    Args:
+        scores: of a population.
+        score: one of `SCORES`.
+    """
+    if score == "pooled":
+        return math.nan if scores.pooled is None else scores.pooled
     held = [(score, number) for score, number in zip(scores.score, scores.samples, strict=True) if score is not None]
     total = sum(number for _, number in held)
     return sum(score * number for score, number in held) / total if total else math.nan
@@ -111,6 +123,7 @@ class ValidationCurve(FederatedCallback):
 
     Args:
         metric: one of `METRICS`.
+        score: one of `SCORES`.
         points: number of measured rounds, the last one among them.
 
     Attributes:
@@ -119,8 +132,8 @@ class ValidationCurve(FederatedCallback):
         seconds: CPU time of measuring, which is no time of training.
     """
 
-    def __init__(self, metric: str = "accuracy", points: int = 10) -> None:
-        self.metric, self.points = metric, points
+    def __init__(self, metric: str = "accuracy", score: str = "clients", points: int = 10) -> None:
+        self.metric, self.score, self.points = metric, score, points
         self.curve: list[list[Any]] = []
         self.bytes_up = self.bytes_down = self.seconds = 0.0
 
@@ -134,25 +147,27 @@ class ValidationCurve(FederatedCallback):
         done = module.num_rounds_done
         if done * self.points // rounds > (done - 1) * self.points // rounds:
             began = time.process_time()
-            score = short(mean_score(measured(module, data_of(trainer), "seen", "val", self.metric)))
-            self.curve.append([done, score, self.bytes_up + self.bytes_down])
+            score = short(primary(measured(module, data_of(trainer), "seen", "val", self.metric), self.score))
+            self.curve.append([done, score, round(self.bytes_up + self.bytes_down)])
             self.seconds += time.process_time() - began
 
 
 def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -> Scores:
-    """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities."""
-    labels, outputs = ([one.double().numpy() for one in column] for column in zip(*parts, strict=True))
+    """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities.
+
+    Of sequences, labels [n, L] and log-probabilities [n, L, C], each position counts.
+    """
+    labels = [y.double().flatten().numpy() for y, _ in parts]
+    outputs = [shown.double().flatten(0, -2).numpy() for _, shown in parts]
     every, shown = np.concatenate(labels), np.concatenate(outputs)
     pairs = list(zip(labels, outputs, strict=True))
     if metric == "r2":
-        losses = [float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs]
         pooled = 1 - float(np.square(every - shown[:, 0]).mean() / every.var())
-        scores: list[float | None] = [1 - loss for loss in losses]
-        return Scores(names, list(map(len, labels)), scores, [loss / 2 for loss in losses], None, pooled)
-    losses = [float(-np.take_along_axis(log, y[:, None].astype(int), 1).mean()) for y, log in pairs]
+        scores: list[float | None] = [1 - float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs]
+        return Scores(names, list(map(len, labels)), scores, None, pooled)
     score = _hits if metric == "accuracy" else area
     return Scores(
-        names, list(map(len, labels)), [score(y, log) for y, log in pairs], losses,
+        names, list(map(len, labels)), [score(y, log) for y, log in pairs],
         calibration_error(every, shown), score(every, shown),
     )  # fmt: skip
 
@@ -190,12 +205,13 @@ def calibration_error(labels: np.ndarray, log_prob: np.ndarray) -> float:
     return float(np.abs(gap).sum() / len(labels))
 
 
-def short(value: float | None) -> float | None:
-    """A number with six digits; None if it is undefined or not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+def short(value: float | None, digits: int = 6) -> float | None:
+    """A number with few digits; None if it is undefined or not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def rounded(scores: Scores) -> dict[str, Any]:
-    """Scores as they are kept."""
-    columns = {name: [short(one) for one in getattr(scores, name)] for name in ("score", "loss")}
-    return scores._asdict() | columns | {name: short(getattr(scores, name)) for name in ("ece", "pooled")}
+    """Scores as they are kept, clients sorted by name; the task's file has their names and numbers of samples."""
+    ordered = [score for _, score in sorted(zip(scores.clients, scores.score, strict=True))]
+    kept = {"score": [short(one, CLIENT_DIGITS) for one in ordered]}
+    return kept | {name: short(getattr(scores, name)) for name in ("ece", "pooled")}

@@ -7,17 +7,37 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_fed.benchmark.cut import samples_digest
+from lit_fed.benchmark.cut import CutClients, samples_digest
+from lit_fed.benchmark.measures import ADAPTED_ON
 from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.task import Task
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import write_atomically
 
-__all__ = ["Record", "checked_records", "problems", "read_records", "stored_folder", "write_record"]
+__all__ = [
+    "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "stored_folder", "with_clients",
+    "write_record", "write_refusal",
+]  # fmt: skip
 
 Record = dict[str, Any]
 
-FIELDS = {"algorithm", "task", "protocol", "source", "versions", "tuning", "chosen", "runs"}
+FIELDS = {
+    "algorithm", "task", "metric", "score", "protocol", "source", "versions", "tuning", "chosen", "arguments", "runs",
+}  # fmt: skip
+
+OF_RUN = {
+    "cut", "samples", "round", "score", "cpu_seconds", "bytes_up", "bytes_down", "peak_bytes", "curve", "test_reads",
+    "test",
+}  # fmt: skip
+"""What a run has, unless it diverged."""
+
+REFUSALS = "refused.json"
+"""File of the reasons why algorithms have no record, beside the records."""
+
+POPULATIONS = {"seen", *(f"unseen_{percent}" for percent in ADAPTED_ON)}
+
+CLOSE = 0.01
+"""Difference of means that another processor may make: rounding changes a prediction here and there."""
 
 
 def stored_folder() -> Path:
@@ -52,6 +72,19 @@ def write_record(folder: Path, record: Record) -> None:
     write_atomically(path, "\n".join(lines) + "\n")
 
 
+def read_refusals(folder: Path) -> dict[str, dict[str, str]]:
+    """Why algorithms have no record, by task and algorithm."""
+    path = folder / REFUSALS
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def write_refusal(folder: Path, task: str, algorithm: str, reason: str) -> None:
+    """Note why an algorithm has no record on a task."""
+    known = read_refusals(folder)
+    known.setdefault(task, {})[algorithm] = reason
+    write_atomically(folder / REFUSALS, json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
 def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[str, Record]:
     """The records of a task by algorithm, those of later folders first; one that breaks the protocol is left out.
 
@@ -65,10 +98,23 @@ def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[st
         for record in read_records(path):
             wrong = next(problems(record, task, points(record["algorithm"])), None)
             if wrong is None:
-                found[record["algorithm"]] = record
+                found[record["algorithm"]] = with_clients(record, task)
             else:
                 notice(f"{path}: the record of {record['algorithm']} is left out: {wrong}")
     return dict(sorted(found.items()))
+
+
+def with_clients(record: Record, task: Task) -> Record:
+    """A record with names and numbers of test samples of its clients, which the task's file has once for all."""
+    known, runs = task.known_clients(), []
+    for run in record["runs"]:
+        test = {}
+        for population, scores in run.get("test", {}).items():
+            names = known[run["cut"]].of(population)
+            samples = [known[run["cut"]].test_samples[name] for name in names]
+            test[population] = scores | {"clients": names, "samples": samples}
+        runs.append(run | {"test": test} if test else run)
+    return record | {"runs": runs}
 
 
 def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
@@ -82,6 +128,8 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
     if record.keys() != FIELDS or record["protocol"] != PROTOCOL:
         yield f"it is no record of protocol {PROTOCOL}"
         return
+    if (record["metric"], record["score"]) != (task.metric, task.score):
+        yield f"it is judged by {record['metric']} ({record['score']}), the task by {task.metric} ({task.score})"
     tuning, runs = record["tuning"], record["runs"]
     if points is not None and tuning["points"] != list(points):
         yield f"its {len(tuning['points'])} trials are not the {len(points)} of the protocol"
@@ -92,26 +140,39 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
     if [run["cut"] for run in runs] != list(task.cuts):
         yield f"its runs are of cuts {[run['cut'] for run in runs]}, the task has {list(task.cuts)}"
         return
-    known = task.known_digests()
+    yield from _problems_of_score(record)
+    wanted = task.arguments(record["algorithm"], record["chosen"], task.cuts[0])
+    if record["arguments"] != wanted:
+        yield f"{_first_difference(wanted, record['arguments'])} differs from the task"
+    known = task.known_clients()
     for run in runs:
-        for wrong in _problems_of_run(run, record, task, known.get(run["cut"], {})):
+        for wrong in _problems_of_run(run, task, known.get(run["cut"], CutClients({}, {}, []))):
             yield f"cut {run['cut']}: {wrong}"
 
 
-def _problems_of_run(run: dict[str, Any], record: Record, task: Task, clients: dict[str, list[str]]) -> Iterator[str]:
-    wanted = task.arguments(record["algorithm"], record["chosen"], run["cut"])
-    if run["arguments"] != wanted:
-        yield f"{_first_difference(wanted, run['arguments'])} differs from the task"
-    if run["samples"] != samples_digest(clients):
+def _problems_of_score(record: Record) -> Iterator[str]:
+    """The trial of the chosen point and the run of cut 0 are the same training: they have one validation score."""
+    tuning, first = record["tuning"], record["runs"][0]
+    scores = [
+        score for point, score in zip(tuning["points"], tuning["scores"], strict=False) if point == record["chosen"]
+    ]
+    if "score" in first and not any(score is not None and abs(score - first["score"]) <= CLOSE for score in scores):
+        yield f"its run of cut 0 has {first['score']} on validation samples, and the same trial {scores}"
+
+
+def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> Iterator[str]:
+    if run["samples"] != samples_digest(clients.digests):
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
+        return
+    if run.keys() != OF_RUN or run["test"].keys() != POPULATIONS:
+        yield "it lacks results"
         return
     if run["round"] != task.rounds or [run["round"], run["score"]] not in [one[:2] for one in run["curve"][-1:]]:
         yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"
     if run["test_reads"] != 1:
         yield f"its test samples were read {run['test_reads']} times"
-    held = {name for scores in run["test"].values() for name in scores["clients"]}
-    if held != clients.keys():
+    if any(len(scores["score"]) != len(clients.of(population)) for population, scores in run["test"].items()):
         yield "it lacks results of some clients"
 
 

@@ -26,7 +26,7 @@ import lit_fed.algorithms
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.measures import ValidationCurve, rounded, scores_on_test
 from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
-from lit_fed.benchmark.records import Record, write_record
+from lit_fed.benchmark.records import Record, write_record, write_refusal
 from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.progress import time_left
@@ -83,7 +83,8 @@ def algorithm_class(name: str) -> type[Algorithm]:
     try:
         found = import_object(name) if "." in name else own.get(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--algorithms {name}: cannot be imported ({error})") from error
+        fix = "correct the path; `python -m lit_fed` also looks into the current folder, `lit-fed` does not"
+        raise ConfigError(f"--algorithms {name}: cannot be imported ({error}); {fix}") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         fix = "give the name of one, or the path of your own, such as my_file.MyAlgorithm"
         raise ConfigError(f"--algorithms: there is no algorithm {name!r}\n{did_you_mean(name, own, fix)}")
@@ -190,7 +191,9 @@ class _Schedule:
         if finals is not None and all(work in self.found for work in finals):
             refused = [self.found[work]["refused"] for work in (*trials, *finals) if "refused" in self.found[work]]
             if not finals or any("refused" in self.found[work] for work in finals):
-                self.say(f"{entry.task.name} {entry.name}: no record: {[*refused, 'every trial diverged'][0]}")
+                reason = [*refused, "every trial diverged"][0]
+                write_refusal(self.output, entry.task.name, entry.name, reason)
+                self.say(f"{entry.task.name} {entry.name}: no record: {reason}")
                 return
             write_record(self.output, record_of(entry, trials, finals, self.found))
             for work in (*trials, *finals):
@@ -230,6 +233,8 @@ def record_of(
     return {
         "algorithm": entry.name,
         "task": entry.task.name,
+        "metric": entry.task.metric,
+        "score": entry.task.score,
         "protocol": PROTOCOL,
         "source": entry.source,
         "versions": versions | {"python": platform.python_version()},
@@ -241,6 +246,7 @@ def record_of(
             "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
         },
         "chosen": json.loads(finals[0].point),
+        "arguments": finals[0].arguments,  # those of other cuts differ in their number and seed alone
         "runs": [found[work] for work in finals],
     }
 
@@ -253,13 +259,15 @@ def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     keep_notices_out()
-    task, arguments = work.entry.task, work.arguments
-    given = task.at(root, arguments)
+    task = work.entry.task
+    given = task.at(root, work.arguments)
     samples = task.check_samples(cut_of(given))
     points = 1 if work.trial is not None else 10
     curve = {"class_path": f"{ValidationCurve.__module__}.ValidationCurve"}
-    given["trainer"]["callbacks"] = [curve | {"init_args": {"metric": task.metric, "points": points}}]
-    result: dict[str, Any] = {"cut": work.cut, "arguments": arguments, "samples": samples}
+    given["trainer"]["callbacks"] = [
+        curve | {"init_args": {"metric": task.metric, "score": task.score, "points": points}}
+    ]
+    result: dict[str, Any] = {"cut": work.cut, "samples": samples}
     _forget_peak()
     began = time.process_time()
     with _quiet():

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import yaml
 
-from lit_fed.benchmark.cut import Cut, samples_digest
-from lit_fed.benchmark.measures import METRICS
+from lit_fed.benchmark.cut import Cut, CutClients, samples_digest
+from lit_fed.benchmark.measures import METRICS, SCORES
 from lit_fed.benchmark.protocol import CUTS, Point
 from lit_fed.command_line.arguments import configs_folder
 from lit_fed.errors import ConfigError
@@ -23,14 +23,15 @@ __all__ = ["Task", "read_task", "suites", "task_files"]
 NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
 FIELDS = {
-    *NEEDED, *OF_CUT, "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites", "local_epochs",
+    *NEEDED, *OF_CUT, "score", "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites",
+    "local_epochs", "accelerator",
 }  # fmt: skip
 
 ROOT = "{root}"
 """Stands for `--data.root` in a task."""
 
 FIXED = {
-    "accelerator": "cpu", "devices": 1, "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
+    "devices": 1, "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
     "enable_progress_bar": False, "enable_model_summary": False,
 }  # fmt: skip
 """Arguments of the trainer in every run: what is measured, the benchmark measures."""
@@ -48,6 +49,11 @@ class Task:
     def metric(self) -> str:
         """Name of the primary metric."""
         return str(self.given["metric"])
+
+    @property
+    def score(self) -> str:
+        """What it is judged by: `clients` or `pooled`."""
+        return str(self.given.get("score", SCORES[0]))
 
     @property
     def rounds(self) -> int:
@@ -93,7 +99,7 @@ class Task:
                 "seed": cut,
                 **({"clients_per_round": per_round} if per_round else {}),
             },
-            "trainer": {**FIXED, "max_epochs": self.rounds},
+            "trainer": {**FIXED, "accelerator": self.given.get("accelerator", "cpu"), "max_epochs": self.rounds},
         }
 
     def at(self, root: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,34 +112,35 @@ class Task:
         Raises:
             ConfigError: naming the first client whose samples are others.
         """
-        found = cut.digests()
-        known = self.known_digests()
+        found = cut.clients()
+        known = self.known_clients()
         if cut.cut not in known:
-            if self.is_shipped:
+            if self.is_shipped and known:
                 raise ConfigError(f"{self.digests_path} has no digests of cut {cut.cut}; the task is not complete")
-            self.write_digests(known | {cut.cut: found})
-            return samples_digest(found)
-        for name in sorted(found.keys() | known[cut.cut].keys()):
-            if found.get(name) != known[cut.cut].get(name):
+            self.write_clients(known | {cut.cut: found})
+            return samples_digest(found.digests)
+        told = known[cut.cut].digests
+        for name in sorted(found.digests.keys() | told.keys()):
+            if found.digests.get(name) != told.get(name):
                 raise ConfigError(
                     f"task {self.name}, cut {cut.cut}: the samples of client {name!r} differ from those in "
                     f"{self.digests_path}; restore the data"
                     + ("" if self.is_shipped else ", or delete that file and the records of the task")
                 )
-        return samples_digest(found)
+        return samples_digest(found.digests)
 
-    def known_digests(self) -> dict[int, dict[str, list[str]]]:
-        """Digests by cut and client."""
+    def known_clients(self) -> dict[int, CutClients]:
+        """The clients of each cut."""
         if not self.digests_path.is_file():
             return {}
         lines = [json.loads(line) for line in self.digests_path.read_text().splitlines()]
-        return {line["cut"]: line["clients"] for line in lines}
+        return {line.pop("cut"): CutClients(**line) for line in lines}
 
-    def write_digests(self, digests: Mapping[int, dict[str, list[str]]]) -> None:
-        """Write the digests beside the task."""
+    def write_clients(self, clients: Mapping[int, CutClients]) -> None:
+        """Write the clients of each cut beside the task."""
         lines = [
-            json.dumps({"cut": cut, "clients": digests[cut]}, sort_keys=True, ensure_ascii=False)
-            for cut in sorted(digests)
+            json.dumps({"cut": cut, **clients[cut]._asdict()}, sort_keys=True, ensure_ascii=False)
+            for cut in sorted(clients)
         ]
         write_atomically(self.digests_path, "\n".join(lines) + "\n")
 
@@ -182,8 +189,9 @@ def read_task(name: str) -> Task:
 
 
 def _check_values(path: Path, given: dict[str, Any]) -> None:
-    if given["metric"] not in METRICS:
-        raise ConfigError(f"--tasks {path}: metric is {given['metric']!r}; choose from {', '.join(METRICS)}")
+    for field, choices in {"metric": METRICS, "score": SCORES}.items():
+        if given.get(field, choices[0]) not in choices:
+            raise ConfigError(f"--tasks {path}: {field} is {given[field]!r}; choose from {', '.join(choices)}")
     for field, least in {"rounds": 1, "cuts": 1, "batch_size": 0, "local_epochs": 1}.items():
         value = given.get(field, 1)
         if not isinstance(value, int) or value < least:

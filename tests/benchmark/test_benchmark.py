@@ -17,9 +17,9 @@ from lit_fed.algorithms.ditto import Ditto
 from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.moon import MOON
 from lit_fed.benchmark import command, measures, protocol, records, runs
-from lit_fed.benchmark.comparison import cost_to_match, paired, row_of, share_worse
+from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, row_of, share_worse
 from lit_fed.benchmark.cut import Cut, forget_data
-from lit_fed.benchmark.task import read_task, task_files
+from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.table import Table
@@ -113,8 +113,9 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     assert [json.loads(line)["algorithm"] for line in lines] == ["FedAvg", "Local", "mine_bench.Mine"]
 
 
-def test_a_record_holds_every_client_once_for_each_split(record):
-    for run in record["runs"]:
+def test_a_record_holds_every_client_once_for_each_split(folder, record):
+    assert not {"clients", "samples"} & record["runs"][0]["test"]["seen"].keys()  # the task's file has them
+    for run in records.with_clients(record, read_task(str(folder / "my.yaml")))["runs"]:
         seen, unseen = (set(run["test"][name]["clients"]) for name in ("seen", "unseen_10"))
         assert (len(seen), len(unseen), len(seen | unseen)) == (5, 1, 6)
         assert run["test"]["unseen_0"] == run["test"]["unseen_100"]  # FedAvg does not adapt
@@ -153,7 +154,7 @@ def best_round(record):
 
 
 def other_network(record):
-    record["runs"][0]["arguments"]["model"]["network"] = {"class_path": "MLP"}
+    record["arguments"]["model"]["network"] = {"class_path": "MLP"}
 
 
 def read_twice(record):
@@ -162,13 +163,32 @@ def read_twice(record):
 
 def fewer_clients(record):
     for scores in record["runs"][0]["test"].values():
-        scores["clients"] = scores["clients"][1:]
+        scores["score"] = scores["score"][1:]
+
+
+def other_metric(record):
+    record["score"] = "pooled"
+
+
+def no_results(record):
+    del record["runs"][0]["test"]["unseen_0"]
+
+
+def trial_scores(record):
+    """Another point looks the best one."""
+    scores = record["tuning"]["scores"]
+    best = scores.index(max(scores))
+    scores[best], scores[best - 1] = scores[best - 1], scores[best] + 0.2
+    record["chosen"] = record["tuning"]["points"][best - 1]
+    record["arguments"]["model"]["solver"]["lr"] = record["chosen"]["lr"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (by_test, "not the best of its trials by validation"), (more_trials, "9 trials are not the 8"),
+        (other_metric, r"judged by accuracy \(pooled\)"), (no_results, "lacks results"),
+        (trial_scores, "the same trial"), (by_test, "not the best of its trials by validation"),
+        (more_trials, "9 trials are not the 8"),
         (other_division, "not those of the task"), (best_round, "judged after round 1"),
         (other_network, "model.network.class_path differs"), (read_twice, "read 2 times"),
         (fewer_clients, "lacks results"),
@@ -177,22 +197,64 @@ def fewer_clients(record):
 def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, capsys, change, said):
     assert wrong_in(folder, record) == []
     change(record)
-    assert said in wrong_in(folder, record)[0]
+    assert re.search(said, wrong_in(folder, record)[0])
     (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(SystemExit) as stop:
         benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
     assert stop.value.code == 1
-    assert said in capsys.readouterr().out
+    assert re.search(said, capsys.readouterr().out)
 
 
-def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, capsys):
+def other_scores(run):
+    run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
+
+
+def better_pooled(run):
+    run["test"]["seen"]["pooled"] += 0.02
+
+
+def fewer_bytes(run):
+    run["bytes_up"] /= 2
+
+
+def diverged(run):
+    """A bad cut that is left out of the mean."""
+    kept = {name: run[name] for name in ("cut", "samples")}
+    run.clear()
+    run |= kept | {"diverged": "round 1: a loss is not finite"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_scores, "has mean .* on unseen_10 clients, and it says"), (better_pooled, "has pooled"),
+        (fewer_bytes, "sends .* bytes, not"), (diverged, "did not diverge"),
+    ],
+)  # fmt: skip
+def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, capsys, change, said):
     for run in record["runs"]:
-        run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
+        change(run)
     assert wrong_in(folder, record) == []
     (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(SystemExit):
         benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
-    assert re.search("cut [01] run again has .* on unseen_10 clients, and it says", capsys.readouterr().out)
+    assert re.search("cut [01] run again " + said, capsys.readouterr().out)
+
+
+def test_trials_that_were_not_as_good_are_refused(folder, record, tmp_path, capsys):
+    tuning = record["tuning"]
+    tuning["scores"] = [
+        score if point == record["chosen"] else score - 0.1
+        for point, score in zip(tuning["points"], tuning["scores"], strict=True)
+    ]
+    assert wrong_in(folder, record) == []
+    with pytest.MonkeyPatch.context() as patch:
+        other = next(place for place, point in enumerate(tuning["points"]) if point != record["chosen"])
+        patch.setattr(command.secrets, "randbelow", lambda number: other)
+        (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+        with pytest.raises(SystemExit):
+            benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+    assert re.search("trial . run again has .* on validation samples, and it says", capsys.readouterr().out)
 
 
 def test_a_changed_sample_is_refused_before_any_run(folder, capsys):
@@ -211,6 +273,7 @@ def test_a_changed_sample_is_refused_before_any_run(folder, capsys):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"score": "worst"}, "choose from clients, pooled"),
         ({"trials": 20}, "there is no field 'trials'"), ({"metric": "f1"}, "choose from accuracy"),
         ({"rounds": 0}, "whole number >= 1"), ({"network": None}, "network is missing"),
     ],
@@ -226,6 +289,7 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
     ("arguments", "said"),
     [
         (["run"], "needs --algorithms"), (["run", "--algorithms", "FedAvgg"], "did you mean FedAvg"),
+        (["run", "--algorithms", "no_file.Mine"], "No module named 'no_file'.*; correct the path; `python -m"),
         (["race"], "value out of"), (["compare", "FedAvg"], "two algorithms"),
         (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
     ],
@@ -260,9 +324,9 @@ def test_a_cut_is_stratified_and_disjoint(tmp_path):
         for label in (0, 1):
             count = (first.y[own] == label).sum()
             assert abs((first.split[own & (first.y == label)] == 2).sum() - count / 5) < 1
-    digests = Cut(data).digests()
+    digests = Cut(data).clients().digests
     assert len({one for each in digests.values() for one in each}) == 30
-    assert digests == Cut(data).digests() != Cut(data, cut=1).digests()
+    assert digests == Cut(data).clients().digests != Cut(data, cut=1).clients().digests
 
 
 def test_unseen_clients_adapt_on_a_part_of_their_samples():
@@ -288,9 +352,9 @@ def test_scores_of_clients():
 def made(scores, curve=((10, 0.5, 4e6),)):
     def run(values):
         held = {"clients": list("abcd")[: len(values)], "samples": [1, 1, 2, 4][: len(values)], "score": values}
-        return {"test": {"seen": held}, "curve": list(curve), "score": 0.5}
+        return {"cut": 0, "test": {"seen": held | {"pooled": 0.5, "ece": None}}, "curve": list(curve), "score": 0.5}
 
-    return {"runs": [run(values) for values in scores]}
+    return {"score": "clients", "runs": [run(values) for values in scores]}
 
 
 def test_differences_are_paired_by_client():
@@ -306,6 +370,22 @@ def test_differences_are_paired_by_client():
     assert not mixed.is_clear
 
 
+def test_exchanged_scores_of_clients_are_noticed():
+    first, second, third = (made([values])["runs"][0] for values in ([0.5, 0.7], [0.7, 0.5], [0.51, 0.69]))
+    assert other_results(first, third) is None
+    assert "other scores of single seen clients" in other_results(first, second)
+
+
+def test_a_pooled_score_has_one_value_for_each_cut():
+    first, second = made([[0.5], [0.5]]), made([[0.9], [0.9]])
+    for record, pooled in ((first, 0.8), (second, 0.7)):
+        record["score"] = "pooled"
+        for run in record["runs"]:
+            run["test"]["seen"]["pooled"] = pooled
+    assert paired(first, second) == pytest.approx((0.1, 0.1, 0.1))
+    assert share_worse(first, second) == 1  # single clients
+
+
 def test_the_cost_to_match_is_the_first_round_that_reaches_it():
     curve = ((1, 0.2, 1e6), (2, 0.5, 2e6), (3, 0.4, 3e6))
     assert cost_to_match(made([[1.0]], curve), made([[1.0]])) == (2, 2)
@@ -316,15 +396,66 @@ def test_the_cost_to_match_is_the_first_round_that_reaches_it():
 @pytest.mark.parametrize("name", sorted(task_files()))
 def test_shipped_tasks_and_their_records_are_whole(name):
     task = read_task(name)
-    assert sorted(task.known_digests()) == list(task.cuts)
+    known = sorted(task.known_clients())
+    assert known == list(task.cuts) or (known == [] and "paper" in task.given["suites"])  # its data are not public
     for record in records.read_records(records.stored_folder() / f"{name}.jsonl"):
         points = protocol.trial_points(runs.algorithm_class(record["algorithm"]))
         assert list(records.problems(record, task, json.loads(json.dumps(points)))) == []
-        assert row_of(record).mean > 0
+        assert row_of(records.with_clients(record, task)).mean > 0
 
 
-def test_the_leaderboard_is_what_the_records_give():
-    assert leaderboard.PAGE.read_text() == leaderboard.page(leaderboard.all_records())
+@pytest.fixture(scope="module")
+def results():
+    return leaderboard.all_results()
+
+
+def test_the_leaderboard_is_what_the_records_give(results):
+    assert leaderboard.PAGE.read_text() == leaderboard.page(results)
+    everybody = {name for one in results for name in one.records}
+    for one in results:
+        assert (leaderboard.PAGES / f"{one.task.name}.md").read_text() == leaderboard.task_page(one, everybody)
+    assert len(list(leaderboard.PAGES.iterdir())) == len(results)
+
+
+def test_lines_of_the_leaderboard_say_where_an_algorithm_is_good(results):
+    """The best one and those whose interval contains 0 are level, as recomputed from the records."""
+    for one in results:
+        scores = {name: row_of(record).mean for name, record in one.records.items()}
+        best = max(scores, key=scores.get)
+        assert next(iter(one.standings)) == best
+        level = {name for name, record in one.records.items() if not paired(one.records[best], record).is_clear}
+        assert set(one.level) == level | {best}
+    lines = {line.split("]")[0][3:]: line for line in leaderboard.overview(results, results[0].records, [{}])[2:]}
+    for name, line in lines.items():
+        assert all((f"benchmark/{one.task.name}.md" in line) == (name in one.level) for one in results)
+
+
+def test_an_algorithm_that_diverged_is_last_and_refusals_have_their_reasons(results):
+    task, records_, *_ = next(one for one in results if one.task.name == "landmine")
+    best = copy.deepcopy(records_["FedEM"])
+    best["runs"][2] = {"cut": 2, "samples": "", "diverged": "round 3"}
+    result = leaderboard.results_of(task, {**records_, "FedEM": best}, {"my_file.Mine": "needs\na graph"})
+    assert list(result.standings)[-1] == "FedEM"
+    assert "FedEM" not in result.level
+    page = leaderboard.task_page(result, {"my_file.Mine", "Other", *records_})
+    assert "1 of 5 cuts diverged" in page
+    assert "## Not run\n\n- my_file.Mine: needs a graph\n- Other\n" in page
+    assert leaderboard.linked("my_file.Mine") == r"my\_file.Mine"
+
+
+def test_the_figure_names_what_no_other_algorithm_dominates(results):
+    for one in results:
+        best = leaderboard.undominated(one.standings)
+        for name, each in one.standings.items():
+            beaten = any(
+                other.row.mean > each.row.mean and other.row.megabytes <= each.row.megabytes
+                for other in one.standings.values()
+            )
+            assert (name in best) == (not beaten)
+
+
+def test_suites_are_those_of_the_guide():
+    assert {name: len(tasks) for name, tasks in suites().items()} == {"small": 8, "text": 1, "images": 2, "paper": 3}
 
 
 def test_the_critical_difference_is_the_published_one():
