@@ -121,7 +121,7 @@ class ModelSettings(NamedTuple):
 
     def _around(self, **known: Any) -> Compatibility:
         return Compatibility(
-            self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
+            self.algorithm, self.aggregation, self.weighting, self.loss, self.solver.lr == "auto", privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
             batch_norm=self.batch_norm, personal=self.personal_parts, selection=self.selection, **known,
         )  # fmt: skip

@@ -61,6 +61,8 @@ SIMULATE = (
 SELECTS = "--model.selection {selection} selects clients by losses that they report, and %s"
 PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
 
+SEARCHES = "--model.solver.lr is auto, which is searched on the clients' samples, and %s; give a number"
+
 POSITIONS = "--model.weighting is positions, and %s; give samples or uniform"
 
 REFUSED: dict[str, str] = {
@@ -74,6 +76,8 @@ REFUSED: dict[str, str] = {
     "by_positions faults": POSITIONS % "--model.faults weighs absent clients by their samples",
     "by_positions size": POSITIONS % "--data.client_sampling size draws clients by their samples",
     "by_positions deployed": POSITIONS % "nodes tell their numbers of samples alone",
+    "searched privacy": SEARCHES % "the ε of --model.privacy does not cover it",
+    "searched deployed": SEARCHES % "those of a federation are on their nodes",
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
@@ -324,6 +328,7 @@ class Compatibility(NamedTuple):
     aggregation: str = "renormalised"
     weighting: str | None = None  # None: not given
     loss: Any = None
+    searched: bool = False  # whether `--model.solver.lr` is auto
     privacy: Any = None
     secure: Any = None
     compression: Any = None  # `Compression`
@@ -392,6 +397,7 @@ class Compatibility(NamedTuple):
             "by_positions": self.weighting == "positions",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
+            "searched": self.searched,
             "local_norm": self.batch_norm == "local",
             "personal": None if parts is None else parts if isinstance(parts, str) else ", ".join(parts),
             "alternating": parts is not None and self.personal.training == "alternating",
