@@ -268,6 +268,7 @@ class RunHistory:
         fingerprint: of the data.
         changes: settings changed on resume, oldest first, see `changes_on_resume`.
         resume_with_changes: whether a fit may resume with other settings.
+        resumes: whether the fit goes on from a checkpoint of the run.
         warm_start: models of another run that this one started from.
         noise: name of the noise secret before the resume; "" if unknown.
         asks_otherwise: whether its questions to clients differ from those of a round that may have been interrupted.
@@ -277,6 +278,7 @@ class RunHistory:
     fingerprint: str = ""
     changes: list[dict[str, Any]] = field(default_factory=list)
     resume_with_changes: bool = False
+    resumes: bool = False
     warm_start: WarmStart | None = None
     noise: str = ""
     asks_otherwise: bool = False
@@ -299,7 +301,7 @@ class RunHistory:
         """
         if resume_with_changes and ckpt_path is None:
             raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
-        self.resume_with_changes = resume_with_changes
+        self.resume_with_changes, self.resumes = resume_with_changes, ckpt_path is not None
         if init_from is None:
             return ""
         if ckpt_path is not None:

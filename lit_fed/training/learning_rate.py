@@ -1,14 +1,15 @@
 """The search of `--model.solver.lr auto`: learning rates compete over the first rounds of the run.
 
-Each trial is the beginning of the run itself with one rate: the same initial models, cohorts, batches and schedule. Half
-of the rates drop out after each stage (successive halving: Jamieson, Talwalkar. "Non-stochastic Best Arm Identification
-and Hyperparameter Optimization". AISTATS 2016), since high rates lead at first where lower ones win in the end.
+Each trial is the beginning of the run itself with one rate: the same initial models, cohorts, batches and schedule.
+Half of the rates drop out after each stage (successive halving: Jamieson, Talwalkar. "Non-stochastic Best Arm
+Identification and Hyperparameter Optimization". AISTATS 2016). The last stage is long, since high rates lead at first
+where lower ones win in the end. All trials together take about 1.3 times the rounds of the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,17 +27,20 @@ from lit_fed.rounds import FederatedRounds, in_memory
 from lit_fed.system.heartbeat import sign_of_life
 from lit_fed.training.planner import Planner
 
-__all__ = ["LEARNING_RATES", "Trial", "best_rate", "search"]
+__all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search"]
 
-LEARNING_RATES = (0.001, 0.00316, 0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
-"""Rates that a search tries."""
+SGD_RATES = (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
+"""Rates that a search tries with `sgd`."""
 
-STAGES = (1 / 16, 1 / 8, 1 / 4)
+ADAM_RATES = (0.0001, 0.000316, 0.001, 0.00316, 0.01, 0.0316)
+"""Rates that a search tries with `adam` and `adamw`."""
+
+STAGES = (1 / 16, 1 / 8, 1 / 2)
 """Shares of the run's rounds after which trials are compared."""
 
 
 class Trial(NamedTuple):
-    """The last measurement of a rate, a row of `learning_rates.csv`."""
+    """A measurement of a rate, a row of `learning_rates.csv`."""
 
     lr: float
     rounds: int
@@ -112,7 +116,7 @@ def search(
         start: as of `Session.of`.
 
     Returns:
-        A trial for each rate, ascending.
+        The trials of each stage.
 
     Raises:
         ConfigError: if there are no validation samples, or the states of all trials exceed `client_memory_gb`.
@@ -123,36 +127,40 @@ def search(
             "--model.solver.lr is auto, which is judged by validation samples, and clients have none; give "
             "--data.val_fraction 0.1, or a number"
         )
+    rates = SGD_RATES if settings.solver.optimizer == "sgd" else ADAM_RATES
     train, runs = seen.train.to(device), {}
-    for rate in LEARNING_RATES:
+    for rate in rates:
         session = Session.of(settings._replace(solver=replace(settings.solver, lr=rate)), facts, device, start)
         terms, memory = session.terms._replace(public=data.public_samples), settings.client_memory_gb * 1e9
-        federation = in_memory(
-            session.algorithm, terms, session.shared, session.choose, train, memory / len(LEARNING_RATES)
-        )
+        federation = in_memory(session.algorithm, terms, session.shared, session.choose, train, memory / len(rates))
         federation.selection = settings.selection
         if federation.store.in_files:
             raise ConfigError(
-                f"--model.solver.lr is auto, and client states of {len(LEARNING_RATES)} trials exceed "
+                f"--model.solver.lr is auto, and client states of {len(rates)} trials exceed "
                 f"--model.client_memory_gb {settings.client_memory_gb}; give more, or a number"
             )
-        runs[rate] = _Run(federation, data, trainer)
-    return _halved(runs, [math.ceil(share * facts.num_rounds) for share in STAGES])
+        runs[rate] = _Run(federation, data, trainer).loss_after
+    return halved(runs, facts.num_rounds)
 
 
-def _halved(runs: dict[float, _Run], stages: Sequence[int]) -> list[Trial]:
-    """The trials after these numbers of rounds; half of the rates are left after each stage."""
-    trials: dict[float, Trial] = {}
-    for rounds in stages:
-        found = {rate: Trial(rate, rounds, run.loss_after(rounds)) for rate, run in runs.items()}
-        trials |= found
-        best = sorted(found.values(), key=lambda one: (one.loss, one.lr))
+def halved(runs: Mapping[float, Callable[[int], float]], num_rounds: int) -> list[Trial]:
+    """Compare rates after each stage; half of them are left after it.
+
+    Args:
+        runs: for each rate the loss after some rounds, infinite if it diverged.
+        num_rounds: rounds of the run.
+    """
+    trials: list[Trial] = []
+    for rounds in (max(1, round(share * num_rounds)) for share in STAGES):
+        found = [Trial(rate, rounds, loss_after(rounds)) for rate, loss_after in runs.items()]
+        trials += found
+        best = sorted(found, key=lambda one: (one.loss, one.lr))
         runs = {one.lr: runs[one.lr] for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)}
-    return [trials[rate] for rate in sorted(trials)]
+    return trials
 
 
 def best_rate(trials: Sequence[Trial], name: str) -> float:
-    """The rate of the smallest loss among the trials that ran longest, the smallest of equals.
+    """The rate of the smallest loss among the trials that went furthest, the smallest of equals.
 
     Args:
         trials: of a search.
@@ -161,11 +169,13 @@ def best_rate(trials: Sequence[Trial], name: str) -> float:
     Raises:
         ConfigError: if all trials diverged, or the rate changes nothing.
     """
-    if all(math.isinf(one.loss) for one in trials):
+    diverged = {one.lr for one in trials if math.isinf(one.loss)}
+    left = [one for one in trials if one.lr not in diverged]
+    if not left:
         raise ConfigError(
-            f"--model.solver.lr is auto, and all trials of {name} diverged, from {trials[0].lr} on; see to the inputs, "
-            "or give a smaller number"
+            f"--model.solver.lr is auto, and all trials of {name} diverged, from {min(diverged)} on; see to the "
+            "inputs, or give a smaller number"
         )
-    if len({(one.rounds, one.loss) for one in trials}) == len({one.rounds for one in trials}):
+    if len({one.loss for one in trials if one.rounds == trials[0].rounds}) == 1:
         raise ConfigError(f"--model.solver.lr is auto, and the rate changes nothing under {name}; leave it out")
-    return min(trials, key=lambda one: (math.isinf(one.loss), -one.rounds, one.loss, one.lr)).lr
+    return min(left, key=lambda one: (-one.rounds, one.loss, one.lr)).lr

@@ -201,7 +201,7 @@ class FederatedModule(LightningModule):
             facts = facts_of(self.settings, data, num_rounds)
             if self._searches:
                 self._settle_rate(facts, data, stage)
-            if stage == "fit" and self.trainer.ckpt_path is None:
+            if stage == "fit" and not self.history.resumes:
                 self._say_what_is_settled()
             self.history.fingerprint = data.fingerprint
             self.build(facts, *data.populations)
@@ -231,11 +231,11 @@ class FederatedModule(LightningModule):
             self._take_rate(entry["identity"]["solver"]["lr"])
 
     def _settle_rate(self, facts: TrainingFacts, data: FederatedDataModule, stage: str) -> None:
-        """Search the learning rate ahead of a fit; one that resumes takes the rate of its checkpoint afterwards."""
+        """Search the learning rate ahead of a new run; else a checkpoint that is loaded afterwards has it."""
         self.settings.check_combination(deployed=isinstance(data.dataset, RemoteClients))
-        if self.trainer.ckpt_path is not None:
+        if stage != "fit" or self.history.resumes:
             self._take_rate(0.0)
-        elif stage == "fit":
+        else:
             warm = self.history.warm_start
             self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
             self._take_rate(best_rate(self.trials, self.settings.name))
@@ -396,6 +396,19 @@ class FederatedModule(LightningModule):
         for positions, rows in measured:
             results.update(positions, rows[:, : results.rows.shape[1]])
             self.tell("on_clients_served", len(positions))
+
+    def on_validation_start(self) -> None:
+        """Refuse to serve clients at a learning rate that neither a search nor a checkpoint has decided.
+
+        Raises:
+            ConfigError: if it is still open.
+        """
+        if self._searches and not self.settings.solver.lr:
+            raise ConfigError(
+                "--model.solver.lr is auto, and nothing has decided it; give the --ckpt_path of a run, or a number"
+            )
+
+    on_test_start = on_predict_start = on_validation_start
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
         self.measure(batch, "seen")

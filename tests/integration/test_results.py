@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import bench
+import defaults
 import pytest
 import reproduce
 from reproduce import TABLES
@@ -26,6 +27,10 @@ def speed():
 
 def test_the_page_of_speeds_is_what_its_record_gives():
     assert (RESULTS / "speed.md").read_text() == bench.page(speed())
+
+
+def test_the_page_of_learning_rates_is_what_its_record_gives():
+    assert (RESULTS / "defaults.md").read_text() == defaults.page(json.loads(defaults.RECORD.read_text()))
 
 
 @pytest.mark.parametrize(
