@@ -47,6 +47,9 @@ TASKS = (
 CLOSE = 3.0
 """Points of accuracy or AUROC, or hundredths of R²."""
 
+LEAST = -100.0
+"""A run whose R² × 100 is below it diverged, though its numbers are still finite."""
+
 Runs = dict[str, dict[str, Any]]  # by task, algorithm and rate
 
 
@@ -107,7 +110,13 @@ def cell(runs: Runs, task: Task, algorithm: str) -> dict[str, tuple[float, float
         "score": best_rate(by_score, algorithm),
         "tuned": max((rate for rate in final if final[rate] is not None), key=lambda rate: (final[rate], -rate)),
     }
-    return {how: (rate, 100 * found[rate].get("test", math.nan)) for how, rate in chosen.items()}
+    return {how: (rate, _points(found[rate])) for how, rate in chosen.items()}
+
+
+def _points(run: dict[str, Any]) -> float:
+    """Test score × 100; NaN if the run diverged."""
+    score = 100 * run.get("test", math.nan)
+    return score if score > LEAST else math.nan
 
 
 def _after(run: dict[str, Any], sign: int, column: int) -> Callable[[int], float]:
@@ -141,6 +150,7 @@ def page(record: dict[str, Any]) -> str:
         gaps = {key: one["tuned"][1] - one[how][1] for key, one in cells.items()}
         held = [gap for gap in gaps.values() if not math.isnan(gap)]
         parts |= {f"{how}_close": str(sum(gap <= CLOSE for gap in held)), f"{how}_worst": f"{max(held):.1f}"}
+        parts[f"{how}_diverged"] = str(len(gaps) - len(held))
         parts[f"{how}_far"] = _listed([key for key, gap in gaps.items() if not gap <= CLOSE])
     constants = [[str(rate), *_of_constant(runs, cells, rate)] for rate in SGD_RATES]
     return written(__file__, parts | {
@@ -157,8 +167,8 @@ def _complete(runs: Runs, task: str, algorithm: str) -> bool:
 
 def _of_constant(runs: Runs, cells: dict[tuple[str, str], Any], rate: float) -> list[str]:
     """Of one rate for everything: cells that are close to the tuned best, the largest gap, cells that diverged."""
-    scores = {key: runs[key_of(*key, rate)].get("test") for key in cells}
-    gaps = [one["tuned"][1] - 100 * scores[key] for key, one in cells.items() if scores[key] is not None]
+    gaps = [one["tuned"][1] - _points(runs[key_of(*key, rate)]) for key, one in cells.items()]
+    gaps = [gap for gap in gaps if not math.isnan(gap)]
     return [str(sum(gap <= CLOSE for gap in gaps)), f"{max(gaps):.1f}", str(len(cells) - len(gaps))]
 
 

@@ -160,7 +160,9 @@ def halved(runs: Mapping[float, Callable[[int], float]], num_rounds: int) -> lis
 
 
 def best_rate(trials: Sequence[Trial], name: str) -> float:
-    """The rate of the smallest loss among the trials that went furthest, the smallest of equals.
+    """The rate whose last loss is the smallest, the smallest of equals.
+
+    Rates that dropped out count as well: those that were left may diverge slowly, with losses that are still finite.
 
     Args:
         trials: of a search.
@@ -169,13 +171,12 @@ def best_rate(trials: Sequence[Trial], name: str) -> float:
     Raises:
         ConfigError: if all trials diverged, or the rate changes nothing.
     """
-    diverged = {one.lr for one in trials if math.isinf(one.loss)}
-    left = [one for one in trials if one.lr not in diverged]
-    if not left:
+    last = {one.lr: one.loss for one in trials}
+    if all(map(math.isinf, last.values())):
         raise ConfigError(
-            f"--model.solver.lr is auto, and all trials of {name} diverged, from {min(diverged)} on; see to the "
+            f"--model.solver.lr is auto, and all trials of {name} diverged, from {min(last)} on; see to the "
             "inputs, or give a smaller number"
         )
     if len({one.loss for one in trials if one.rounds == trials[0].rounds}) == 1:
         raise ConfigError(f"--model.solver.lr is auto, and the rate changes nothing under {name}; leave it out")
-    return min(left, key=lambda one: (-one.rounds, one.loss, one.lr)).lr
+    return min(last, key=lambda rate: (last[rate], rate))

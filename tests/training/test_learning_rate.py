@@ -20,6 +20,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.training import learning_rate
 from lit_fed.training.history import refuse_other_run
 from lit_fed.training.learning_rate import ADAM_RATES, SGD_RATES, Trial, best_rate
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 ROUNDS = 16
@@ -88,8 +89,9 @@ def test_half_of_the_rates_are_left_after_each_stage():
 
 def test_equal_rates_and_rates_that_diverged_late():
     assert best_rate([Trial(0.1, 4, 1.0), Trial(0.2, 4, 1.0), Trial(0.3, 4, 2.0)], "FedAvg") == 0.1
-    trials = [Trial(0.1, 2, 3.0), Trial(0.2, 2, 2.0), Trial(0.3, 2, 1.0), Trial(0.3, 4, math.inf)]
-    assert best_rate(trials, "FedAvg") == 0.2
+    first = [Trial(0.1, 2, 3.0), Trial(0.2, 2, 2.0), Trial(0.3, 2, 1.0)]
+    for late in (math.inf, 1e9):
+        assert best_rate([*first, Trial(0.3, 4, late)], "FedAvg") == 0.2
 
 
 def test_a_resumed_run_and_other_commands_take_the_rate_of_the_checkpoint(three_rates, tmp_path, monkeypatch):
@@ -193,6 +195,11 @@ def test_private_runs_are_refused():
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
     with pytest.raises(ConfigError, match=r"on the clients' samples, and the ε of --model.privacy does not cover it"):
         FederatedModule(FedAvg(), LocalSolver(lr="auto"), privacy=privacy)
+
+
+def test_clients_on_nodes_are_refused():
+    with pytest.raises(ConfigError, match=r"on the clients' samples, and those of a federation are on their nodes"):
+        Compatibility(FedAvg(), searched=True, deployed=True).check()
 
 
 def test_what_is_no_fit_needs_a_number():
