@@ -42,7 +42,7 @@ DIGITS = {
 }
 """Further divisions of the digits."""
 TASKS = (
-    "digits_label_groups", *DIGITS, "synthetic_mixture", "landmine", "school", "parkinsons", "heart", "mnist_by_writer",
+    "landmine", "school", "parkinsons", "heart", "digits_label_groups", *DIGITS, "synthetic_mixture", "mnist_by_writer",
 )  # fmt: skip
 CLOSE = 3.0
 """Points of accuracy or AUROC, or hundredths of R²."""
