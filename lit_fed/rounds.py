@@ -47,8 +47,8 @@ from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.selection import Selection
 
 __all__ = [
-    "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "start",
-    "start_alike",
+    "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "in_memory",
+    "start", "start_alike",
 ]  # fmt: skip
 
 
@@ -294,8 +294,7 @@ def start(
         client_trainer: how clients run: `sequential`, `vectorized`, `debug` or `auto`.
         terms: other fields of `Context`, such as `batch_size`, `num_rounds`, `seed`.
     """
-    device, solver = train.x.device, solver or LocalSolver()
-    task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
+    solver = solver or LocalSolver()
     sizes: dict[str, Any] = {
         "num_clients": train.num_clients,
         "total_samples": train.num_samples,
@@ -304,12 +303,31 @@ def start(
         "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
     fixed = {"seed": 0, "weighting": algorithm.participation.weighting, "phase": "init", "round_idx": 0} | sizes | terms
-    base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
-    shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
-    task = task.with_end(train.x[:2].cpu())
+    base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)), **fixed)
+    shared, task = algorithm.shared_init(base), task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
-    federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
-    federation.store = federation.new_store(train).to(device)
+    return in_memory(algorithm, base._replace(task=task), shared, choose, train)
+
+
+def in_memory(
+    algorithm: Algorithm, terms: Context, shared: Tree, choose: Callable[[torch.device], ClientTrainer], train: Split,
+    memory_bytes: float = math.inf,
+) -> FederatedRounds:  # fmt: skip
+    """A federation before its first round whose server is in memory, on the device of its samples.
+
+    Args:
+        algorithm: the algorithm.
+        terms: the context of all rounds.
+        shared: the initial shared state.
+        choose: returns the client trainer for a device.
+        train: training samples of all clients.
+        memory_bytes: as of `ClientStore`.
+    """
+    device, task = train.x.device, terms.task
+    task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
+    shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
+    federation = FederatedRounds(algorithm, terms._replace(task=task), InMemoryServer(task, shared, device), choose)
+    federation.store = federation.new_store(train, memory_bytes).to(device)
     return federation
 
 

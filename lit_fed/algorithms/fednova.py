@@ -155,4 +155,4 @@ def largest_pull(solver: LocalSolver) -> float:
     """
     rho = solver.momentum
     most: float = ((1 - rho) / (1 + rho)) ** 2 if solver.nesterov else (1 - rho**0.5) ** 2
-    return most / solver.lr if solver.lr else float("inf")
+    return most / solver.rate if solver.rate else float("inf")

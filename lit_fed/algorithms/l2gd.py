@@ -116,10 +116,10 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
     def _check_pull(self, ctx: Context) -> None:
         """Beyond γ = 1 an averaging step would throw the models past their mean."""
         most = self._divisor(ctx, self.communication_probability)
-        if 0 < most * (1 + 1e-9) < ctx.solver.lr * self.prox_weight:
+        if 0 < most * (1 + 1e-9) < ctx.solver.rate * self.prox_weight:
             raise ConfigError(
                 f"--model.algorithm.prox_weight is {self.prox_weight}, which throws models past their mean; give at "
-                f"most {most / ctx.solver.lr:.4g}, or a --model.solver.lr of at most {most / self.prox_weight:.4g}"
+                f"most {most / ctx.solver.rate:.4g}, or a --model.solver.lr of at most {most / self.prox_weight:.4g}"
             )
 
     def client_init(

@@ -106,6 +106,11 @@ class RunReport(FederatedCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trials, folder = federated(pl_module).trials, results_folder(trainer)
+        if trials and folder is not None:
+            write_table(pd.DataFrame(trials), folder / "learning_rates.csv")
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._stop_clock()
         self._started = time.perf_counter()

@@ -59,7 +59,7 @@ class LocalSolver:
             rules: weight decay is added to the gradient, and shrinks the parameters beside it in `adamw`
             (https://arxiv.org/abs/1711.05101). Rules that need more than a gradient and two tensors like it, such as
             `LBFGS` and `NAdam`, are not offered.
-        lr: learning rate of the first round.
+        lr: learning rate of the first round; `auto`: a fit searches it on validation samples ahead of its first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
         schedule_rounds: R, after which `multi_step` and `cosine` stay at their last rate; null takes the rounds of the
@@ -87,7 +87,7 @@ class LocalSolver:
     """
 
     optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "radam"] = "sgd"
-    lr: float = 0.1
+    lr: float | Literal["auto"] = 0.1
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
     schedule_rounds: int | None = None
     adapt_lr: float | None = None
@@ -109,7 +109,7 @@ class LocalSolver:
         checks = {
             "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
-            "lr": (self.lr >= 0, "a number >= 0"),
+            "lr": (self.lr == "auto" if isinstance(self.lr, str) else self.lr >= 0, "a number >= 0, or auto"),
             "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
             "adapt_lr": (self.adapt_lr is None or self.adapt_lr >= 0, "a number >= 0, or null"),
             "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
@@ -130,6 +130,17 @@ class LocalSolver:
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
+
+    @property
+    def rate(self) -> float:
+        """`lr` as a number.
+
+        Raises:
+            ConfigError: if it is still `auto`.
+        """
+        if isinstance(self.lr, str):
+            raise ConfigError("--model.solver.lr is auto, which only a fit searches; give a number")
+        return self.lr
 
     @property
     def work(self) -> LocalWork:
@@ -159,13 +170,13 @@ class LocalSolver:
             "sqrt": (round_idx + 1) ** -0.5,
             "linear": 1 / (round_idx + 1),
         }[self.schedule]
-        return torch.tensor(self.lr * factor, dtype=torch.float64)
+        return torch.tensor(self.rate * factor, dtype=torch.float64)
 
     def lr_in(self, phase: str, round_idx: int, num_rounds: int) -> Tensor:
         """Learning rate of a phase, [] float64: `adapt_lr` in the phase `adapt`, else that of the round."""
         if phase != "adapt":
             return self.lr_at(round_idx, num_rounds)
-        return torch.tensor(self.lr if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
+        return torch.tensor(self.rate if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
 
     def by_client(self, option: Literal["client_lr", "client_work"], names: Sequence[str]) -> Tensor | None:
         """Factors of the clients with these names, [T] float64; None if the option is not given.

@@ -147,7 +147,7 @@ def rate_of(ctx: Context, lr: float | None) -> Tensor:
     """
     if lr is None or (ctx.phase == "adapt" and ctx.solver.adapt_lr is not None):
         return ctx.lr
-    return ctx.lr * (lr / ctx.solver.lr) if ctx.solver.lr else ctx.lr + lr
+    return ctx.lr * (lr / ctx.solver.rate) if ctx.solver.rate else ctx.lr + lr
 
 
 class StagedRun(NamedTuple):

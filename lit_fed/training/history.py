@@ -154,7 +154,8 @@ def refuse_other_run(
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
     found = compare_arguments(stored["arguments"], arguments), compare_arguments(stored["identity"], identity)
-    found = _settled(found[0], settings_stored(stored)), found[1]
+    decided = {"model.algorithm": settings_stored(stored), "model.solver": stored["identity"].get("solver", {})}
+    found = _settled(found[0], decided), found[1]
     given, inside = ([one for one in each if not one.keeps_the_horizon(stored)] for each in found)
     if not goes_on:
         given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
@@ -166,17 +167,17 @@ def refuse_other_run(
     return given or inside
 
 
-def _settled(differences: list[Difference], algorithm: dict[str, Any]) -> list[Difference]:
-    """Differences of arguments, with the meaning of an `auto` of the algorithm; without those that mean the same.
+def _settled(differences: list[Difference], decided: dict[str, dict[str, Any]]) -> list[Difference]:
+    """Differences of arguments, with the meaning of an `auto`; without those that mean the same.
 
     Args:
         differences: of arguments.
-        algorithm: settings in the checkpoint, where `auto` is decided; this run's `auto` follows them.
+        decided: settings of algorithm and solver in the checkpoint, where `auto` is decided; this run's follows them.
     """
     found = []
     for one in differences:
         owner, _, name = one.setting.rpartition(".")
-        means = algorithm.get(name) if owner == "model.algorithm" and "auto" in (one.before, one.now) else None
+        means = decided.get(owner, {}).get(name) if "auto" in (one.before, one.now) else None
         if means is None:
             found.append(one)
         elif one.now not in ("auto", means):
@@ -267,6 +268,7 @@ class RunHistory:
         fingerprint: of the data.
         changes: settings changed on resume, oldest first, see `changes_on_resume`.
         resume_with_changes: whether a fit may resume with other settings.
+        resumes: whether the fit goes on from a checkpoint of the run.
         warm_start: models of another run that this one started from.
         noise: name of the noise secret before the resume; "" if unknown.
         asks_otherwise: whether its questions to clients differ from those of a round that may have been interrupted.
@@ -276,6 +278,7 @@ class RunHistory:
     fingerprint: str = ""
     changes: list[dict[str, Any]] = field(default_factory=list)
     resume_with_changes: bool = False
+    resumes: bool = False
     warm_start: WarmStart | None = None
     noise: str = ""
     asks_otherwise: bool = False
@@ -298,7 +301,7 @@ class RunHistory:
         """
         if resume_with_changes and ckpt_path is None:
             raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
-        self.resume_with_changes = resume_with_changes
+        self.resume_with_changes, self.resumes = resume_with_changes, ckpt_path is not None
         if init_from is None:
             return ""
         if ckpt_path is not None:

@@ -6,12 +6,10 @@ import dataclasses
 import os
 import textwrap
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
@@ -22,7 +20,7 @@ from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Loss, Target
-from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Split, Tree
+from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -43,13 +41,14 @@ from lit_fed.training.history import (
     refuse_other_terms,
     settings_stored,
 )
+from lit_fed.training.learning_rate import Trial, best_rate, search
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
+from lit_fed.training.planner import Planner
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
 from lit_fed.wrappers.compression.codecs.base import Scope
 from lit_fed.wrappers.compression.wrapper import Feedback
-from lit_fed.wrappers.faults.wrapper import Faults, faults_of
-from lit_fed.wrappers.privacy.client_level import clips_messages
+from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
@@ -125,6 +124,7 @@ class FederatedModule(LightningModule):
         record: record of the last committed round.
         history: identity of the run, and its changes on resume.
         results: the latest metrics, by key.
+        trials: the learning rates that `--model.solver.lr auto` tried, as in `learning_rates.csv`.
         store: the states of the seen clients.
         tables: results of the measured clients, by population.
         chosen_metrics: metrics beside accuracy and loss.
@@ -179,6 +179,8 @@ class FederatedModule(LightningModule):
         self.algorithm, self.algorithm_name = settled.wrapped, settled.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
+        self._searches = solver.lr == "auto"
+        self.trials: list[Trial] = []
         self.results: dict[str, float] = {}
         self.client_rows: dict[str, Tensor] = {}
         self.client_metrics: dict[str, Tensor] = {}
@@ -196,17 +198,20 @@ class FederatedModule(LightningModule):
             self._settle(self.settings.settled(deployed=isinstance(data.dataset, RemoteClients)).algorithm)
         num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
-            if stage == "fit" and self.trainer.ckpt_path is None:
+            facts = facts_of(self.settings, data, num_rounds)
+            if self._searches:
+                self._settle_rate(facts, data, stage)
+            if stage == "fit" and not self.history.resumes:
                 self._say_what_is_settled()
             self.history.fingerprint = data.fingerprint
-            self.build(facts_of(self.settings, data, num_rounds), *data.populations)
+            self.build(facts, *data.populations)
             self.federation.terms = self.federation.terms._replace(public=data.public_samples)
         elif stage == "fit":
             self._fit_again(data, num_rounds)
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = self._remote_trainer(data)
-        data.plan_with(_Planner(self.federation, self.trainer.precision_plugin.val_step_context))
+        data.plan_with(Planner(self.federation, self.trainer.precision_plugin.val_step_context))
         self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
@@ -219,6 +224,27 @@ class FederatedModule(LightningModule):
         if self.is_built:
             self.federation.algorithm = self.algorithm
 
+    def _settle_as_stored(self, entry: dict[str, Any] | None) -> None:
+        """Take what a checkpoint's run decided in the place of `auto`."""
+        self._settle(self._given.as_stored(settings_stored(entry)))
+        if self._searches and entry is not None:
+            self._take_rate(entry["identity"]["solver"]["lr"])
+
+    def _settle_rate(self, facts: TrainingFacts, data: FederatedDataModule, stage: str) -> None:
+        """Search the learning rate ahead of a new run; else a checkpoint that is loaded afterwards has it."""
+        self.settings.check_combination(deployed=isinstance(data.dataset, RemoteClients))
+        if stage != "fit" or self.history.resumes:
+            self._take_rate(0.0)
+        else:
+            warm = self.history.warm_start
+            self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
+            self._take_rate(best_rate(self.trials, self.settings.name))
+
+    def _take_rate(self, lr: float) -> None:
+        self.settings = self.settings._replace(solver=dataclasses.replace(self.settings.solver, lr=lr))
+        if self.is_built:
+            self.federation.terms = self.federation.terms._replace(solver=self.settings.solver)
+
     def _say_what_is_settled(self) -> None:
         """Say what `auto` became: in Python, where `print(module)` tells it as well, only if it is not the usual."""
         given, usual, settled = (vars(one) for one in (self._given, self._given.settled(()), self.settings.algorithm))
@@ -226,6 +252,8 @@ class FederatedModule(LightningModule):
         for name in [name for name, value in given.items() if value == "auto" != settled[name] != quiet.get(name)]:
             if self.trainer.is_global_zero:
                 notice(f"--model.algorithm.{name} is auto, here {settled[name]}")
+        if self._searches and self.trainer.is_global_zero:
+            notice(f"--model.solver.lr is auto, here {self.settings.solver.lr}")
 
     def _rounds_of_fit(self, data: FederatedDataModule) -> int:
         """Rounds of a fit, from its limits in epochs and steps."""
@@ -300,7 +328,7 @@ class FederatedModule(LightningModule):
                 "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
             )
         stored, history = checkpoint[CHECKPOINT_KEY], self.history
-        self._settle(self._given.as_stored(settings_stored(stored)))
+        self._settle_as_stored(stored)
         own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
         refuse_other_run(kept, history.arguments, own, self.algorithm)
@@ -369,6 +397,19 @@ class FederatedModule(LightningModule):
             results.update(positions, rows[:, : results.rows.shape[1]])
             self.tell("on_clients_served", len(positions))
 
+    def on_validation_start(self) -> None:
+        """Refuse to serve clients at a learning rate that neither a search nor a checkpoint has decided.
+
+        Raises:
+            ConfigError: if it is still open.
+        """
+        if self._searches and not self.settings.solver.lr:
+            raise ConfigError(
+                "--model.solver.lr is auto, and nothing has decided it; give the --ckpt_path of a run, or a number"
+            )
+
+    on_test_start = on_predict_start = on_validation_start
+
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
         self.measure(batch, "seen")
 
@@ -421,7 +462,7 @@ class FederatedModule(LightningModule):
                 "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
-        self._settle(self._given.as_stored(settings_stored(checkpoint.get(CHECKPOINT_KEY))))
+        self._settle_as_stored(checkpoint.get(CHECKPOINT_KEY))
         if self._trainer is not None and self._trainer.state.fn == "fit":
             self._say_what_is_settled()
         self.results = self.history.restore(checkpoint, self.federation, self._trainer)
@@ -512,44 +553,6 @@ def without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
         return model
     kept = {name: value for name, value in options.items() if name != "noise_seed"}
     return model | {"privacy": model["privacy"] | {"init_args": kept}}
-
-
-class _Planner:
-    """Plans the rounds of a data module (`lit_fed.data.module.RoundPlanner`) for a federation with a store.
-
-    Args:
-        federation: the federation.
-        measuring: context of what is measured between rounds, for its precision.
-    """
-
-    def __init__(self, federation: FederatedRounds, measuring: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._federation, self._measuring = federation, measuring
-
-    @property
-    def next_draw(self) -> dict[str, Any]:
-        """Arguments of the draw: seed and round; with faults, who is available and how many more to sample."""
-        federation = self._federation
-        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, faults_of(federation.algorithm)
-        hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
-        # amplification by sampling holds only if the cohort is a secret
-        draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
-        if federation.selection is not None:
-            draw["candidates"] = federation.selection.draw
-        if faults is None:
-            return draw
-        there = faults.available(seed, round_idx, federation.terms.num_clients)
-        return draw | {"available": there, "over_selection": faults.over_selection}
-
-    @property
-    def most_per_block(self) -> int | None:
-        """Upper limit of the clients in a block, for the memory of their states; None: no limit."""
-        return self._federation.store.clients_per_block
-
-    def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
-        """One rank's blocks of the coming round, with the selected ones of these clients."""
-        with self._measuring():
-            client_ids = serving.selected(self._federation, client_ids, train, **division)
-        return self._federation.blocks(client_ids, train, **division)
 
 
 def _wrapped(text: str) -> str:

@@ -53,7 +53,7 @@ TELL_OF_MACHINES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD
 
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
     BatchSizeFinder: "the batch size is part of an experiment; choose --data.batch_size",
-    LearningRateFinder: "local rates belong to clients; try some values of --model.solver.lr, as `lit-fed sweep` does",
+    LearningRateFinder: "local rates belong to clients; give --model.solver.lr auto, or try some by `lit-fed sweep`",
     GradientAccumulationScheduler: "clients take whole batches; use --data.batch_size",
     StochasticWeightAveraging: "it averages the models of one optimizer; here a server writes the models",
     WeightAveraging: "client states belong to the models of their round, not to an average over rounds",

@@ -64,6 +64,8 @@ OF_CLIENTS = "--model.solver.%s is for clients on this machine; leave it out for
 SELECTS = "--model.selection {selection} selects clients by losses that they report, and %s"
 PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
 
+SEARCHES = "--model.solver.lr is auto, which is searched on the clients' samples, and %s; give a number"
+
 POSITIONS = "--model.weighting is positions, and %s; give samples or uniform"
 
 REFUSED: dict[str, str] = {
@@ -77,6 +79,8 @@ REFUSED: dict[str, str] = {
     "by_positions faults": POSITIONS % "--model.faults weighs absent clients by their samples",
     "by_positions size": POSITIONS % "--data.client_sampling size draws clients by their samples",
     "by_positions deployed": POSITIONS % "nodes tell their numbers of samples alone",
+    "searched privacy": SEARCHES % "the ε of --model.privacy does not cover it",
+    "searched deployed": SEARCHES % "those of a federation are on their nodes",
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
@@ -409,6 +413,7 @@ class Compatibility(NamedTuple):
             "loss": None if self.loss is None else type(self.loss).__name__,
             "client_lr": self.solver is not None and bool(self.solver.client_lr),
             "client_work": self.solver is not None and bool(self.solver.client_work),
+            "searched": self.solver is not None and self.solver.lr == "auto",
             "counted_classes": getattr(self.loss, "counts_classes", False),
             "local_norm": self.batch_norm == "local",
             "personal": None if parts is None else parts if isinstance(parts, str) else ", ".join(parts),

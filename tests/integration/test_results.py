@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import bench
+import defaults
 import pytest
 import reproduce
 from reproduce import TABLES
@@ -38,6 +39,10 @@ def test_a_page_begins_with_at_most_sixty_words_and_its_table(page):
 @pytest.mark.parametrize("name", TABLES)
 def test_the_index_has_findings_of_at_most_sixty_words(name):
     assert len(TABLES[name].found.split()) <= 60
+
+
+def test_the_page_of_learning_rates_is_what_its_record_gives():
+    assert (RESULTS / "defaults.md").read_text() == defaults.page(json.loads(defaults.RECORD.read_text()))
 
 
 @pytest.mark.parametrize(

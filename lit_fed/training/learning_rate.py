@@ -1,0 +1,182 @@
+"""The search of `--model.solver.lr auto`: learning rates compete over the first rounds of the run.
+
+Each trial is the beginning of the run itself with one rate: the same initial models, cohorts, batches and schedule.
+Half of the rates drop out after each stage (successive halving: Jamieson, Talwalkar. "Non-stochastic Best Arm
+Identification and Hyperparameter Optimization". AISTATS 2016). The last stage is long, since high rates lead at first
+where lower ones win in the end. All trials together take about 1.3 times the rounds of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+
+from lit_fed import serving
+from lit_fed.clients.session import ModelSettings, Session
+from lit_fed.core.reduce import all_reduce
+from lit_fed.core.task import Task
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError, NotFiniteError
+from lit_fed.rounds import FederatedRounds, in_memory
+from lit_fed.system.heartbeat import sign_of_life
+from lit_fed.training.planner import Planner
+
+__all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search"]
+
+SGD_RATES = (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
+"""Rates that a search tries with `sgd`, `adagrad` and `adadelta`."""
+
+ADAM_RATES = (0.0001, 0.000316, 0.001, 0.00316, 0.01, 0.0316)
+"""Rates that a search tries with optimizers that normalise each step."""
+
+STAGES = (1 / 16, 1 / 8, 1 / 2)
+"""Shares of the run's rounds after which trials are compared."""
+
+
+class Trial(NamedTuple):
+    """A measurement of a rate, a row of `learning_rates.csv`."""
+
+    lr: float
+    rounds: int
+    loss: float  # mean over the validation samples of seen clients; infinite if the trial diverged
+
+
+class _Run:
+    """The first rounds of a run with one rate.
+
+    Args:
+        federation: the federation before its first round.
+        data: the samples.
+        trainer: of the run; its ranks run the trial together.
+    """
+
+    def __init__(self, federation: FederatedRounds, data: FederatedDataModule, trainer: Trainer) -> None:
+        self.federation, self.data, self.precision = federation, data, trainer.precision_plugin
+        self.planner = Planner(federation, self.precision.val_step_context)
+
+    def loss_after(self, rounds: int) -> float:
+        """Go on until so many rounds are done; mean validation loss, by five digits, or infinity. A collective call."""
+        self.data.plan_with(self.planner)
+        while self.federation.server.rounds_done < rounds:
+            if not self._round():
+                return math.inf
+        return self._loss()
+
+    def _round(self) -> bool:
+        """Run a round; False if a client of any rank returned NaN or infinity."""
+        diverged = torch.zeros(1, device=self.federation.server.device)
+        for block in map(self._there, self.data.train_dataloader()):
+            try:
+                with self.precision.train_step_context():
+                    for _ in self.federation.train_block(block):
+                        sign_of_life()
+            except NotFiniteError:  # other ranks wait for this one at the end of the phase
+                diverged += 1
+            if block.ends_phase:
+                if all_reduce(diverged):
+                    return False
+                self.federation.end_phase()
+        self.federation.commit()
+        return True
+
+    def _there(self, block: Any) -> Any:
+        return self.data.transfer_batch_to_device(block, self.federation.server.device, 0)
+
+    def _loss(self) -> float:
+        sums = torch.zeros(2, dtype=torch.float64, device=self.federation.server.device)
+        try:
+            with torch.no_grad(), self.precision.val_step_context():
+                for block in map(self._there, self.data.val_dataloader()):
+                    for _, rows in serving.measure(self.federation, block, seen=True):
+                        sums += rows[:, :2].sum(0)
+                        sign_of_life()
+        except NotFiniteError:
+            sums += math.nan
+        number, loss = all_reduce(sums).tolist()
+        return float(f"{loss / number:.5g}") if math.isfinite(loss) else math.inf
+
+
+def search(
+    settings: ModelSettings, facts: TrainingFacts, data: FederatedDataModule, trainer: Trainer,
+    start: Callable[[Task], Task] | None,
+) -> list[Trial]:  # fmt: skip
+    """Try learning rates on the first rounds of a run; a collective call.
+
+    Args:
+        settings: of the module.
+        facts: of the run.
+        data: the samples.
+        trainer: of the run.
+        start: as of `Session.of`.
+
+    Returns:
+        The trials of each stage.
+
+    Raises:
+        ConfigError: if there are no validation samples, or the states of all trials exceed `client_memory_gb`.
+    """
+    seen, device = data.populations[0], trainer.strategy.root_device
+    if not seen.val.num_samples:
+        raise ConfigError(
+            "--model.solver.lr is auto, which is judged by validation samples, and clients have none; give "
+            "--data.val_fraction 0.1, or a number"
+        )
+    rates = SGD_RATES if settings.solver.optimizer in ("sgd", "adagrad", "adadelta") else ADAM_RATES
+    train, runs = seen.train.to(device), {}
+    for rate in rates:
+        session = Session.of(settings._replace(solver=replace(settings.solver, lr=rate)), facts, device, start)
+        terms, memory = session.terms._replace(public=data.public_samples), settings.client_memory_gb * 1e9
+        federation = in_memory(session.algorithm, terms, session.shared, session.choose, train, memory / len(rates))
+        federation.selection = settings.selection
+        if federation.store.in_files:
+            raise ConfigError(
+                f"--model.solver.lr is auto, and client states of {len(rates)} trials exceed "
+                f"--model.client_memory_gb {settings.client_memory_gb}; give more, or a number"
+            )
+        runs[rate] = _Run(federation, data, trainer).loss_after
+    return halved(runs, facts.num_rounds)
+
+
+def halved(runs: Mapping[float, Callable[[int], float]], num_rounds: int) -> list[Trial]:
+    """Compare rates after each stage; half of them are left after it.
+
+    Args:
+        runs: for each rate the loss after some rounds, infinite if it diverged.
+        num_rounds: rounds of the run.
+    """
+    trials: list[Trial] = []
+    for rounds in (max(1, round(share * num_rounds)) for share in STAGES):
+        found = [Trial(rate, rounds, loss_after(rounds)) for rate, loss_after in runs.items()]
+        trials += found
+        best = sorted(found, key=lambda one: (one.loss, one.lr))
+        runs = {one.lr: runs[one.lr] for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)}
+    return trials
+
+
+def best_rate(trials: Sequence[Trial], name: str) -> float:
+    """The rate whose last loss is the smallest, the smallest of equals.
+
+    Rates that dropped out count as well: those that were left may diverge slowly, with losses that are still finite.
+
+    Args:
+        trials: of a search.
+        name: of the algorithm, for messages.
+
+    Raises:
+        ConfigError: if all trials diverged, or the rate changes nothing.
+    """
+    last = {one.lr: one.loss for one in trials}
+    if all(map(math.isinf, last.values())):
+        raise ConfigError(
+            f"--model.solver.lr is auto, and all trials of {name} diverged, from {min(last)} on; see to the "
+            "inputs, or give a smaller number"
+        )
+    if len({one.loss for one in trials if one.rounds == trials[0].rounds}) == 1:
+        raise ConfigError(f"--model.solver.lr is auto, and the rate changes nothing under {name}; leave it out")
+    return min(last, key=lambda rate: (last[rate], rate))
