@@ -169,13 +169,16 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 def groups_found(cli: Any, folder: Path) -> dict[str, Any]:
     """How far the clients' largest components are their true groups: adjusted Rand index of the seen ones.
 
-    `unused` counts the components with less than a quarter of 1/M of the mean weight.
+    `unused` counts the components with less than a quarter of 1/M of the mean weight. Without mixture weights the index
+    is NaN.
     """
     import pandas as pd
     from sklearn.metrics import adjusted_rand_score
 
     table = pd.read_csv(folder / "clients.csv").query("population == 'seen'")
     weights = table[[name for name in table if name.startswith("pi_")]].to_numpy()
+    if not weights.size:  # the algorithm has no mixture
+        return {"rand": math.nan, "unused": 0}
     unused = int((weights.mean(axis=0) < 0.25 / weights.shape[1]).sum())
     found = adjusted_rand_score(table["group"], weights.argmax(axis=1)) if "group" in table else math.nan
     return {"rand": round(float(found), 4), "unused": unused}
