@@ -13,6 +13,7 @@ import inspect
 import pickle
 import pkgutil
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -572,6 +573,11 @@ def test_docstrings_name_paper_symbols_and_deviations(cls):
     if dataclasses.fields(cls):
         documented = cls.__doc__.split("Args:")[1]
         assert all(f"{field.name}:" in documented for field in dataclasses.fields(cls))
+
+
+def test_settings_have_types_in_the_module_of_the_class(cls):
+    """There the command line looks for those of bases, too; a name that is missing leaves all settings unchecked."""
+    assert typing.get_type_hints(cls, vars(inspect.getmodule(cls)))
 
 
 def test_settings_worth_tuning_have_values_that_are_taken(cls):
