@@ -18,8 +18,8 @@ from lightning.pytorch import seed_everything
 import lit_fed
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedAvg, FedEM
-from lit_fed.callbacks import RunReport
 from lit_fed.benchmark.command import benchmark_parser
+from lit_fed.callbacks import RunReport
 from lit_fed.cli import main
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
