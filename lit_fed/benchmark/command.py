@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-from lit_fed.benchmark.comparison import Row, cost_to_match, other_results, paired, row_of, share_worse
+from lit_fed.benchmark.comparison import Row, cost_to_match, mean_score, other_results, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
 from lit_fed.benchmark.records import (
     CLOSE,
@@ -191,7 +191,7 @@ def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         first, second = (records[name] for name in given.names)
         for population in ("seen", "unseen_0", "unseen_10", "unseen_100"):
             found = paired(first, second, population)
-            means = [_mean(one, population) for one in (first, second)]
+            means = [f"{100 * mean_score(one, population):.2f}" for one in (first, second)]
             worse = share_worse(first, second, population)
             clear = "" if found is None else "yes" if found.is_clear else "no"
             rows.append([task.name, population.replace("_", " "), *means, str(found), f"{100 * worse:.0f} %", clear])
@@ -199,12 +199,6 @@ def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         raise ConfigError(f"no task has records of both {' and '.join(given.names)}; make them by `benchmark run`")
     names = [*given.names, "difference, 95 %", "clients worse", "clear"]
     print_rows(" - ".join(given.names), ["task", "clients", *names], rows, words=2, width=140)
-
-
-def _mean(record: Record, population: str) -> str:
-    row = row_of(record)
-    values = {"seen": row.mean} | dict(zip(("unseen_0", "unseen_10", "unseen_100"), row.unseen, strict=True))
-    return f"{100 * values[population]:.2f}"
 
 
 def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
