@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_fed.benchmark.measures import Scores, primary
+from lit_fed.benchmark.measures import ADAPTED_ON, Scores, primary
 from lit_fed.benchmark.records import CLOSE, Record
 from lit_fed.command_line.paired import Interval, bootstrap
 from lit_fed.metrics.client_table import client_statistics
 
-__all__ = ["Row", "cost_to_match", "mean_score", "other_results", "paired", "row_of", "share_worse"]
+__all__ = ["Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse"]
 
 CLOSE_CLIENTS = 0.03
 """Mean distance of the clients' scores that another processor may make."""
@@ -40,10 +40,11 @@ def row_of(record: Record) -> Row:
     """The statistics of a record."""
     runs = [run for run in record["runs"] if "test" in run]
     seen = [_statistics(_scores(run, "seen")) for run in runs]
+    names = ("score_unweighted", "score_decile", "score_worst")
+    unweighted, decile, worst = (_mean([one.get(name) for one in seen]) for name in names)
     return Row(
         mean_score(record, "seen"), float(np.std(_primaries(record, "seen"))) if runs else math.nan,
-        *(_mean([one.get(f"score{name}") for one in seen]) for name in ("_unweighted", "_decile", "_worst")),
-        tuple(mean_score(record, f"unseen_{percent}") for percent in (0, 10, 100)),
+        unweighted, decile, worst, tuple(mean_score(record, f"unseen_{percent}") for percent in ADAPTED_ON),
         _mean([run["test"]["seen"]["ece"] for run in runs]),
         _mean([run["bytes_up"] + run["bytes_down"] for run in runs]) / 1e6,
         _mean([run["cpu_seconds"] for run in runs]), _mean([run["peak_bytes"] for run in runs]) / 1e6,
@@ -87,14 +88,11 @@ def _pairs(first: Record, second: Record, population: str) -> list[tuple[np.ndar
     """Differences first − second of the same clients and their samples, cut by cut."""
     found = []
     for one, other in _both(first, second, population):
-        known = dict(zip(other.clients, other.score, strict=True))
-        both = [
-            (score - known[name], number)
-            for name, score, number in zip(one.clients, one.score, one.samples, strict=True)
-            if score is not None and known.get(name) is not None
-        ]
+        known = {name: score for name, score in zip(other.clients, other.score, strict=True) if score is not None}
+        each = zip(one.clients, one.score, one.samples, strict=True)
+        both = [(score - known[name], number) for name, score, number in each if score is not None and name in known]
         if both:
-            found.append((np.array([one[0] for one in both]), np.array([one[1] for one in both], dtype=float)))
+            found.append((np.array([pair[0] for pair in both]), np.array([pair[1] for pair in both], dtype=float)))
     return found
 
 
@@ -155,3 +153,9 @@ def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | Non
     sent = [one.get("bytes_up", 0) + one.get("bytes_down", 0) for one in (run, again)]
     other = abs(sent[0] - sent[1]) > CLOSE * sent[1]
     return f"{where} sends {sent[1]:.0f} bytes, not {sent[0]:.0f}" if other else None
+
+
+def other_score(trial: int, said: float | None, again: float | None) -> str | None:
+    """What differs between a trial's validation score and that of its repetition; None if they agree."""
+    same = said is again is None or (said is not None and again is not None and abs(again - said) <= CLOSE)
+    return None if same else f"trial {trial + 1} run again has {again} on validation samples, and it says {said}"
