@@ -20,9 +20,10 @@ from scipy.stats import rankdata, studentized_range
 from trials import written
 
 import lit_fed.algorithms
-from lit_fed.benchmark.comparison import Difference, Row, paired, row_of, share_worse
+from lit_fed.benchmark.comparison import Row, paired, row_of, share_worse
 from lit_fed.benchmark.records import Record, read_records, read_refusals, with_clients
 from lit_fed.benchmark.task import Task, read_task
+from lit_fed.command_line.paired import Interval
 from lit_fed.pictures.style import save
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ class Standing(NamedTuple):
     """An algorithm on a task."""
 
     row: Row
-    gap: Difference | None  # the best algorithm minus it; None: it is the best
+    gap: Interval | None  # the best algorithm minus it; None: it is the best
     below_local: float  # share of the seen clients
     below_plus: float
 

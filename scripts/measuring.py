@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from lit_fed.core.types import Split
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.serving import measure
+from lit_fed.system.machine import peak_memory
 
 
 def medians(repetitions: int, **functions: tuple[Callable[[], Any], int]) -> dict[str, float]:
@@ -122,7 +122,7 @@ def fit(
 
 def peak_gigabytes() -> float:
     """Peak memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return peak_memory() / 1e9
 
 
 # ---------------------------------------------------------------------- the yardstick

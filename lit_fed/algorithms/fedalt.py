@@ -50,7 +50,7 @@ from lit_fed.core.partial_models import (
 )
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ModelState, Phase, Reduced, Stage
-from lit_fed.errors import check_settings
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedAlt", "FedSim"]
 
@@ -82,6 +82,15 @@ class FedSim(PartialModel):
         """The personal leaves."""
         return named_leaves(ctx.task, self.personal, "--model.algorithm.personal")
 
+    def shared_init(self, ctx: Context) -> SentPart:
+        """The initial network; refuses a rate of the shared leaves that no other rate is a multiple of."""
+        if self.personal_lr is not None and not ctx.solver.lr and not isinstance(self, FedAlt):
+            raise ConfigError(
+                f"--model.solver.lr is 0, and FedSim scales its steps to personal_lr {self.personal_lr}; give a rate > "
+                "0, or FedAlt, which trains personal leaves in steps of their own"
+            )
+        return super().shared_init(ctx)
+
     def client_step(self, ctx: Context, shared: SentPart, work: Any, batch: Batch) -> Any:
         """Both from one gradient (Alg. 3): v_i ← v_i − γ_v ∇_v F_i(u_i, v_i), u_i ← u_i − γ_u ∇_u F_i(u_i, v_i)."""
         own, old = names_of(shared.own), work.models
@@ -90,7 +99,8 @@ class FedSim(PartialModel):
         if self.personal_lr is None:
             return work
         before, after = (tree.named(one.parameters, own) for one in (old, work.models))
-        moved = tree.lerp(before, after, rate_of(ctx, self.personal_lr) / ctx.lr)  # a step is proportional to its rate
+        relative = rate_of(ctx._replace(lr=torch.ones_like(ctx.lr)), self.personal_lr)
+        moved = tree.lerp(before, after, relative)  # a step is proportional to its rate
         return work._replace(models=work.models._replace(parameters=work.models.parameters | moved))
 
     def server_step(self, ctx: Context, shared: SentPart, reduced: Reduced, client_ids: Tensor) -> SentPart:

@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 import math
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-from lit_fed.benchmark.comparison import Row, cost_to_match, other_results, paired, row_of, share_worse
+from lit_fed.benchmark import comparison
+from lit_fed.benchmark.comparison import Row, mean_score, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
-from lit_fed.benchmark.records import (
-    CLOSE,
-    Record,
-    checked_records,
-    problems,
-    read_records,
-    stored_folder,
-    with_clients,
-)
+from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder, with_clients
 from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.machine import require_cores
-from lit_fed.training.output import print_rows
+from lit_fed.training.output import print_line, print_rows
 
 __all__ = ["benchmark_parser", "run_benchmark"]
 
@@ -86,11 +78,6 @@ def run_benchmark(arguments: list[str], fit: Fit) -> None:
     actions[given.action](given, tasks, fit)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def _tasks(names: Sequence[str]) -> list[Task]:
     groups = suites()
     each = [one for name in names for one in groups.get(name, [name])]
@@ -106,7 +93,7 @@ def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         cells = (task.given.get("title", ""), clients, network, task.metric, task.rounds, len(task.cuts), known)
         rows.append([task.name, *map(str, cells)])
     print_rows("Tasks", ["task", "what", "clients", "network", "metric", "rounds", "cuts", "records"], rows, words=2)
-    _say(f"learning rates of all algorithms: {', '.join(map(str, LEARNING_RATES))}; {TRIALS} trials")
+    print_line(f"learning rates of all algorithms: {', '.join(map(str, LEARNING_RATES))}; {TRIALS} trials")
 
 
 def _points(name: str) -> list[dict[str, Any]] | None:
@@ -134,11 +121,11 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     held = {task.name: _records(given, task) for task in tasks}
     missing = [one for one in entries if _is_missing(one, held[one.task.name].get(one.name))]
     with FolderLock(output, f"--output {output}", "wait until it ends, or give another folder"):
-        make_records(missing, Path(given.data.root), output, given.jobs, fit, _say)
+        make_records(missing, Path(given.data.root), output, given.jobs, fit)
     against = next((one.name for one in (*missing, *entries)), None)
     for task in tasks:
         _table(task, _records(given, task), against)
-    _say(f"records: {output}")
+    print_line(f"records: {output}")
 
 
 def _is_missing(entry: Entry, record: Record | None) -> bool:
@@ -158,7 +145,7 @@ def _table(task: Task, records: dict[str, Record], against: str | None) -> None:
     for name, record in sorted(records.items(), key=lambda one: -row_of(one[1]).mean):
         row = row_of(record)
         worse = [share_worse(record, one) if one is not record else math.nan for one in baselines[:2]]
-        cells = _cells(row, worse, cost_to_match(record, baselines[2]))
+        cells = _cells(row, worse, comparison.cost_to_match(record, baselines[2]))
         if against in records:
             found = paired(records[against], record) if name != against else None
             cells.append("" if found is None else str(found))
@@ -191,7 +178,7 @@ def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         first, second = (records[name] for name in given.names)
         for population in ("seen", "unseen_0", "unseen_10", "unseen_100"):
             found = paired(first, second, population)
-            means = [_mean(one, population) for one in (first, second)]
+            means = [f"{100 * mean_score(one, population):.2f}" for one in (first, second)]
             worse = share_worse(first, second, population)
             clear = "" if found is None else "yes" if found.is_clear else "no"
             rows.append([task.name, population.replace("_", " "), *means, str(found), f"{100 * worse:.0f} %", clear])
@@ -199,12 +186,6 @@ def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         raise ConfigError(f"no task has records of both {' and '.join(given.names)}; make them by `benchmark run`")
     names = [*given.names, "difference, 95 %", "clients worse", "clear"]
     print_rows(" - ".join(given.names), ["task", "clients", *names], rows, words=2, width=140)
-
-
-def _mean(record: Record, population: str) -> str:
-    row = row_of(record)
-    values = {"seen": row.mean} | dict(zip(("unseen_0", "unseen_10", "unseen_100"), row.unseen, strict=True))
-    return f"{100 * values[population]:.2f}"
 
 
 def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
@@ -225,7 +206,7 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
             wrong += bool(found)
             kept = "keeps to the protocol; one cut and one trial, run again, have its results"
             said = "is refused: " + "; ".join(found) if found else kept
-            _say(f"{record['task']}: the record of {record['algorithm']} {said}")
+            print_line(f"{record['task']}: the record of {record['algorithm']} {said}")
     if wrong:
         raise SystemExit(1)
 
@@ -233,14 +214,9 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
 def _differences(record: Record, entry: Entry, fit: Fit, root: Path) -> Iterator[str]:
     """What differs in one cut and one trial, drawn by chance and run again."""
     run = secrets.choice(record["runs"])
-    again = make_run(fit, Work(entry, None, json.dumps(record["chosen"]), run["cut"]), root)
+    again = make_run(fit, root, Work(entry, None, json.dumps(record["chosen"]), run["cut"]))
     one, two = (with_clients(record | {"runs": [each]}, entry.task)["runs"][0] for each in (run, again))
-    if differs := other_results(one, two):
-        yield differs
     trial = secrets.randbelow(len(entry.points))
-    score, said = (
-        make_run(fit, Work(entry, trial, entry.points[trial], 0), root).get("score"),
-        record["tuning"]["scores"][trial],
-    )
-    if (score is None) != (said is None) or (score is not None and abs(score - said) > CLOSE):
-        yield f"trial {trial + 1} run again has {score} on validation samples, and it says {said}"
+    score = make_run(fit, root, Work(entry, trial, entry.points[trial], 0)).get("score")
+    said = comparison.other_score(trial, record["tuning"]["scores"][trial], score)
+    yield from filter(None, (comparison.other_results(one, two), said))

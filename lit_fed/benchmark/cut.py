@@ -14,7 +14,7 @@ import numpy as np
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import DataSet, Labels, Normalisation, PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import DataSet, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.columns import TableEncoder
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
@@ -74,20 +74,9 @@ class Cut(PooledDataSet):
 
     natural: ClassVar[bool] = True
 
-    @property
-    def num_classes(self) -> int | None:  # type: ignore[override]  # the base promises one answer for the class
-        """That of the data."""
-        return self.dataset.num_classes
-
-    @property
-    def labels(self) -> Labels:  # type: ignore[override]
-        """Kind of labels of the data."""
-        return self.dataset.labels
-
-    @property
-    def normalisation(self) -> Normalisation | None:  # type: ignore[override]
-        """That of the data."""
-        return self.dataset.normalisation
+    num_classes = property(lambda self: self.dataset.num_classes)
+    labels = property(lambda self: self.dataset.labels)
+    normalisation = property(lambda self: self.dataset.normalisation)
 
     def prepare(self) -> None:
         self.dataset.prepare()
@@ -123,8 +112,8 @@ def _cut(cut: Cut) -> Samples:
     numbers = np.flatnonzero([len(own) >= cut.min_samples for own in rows])
     require(len(numbers) > 1, f"{len(numbers)} clients have {cut.min_samples} samples; a cut needs at least two")
     if cut.most_clients is not None and cut.most_clients < len(numbers):
-        draw = generator(cut.cut, 0, 0, "benchmark clients").choice(numbers, cut.most_clients, replace=False)
-        numbers = np.sort(draw)
+        rng = generator(cut.cut, 0, 0, "benchmark clients")
+        numbers = np.sort(rng.choice(numbers, cut.most_clients, replace=False))
     rows, names = [rows[one] for one in numbers], [names[one] for one in numbers]
     kept = np.concatenate(rows)
     split = np.concatenate([_split(y[own], cut.cut, number) for number, own in enumerate(rows)])

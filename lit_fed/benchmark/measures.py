@@ -53,12 +53,7 @@ class Scores(NamedTuple):
 
 
 def primary(scores: Scores, score: str) -> float:
-    """What a task is judged by: the metric of all samples together, or the clients' mean by samples; NaN if undefined.
-
-    Args:
-        scores: of a population.
-        score: one of `SCORES`.
-    """
+    """What a task is judged by, one of `SCORES`: the clients' mean by samples or the pooled metric; NaN without one."""
     if score == "pooled":
         return math.nan if scores.pooled is None else scores.pooled
     held = [(score, number) for score, number in zip(scores.score, scores.samples, strict=True) if score is not None]
@@ -71,16 +66,7 @@ def measured(
     module: FederatedModule, data: FederatedDataModule, population: Population, split: Literal["val", "test"],
     metric: str, percent: int = 100,
 ) -> Scores:  # fmt: skip
-    """Serve the clients of a population and score their samples.
-
-    Args:
-        module: the trained module.
-        data: the samples.
-        population: which clients.
-        split: the samples that are scored.
-        metric: one of `METRICS`.
-        percent: of each client's training samples, those that it adapts on.
-    """
+    """Serve the clients of a population, which adapt on some percent of their training samples, and score a split."""
     clients = data.populations[0] if population == "seen" else data.populations[1]
     assert clients is not None
     scored, train = data.splits(population, split)
@@ -113,9 +99,7 @@ def _part(train: Split, percent: int, seed: int) -> Split:
 def scores_on_test(module: FederatedModule, data: FederatedDataModule, metric: str) -> dict[str, Scores]:
     """Scores of test samples, read once: of seen clients, and of unseen ones for each share of `ADAPTED_ON`."""
     found = {"seen": measured(module, data, "seen", "test", metric)}
-    for percent in ADAPTED_ON:
-        found[f"unseen_{percent}"] = measured(module, data, "unseen", "test", metric, percent)
-    return found
+    return found | {f"unseen_{one}": measured(module, data, "unseen", "test", metric, one) for one in ADAPTED_ON}
 
 
 class ValidationCurve(FederatedCallback):
@@ -160,16 +144,13 @@ def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -
     labels = [y.double().flatten().numpy() for y, _ in parts]
     outputs = [shown.double().flatten(0, -2).numpy() for _, shown in parts]
     every, shown = np.concatenate(labels), np.concatenate(outputs)
-    pairs = list(zip(labels, outputs, strict=True))
+    pairs, sizes = list(zip(labels, outputs, strict=True)), list(map(len, labels))
     if metric == "r2":
         pooled = 1 - float(np.square(every - shown[:, 0]).mean() / every.var())
-        scores: list[float | None] = [1 - float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs]
-        return Scores(names, list(map(len, labels)), scores, None, pooled)
+        return Scores(names, sizes, [1 - float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs], None, pooled)
     score = _hits if metric == "accuracy" else area
-    return Scores(
-        names, list(map(len, labels)), [score(y, log) for y, log in pairs],
-        calibration_error(every, shown), score(every, shown),
-    )  # fmt: skip
+    each = [score(y, log) for y, log in pairs]
+    return Scores(names, sizes, each, calibration_error(every, shown), score(every, shown))
 
 
 def _hits(labels: np.ndarray, log_prob: np.ndarray) -> float:

@@ -43,11 +43,9 @@ def trial_points(algorithm: type[Algorithm]) -> list[Point]:
         >>> len(trial_points(FedAvg)), trial_points(FedAvg)[0].keys(), trial_points(Ditto)[0].keys()
         (8, dict_keys(['lr']), dict_keys(['lr', 'prox_weight']))
     """
-    space = tuning_space(algorithm)
-    names = list(space)[:MOST_SETTINGS]
-    columns = {name: _column(space[name], number) for number, name in enumerate(names, 1)}
-    rates = _column(LEARNING_RATES, 0)
-    return [{"lr": rates[trial], **{name: columns[name][trial] for name in names}} for trial in range(TRIALS)]
+    tuned = list(tuning_space(algorithm).items())[:MOST_SETTINGS]
+    columns = {name: _column(values, number) for number, (name, values) in enumerate([("lr", LEARNING_RATES), *tuned])}
+    return [{name: column[trial] for name, column in columns.items()} for trial in range(TRIALS)]
 
 
 def _column(values: Sequence[Any], number: int) -> list[Any]:

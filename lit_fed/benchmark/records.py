@@ -88,10 +88,7 @@ def write_refusal(folder: Path, task: str, algorithm: str, reason: str) -> None:
 def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[str, Record]:
     """The records of a task by algorithm, those of later folders first; one that breaks the protocol is left out.
 
-    Args:
-        task: the task.
-        folders: where records lie.
-        points: the points of the trials of an algorithm, by its name.
+    `points` gives the points of the trials of an algorithm by its name, None if it cannot be imported.
     """
     found: dict[str, Record] = {}
     for path in dict.fromkeys(folder.resolve() / f"{task.name}.jsonl" for folder in folders):
@@ -118,13 +115,7 @@ def with_clients(record: Record, task: Task) -> Record:
 
 
 def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
-    """What in a record breaks the protocol.
-
-    Args:
-        record: the record.
-        task: its task.
-        points: the points of the trials; None: the algorithm cannot be imported, and they are not checked.
-    """
+    """What in a record breaks the protocol; without points of its trials, which need the algorithm, all but those."""
     if record.keys() != FIELDS or record["protocol"] != PROTOCOL:
         yield f"it is no record of protocol {PROTOCOL}"
         return
@@ -153,9 +144,8 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
 def _problems_of_score(record: Record) -> Iterator[str]:
     """The trial of the chosen point and the run of cut 0 are the same training: they have one validation score."""
     tuning, first = record["tuning"], record["runs"][0]
-    scores = [
-        score for point, score in zip(tuning["points"], tuning["scores"], strict=False) if point == record["chosen"]
-    ]
+    pairs = zip(tuning["points"], tuning["scores"], strict=False)
+    scores = [score for point, score in pairs if point == record["chosen"]]
     if "score" in first and not any(score is not None and abs(score - first["score"]) <= CLOSE for score in scores):
         yield f"its run of cut 0 has {first['score']} on validation samples, and the same trial {scores}"
 

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import resource
 import sys
 import time
 from collections import deque
@@ -35,9 +34,11 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.system.files import write_atomically
+from lit_fed.system.machine import forget_peak_memory, peak_memory
 from lit_fed.system.names import did_you_mean
+from lit_fed.training.output import print_line
 
-__all__ = ["Entry", "Work", "algorithm_class", "cut_of", "entry_of", "make_records", "make_run"]
+__all__ = ["Entry", "Work", "algorithm_class", "entry_of", "make_records", "make_run"]
 
 Fit = Callable[[list[str]], Any]
 """Runs `fit` without a test, and returns the command line's object; other processes import it by its name."""
@@ -68,9 +69,8 @@ class Work(NamedTuple):
     @property
     def said(self) -> str:
         """What it is, in words."""
-        return f"{self.entry.task.name} {self.entry.name} " + (
-            f"cut {self.cut}" if self.trial is None else f"trial {self.trial + 1} of {len(self.entry.points)}"
-        )
+        part = f"cut {self.cut}" if self.trial is None else f"trial {self.trial + 1} of {len(self.entry.points)}"
+        return f"{self.entry.task.name} {self.entry.name} {part}"
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
@@ -100,13 +100,9 @@ def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
     return Entry(task, name, tuple(json.dumps(point) for point in trial_points(algorithm)), source)
 
 
-def cut_of(arguments: dict[str, Any]) -> Cut:
-    """The data of a run."""
-    return _parsed(json.dumps(arguments["data"]["dataset"]))
-
-
 @lru_cache(maxsize=64)
-def _parsed(dataset: str) -> Cut:
+def _cut_of(dataset: str) -> Cut:
+    """The data of a run, from their configuration as JSON."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--dataset", type=DataSet)
     try:
@@ -117,26 +113,18 @@ def _parsed(dataset: str) -> Cut:
     return cut
 
 
-def make_records(
-    entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit, say: Callable[[str], None]
-) -> None:
+def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit) -> None:
     """Make the records of algorithms on tasks, each as soon as its runs are made.
 
     What a run returns is kept in a file until its record is made, so that a killed benchmark repeats no finished run.
-
-    Args:
-        entries: algorithms and tasks.
-        root: folder of the data.
-        output: folder of the records.
-        jobs: runs at a time.
-        fit: see `Fit`.
-        say: prints a line.
+    Data lie in `root`, records in `output`; `jobs` runs are made at a time.
     """
     forget_data()
     for task in {entry.task.path: entry.task for entry in entries}.values():
         for cut in task.cuts:
-            task.check_samples(cut_of(task.at(root, task.arguments("FedAvg", {"lr": 0.1}, cut))))
-    schedule = _Schedule(entries, root, output, fit, say)
+            given = task.at(root, task.arguments("FedAvg", {"lr": 0.1}, cut))
+            task.check_samples(_cut_of(json.dumps(given["data"]["dataset"])))
+    schedule = _Schedule(entries, output, partial(make_run, fit, root))
     if jobs > 1:
         run_many(schedule.next_job, schedule.ended, jobs)
     while (job := schedule.next_job()) is not None:
@@ -152,10 +140,8 @@ def make_records(
 class _Schedule:
     """The runs that are left: trials, and final runs of each algorithm once its trials are over."""
 
-    def __init__(
-        self, entries: Sequence[Entry], root: Path, output: Path, fit: Fit, say: Callable[[str], None]
-    ) -> None:
-        self.folder, self.output, self.root, self.fit, self.say = output / "unfinished", output, root, fit, say
+    def __init__(self, entries: Sequence[Entry], output: Path, run: Callable[[Work], dict[str, Any]]) -> None:
+        self.folder, self.output, self.run = output / "unfinished", output, run
         self.folder.mkdir(parents=True, exist_ok=True)
         self.found: dict[Work, dict[str, Any]] = {}  # results of this and of earlier processes
         self.trials = {
@@ -193,7 +179,7 @@ class _Schedule:
             if not finals or any("refused" in self.found[work] for work in finals):
                 reason = [*refused, "every trial diverged"][0]
                 write_refusal(self.output, entry.task.name, entry.name, reason)
-                self.say(f"{entry.task.name} {entry.name}: no record: {reason}")
+                print_line(f"{entry.task.name} {entry.name}: no record: {reason}")
                 return
             write_record(self.output, record_of(entry, trials, finals, self.found))
             for work in (*trials, *finals):
@@ -207,7 +193,7 @@ class _Schedule:
     def next_job(self) -> Job | None:
         """The next run; None if none is ready."""
         work = self.waiting.popleft() if self.waiting else None
-        return None if work is None else Job(work, partial(make_run, self.fit, work, self.root))
+        return None if work is None else Job(work, partial(self.run, work))
 
     def ended(self, outcome: Outcome) -> None:
         """Take in the end of a run."""
@@ -221,7 +207,7 @@ class _Schedule:
         told = next((result[one] for one in ("refused", "diverged") if one in result), None)
         told = f"validation {result['score']}" if told is None else str(told)
         left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
-        self.say(f"{work.said}: {told} ({self.left} runs, {left} left)")
+        print_line(f"{work.said}: {told} ({self.left} runs, {left} left)")
         self._follow(work.entry)
 
 
@@ -229,29 +215,21 @@ def record_of(
     entry: Entry, trials: Sequence[Work], finals: Sequence[Work], found: Mapping[Work, dict[str, Any]]
 ) -> Record:
     """The record of an algorithm on a task."""
-    versions = {name: version(name) for name in ("lit-fed", "torch", "numpy")}
+    task, versions = entry.task, {name: version(name) for name in ("lit-fed", "torch", "numpy")}
+    tuning = {
+        "cut": 0, "split": "val", "points": [json.loads(work.point) for work in trials],
+        "scores": [found[work].get("score") for work in trials],
+        "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
+    }  # fmt: skip
     return {
-        "algorithm": entry.name,
-        "task": entry.task.name,
-        "metric": entry.task.metric,
-        "score": entry.task.score,
-        "protocol": PROTOCOL,
-        "source": entry.source,
-        "versions": versions | {"python": platform.python_version()},
-        "tuning": {
-            "cut": 0,
-            "split": "val",
-            "points": [json.loads(work.point) for work in trials],
-            "scores": [found[work].get("score") for work in trials],
-            "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
-        },
-        "chosen": json.loads(finals[0].point),
+        "algorithm": entry.name, "task": task.name, "metric": task.metric, "score": task.score, "protocol": PROTOCOL,
+        "source": entry.source, "versions": versions | {"python": platform.python_version()}, "tuning": tuning,
+        "chosen": json.loads(finals[0].point), "runs": [found[work] for work in finals],
         "arguments": finals[0].arguments,  # those of other cuts differ in their number and seed alone
-        "runs": [found[work] for work in finals],
-    }
+    }  # fmt: skip
 
 
-def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
+def make_run(fit: Fit, root: Path, work: Work) -> dict[str, Any]:
     """Make a run: a trial is judged on validation samples, a final run also on test samples, once.
 
     Returns:
@@ -261,14 +239,12 @@ def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     keep_notices_out()
     task = work.entry.task
     given = task.at(root, work.arguments)
-    samples = task.check_samples(cut_of(given))
-    points = 1 if work.trial is not None else 10
-    curve = {"class_path": f"{ValidationCurve.__module__}.ValidationCurve"}
-    given["trainer"]["callbacks"] = [
-        curve | {"init_args": {"metric": task.metric, "score": task.score, "points": points}}
-    ]
+    samples = task.check_samples(_cut_of(json.dumps(given["data"]["dataset"])))
+    measured = {"metric": task.metric, "score": task.score, "points": 10 if work.trial is None else 1}
+    curve = {"class_path": f"{ValidationCurve.__module__}.ValidationCurve", "init_args": measured}
+    given["trainer"]["callbacks"] = [curve]
     result: dict[str, Any] = {"cut": work.cut, "samples": samples}
-    _forget_peak()
+    forget_peak_memory()
     began = time.process_time()
     with _quiet():
         try:
@@ -281,29 +257,14 @@ def make_run(fit: Fit, work: Work, root: Path) -> dict[str, Any]:
     result |= {"round": last, "score": score, "cpu_seconds": round(spent - seen.seconds, 3)}
     if work.trial is not None:
         return result
-    result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": _peak()}
-    result["curve"] = seen.curve
+    result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": peak_memory()}
     with _quiet():
         scores = scores_on_test(cli.model, cli.datamodule, task.metric)
-    return result | {"test_reads": 1, "test": {name: rounded(one) for name, one in scores.items()}}
+    test = {name: rounded(one) for name, one in scores.items()}
+    return result | {"curve": seen.curve, "test_reads": 1, "test": test}
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
-
-
-def _forget_peak() -> None:
-    """Let the system measure this process's peak memory anew, where it can."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> int:
-    """Peak memory of this process, in bytes."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found:
-            return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

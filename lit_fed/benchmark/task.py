@@ -43,32 +43,11 @@ class Task:
 
     name: str
     path: Path
-    given: dict[str, Any]
-
-    @property
-    def metric(self) -> str:
-        """Name of the primary metric."""
-        return str(self.given["metric"])
-
-    @property
-    def score(self) -> str:
-        """What it is judged by: `clients` or `pooled`."""
-        return str(self.given.get("score", SCORES[0]))
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of each run."""
-        return int(self.given["rounds"])
-
-    @property
-    def cuts(self) -> range:
-        """Numbers of the cuts."""
-        return range(self.given.get("cuts", CUTS))
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether it is one of the benchmark's own tasks."""
-        return self.path.parent == configs_folder() / "benchmark"
+    given: dict[str, Any]  # the file
+    metric: str  # the primary one
+    score: str  # what it is judged by: `clients` or `pooled`
+    rounds: int  # of each run
+    cuts: range  # their numbers
 
     @property
     def digests_path(self) -> Path:
@@ -76,13 +55,7 @@ class Task:
         return self.path.with_suffix(".samples.jsonl")
 
     def arguments(self, algorithm: str, point: Point, cut: int) -> dict[str, Any]:
-        """The configuration of a run, without the place of the data.
-
-        Args:
-            algorithm: path or name of its class.
-            point: learning rate and settings of the algorithm.
-            cut: number of the cut, which also decides the training seed.
-        """
+        """The configuration of a run, without the place of the data; the cut also decides the training seed."""
         lr, settings = point["lr"], {name: value for name, value in point.items() if name != "lr"}
         of_cut = {name: self.given[name] for name in OF_CUT if name in self.given}
         epochs, per_round = self.given.get("local_epochs", 1), self.given.get("clients_per_round")
@@ -112,21 +85,19 @@ class Task:
         Raises:
             ConfigError: naming the first client whose samples are others.
         """
-        found = cut.clients()
-        known = self.known_clients()
+        found, known = cut.clients(), self.known_clients()
+        is_shipped = self.path.parent == configs_folder() / "benchmark"
         if cut.cut not in known:
-            if self.is_shipped and known:
+            if is_shipped and known:
                 raise ConfigError(f"{self.digests_path} has no digests of cut {cut.cut}; the task is not complete")
-            self.write_clients(known | {cut.cut: found})
-            return samples_digest(found.digests)
-        told = known[cut.cut].digests
-        for name in sorted(found.digests.keys() | told.keys()):
-            if found.digests.get(name) != told.get(name):
-                raise ConfigError(
-                    f"task {self.name}, cut {cut.cut}: the samples of client {name!r} differ from those in "
-                    f"{self.digests_path}; restore the data"
-                    + ("" if self.is_shipped else ", or delete that file and the records of the task")
-                )
+            known |= {cut.cut: found}
+            self.write_clients(known)
+        one, other, where = found.digests, known[cut.cut].digests, self.digests_path
+        for name in sorted(one.keys() | other.keys()):
+            if one.get(name) != other.get(name):
+                fix = "" if is_shipped else ", or delete that file and the records of the task"
+                wrong = f"task {self.name}, cut {cut.cut}: the samples of client {name!r} differ from those in"
+                raise ConfigError(f"{wrong} {where}; restore the data{fix}")
         return samples_digest(found.digests)
 
     def known_clients(self) -> dict[int, CutClients]:
@@ -138,11 +109,9 @@ class Task:
 
     def write_clients(self, clients: Mapping[int, CutClients]) -> None:
         """Write the clients of each cut beside the task."""
-        lines = [
-            json.dumps({"cut": cut, **clients[cut]._asdict()}, sort_keys=True, ensure_ascii=False)
-            for cut in sorted(clients)
-        ]
-        write_atomically(self.digests_path, "\n".join(lines) + "\n")
+        rows = [{"cut": cut, **clients[cut]._asdict()} for cut in sorted(clients)]
+        lines = [json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows]
+        write_atomically(self.digests_path, "".join(lines))
 
 
 def task_files() -> dict[str, Path]:
@@ -168,9 +137,8 @@ def read_task(name: str) -> Task:
     own = task_files()
     path = Path(name) if Path(name).suffix in (".yaml", ".yml") else own.get(name)
     if path is None:
-        raise ConfigError(
-            f"--tasks: there is no task {name!r}\n" + did_you_mean(name, own, f"choose from {', '.join(own)}")
-        )
+        near = did_you_mean(name, own, f"choose from {', '.join(own)}")
+        raise ConfigError(f"--tasks: there is no task {name!r}\n{near}")
     try:
         given = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -179,13 +147,12 @@ def read_task(name: str) -> Task:
         raise ConfigError(f"--tasks {path}: a task is a mapping with {', '.join(NEEDED)}")
     if lacks := [field for field in NEEDED if field not in given]:
         raise ConfigError(f"--tasks {path}: {lacks[0]} is missing; add it")
-    for field in given:
-        if field not in FIELDS:
-            raise ConfigError(
-                f"--tasks {path}: there is no field {field!r}; the protocol decides all but {', '.join(sorted(FIELDS))}"
-            )
+    if others := [field for field in given if field not in FIELDS]:
+        fix = f"the protocol decides all but {', '.join(sorted(FIELDS))}"
+        raise ConfigError(f"--tasks {path}: there is no field {others[0]!r}; {fix}")
     _check_values(path, given)
-    return Task(path.stem, path.absolute(), given)
+    score, cuts = given.get("score", SCORES[0]), range(given.get("cuts", CUTS))
+    return Task(path.stem, path.absolute(), given, given["metric"], score, given["rounds"], cuts)
 
 
 def _check_values(path: Path, given: dict[str, Any]) -> None:

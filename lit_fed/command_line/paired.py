@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,13 +15,16 @@ from lit_fed.system.packages import pd
 if TYPE_CHECKING:
     from lit_fed.command_line.compare import FinishedRun
 
-__all__ = ["Interval", "larger_is_better", "mean_difference", "paired"]
+__all__ = ["Interval", "bootstrap", "larger_is_better", "mean_difference", "paired"]
 
 DRAWS = 2000
 """Bootstrap samples of an interval."""
 
-LEVEL = 0.95
-"""Confidence of an interval."""
+INTERVAL = (0.025, 0.975)
+"""Quantiles of the bootstrap samples."""
+
+BLOCK = 2**24
+"""Upper limit of the numbers that are drawn at a time, and of those that are kept for the next interval."""
 
 TRAINING = (
     "batch_size", "client_fraction", "clients_per_round", "client_sampling", "clients_per_block", "augment", "poison",
@@ -30,11 +34,19 @@ TRAINING = (
 
 
 class Interval(NamedTuple):
-    """A mean, and its confidence interval."""
+    """A mean, and its confidence interval; as a text in percent."""
 
     mean: float
     low: float
     high: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:+.2f} [{100 * self.low:+.2f}, {100 * self.high:+.2f}]"
 
 
 def larger_is_better(runs: Sequence[FinishedRun], metric: str) -> bool | None:
@@ -99,14 +111,45 @@ def mean_difference(table: pd.DataFrame) -> Interval:
     for _, rows in table.groupby("division"):
         difference = rows["value"].to_numpy(float) - rows["other"].to_numpy(float)
         parts.append((difference, rows["samples"].to_numpy(float).clip(min=1)))
-    rng = generator(0, 0, 0, "paired clients")
-    means = []
-    for _ in range(DRAWS):
-        chosen = []
-        for number in rng.integers(len(parts), size=len(parts)):
-            difference, weight = parts[number]
-            drawn = rng.integers(len(weight), size=len(weight))
-            chosen.append(difference[drawn] @ weight[drawn] / weight[drawn].sum())
-        means.append(np.mean(chosen))
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return bootstrap(parts)
+
+
+def bootstrap(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Interval:
+    """Mean of the parts' weighted means: parts are drawn with replacement, and within each its values.
+
+    Args:
+        parts: values and weights of each part, both [n]; at least one part with at least one value.
+    """
+    sizes = tuple(len(values) for values, _ in parts)
+    number = len(sizes)
+    draws = iter(_kept(sizes) if number * DRAWS * sum(sizes) <= BLOCK else _drawn(sizes))
+    means = np.empty((number, number * DRAWS))  # of each part, one for each place that it may be drawn for
+    for mean, (values, weight) in zip(means, parts, strict=True):
+        for rows in _blocks(len(values), number):
+            counts = next(draws)
+            mean[rows] = counts @ (values * weight) / (counts @ weight)
+    places = np.arange(number)[:, None], np.arange(DRAWS)
+    low, high = np.quantile(means.reshape(number, number, DRAWS)[(next(draws), *places)].mean(0), INTERVAL)
     return Interval(float(np.mean([one @ weight / weight.sum() for one, weight in parts])), float(low), float(high))
+
+
+def _blocks(size: int, number: int) -> list[slice]:
+    """The bootstrap samples of a part with this many values, a few at a time."""
+    total, step = number * DRAWS, max(1, BLOCK // size)
+    return [slice(start, min(start + step, total)) for start in range(0, total, step)]
+
+
+def _drawn(sizes: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Counts [b, n] of the drawn values, part by part and block by block; last the drawn parts [parts, DRAWS]."""
+    rng = generator(0, 0, 0, "benchmark bootstrap")
+    for size in sizes:
+        for rows in _blocks(size, len(sizes)):
+            count = rows.stop - rows.start
+            drawn = rng.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
+            yield np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size).astype(float)
+    yield rng.integers(len(sizes), size=(len(sizes), DRAWS))
+
+
+@lru_cache(maxsize=2)  # the pairs of a benchmark's task have the same clients
+def _kept(sizes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    return tuple(_drawn(sizes))

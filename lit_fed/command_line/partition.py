@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 
 from lit_fed.command_line.arguments import prepared
 from lit_fed.command_line.classes import check_parsed
@@ -24,7 +24,7 @@ from lit_fed.training.output import check_new_folder, new_folder, print_rows, wr
 __all__ = ["partition_parser", "partition_table", "print_partition", "show_partition"]
 
 OF_OTHER_COMMANDS = ("model", "trainer", "seed_everything", "name", "ckpt_path")
-"""Sections of a run's configuration on which no partition depends."""
+"""Sections of a run's configuration on which no partition depends, but for `model.target`."""
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -34,7 +34,7 @@ def partition_parser() -> FederatedParser:
     parser = command_parser(
         "partition", None,
         "Prints a table and writes partition.png and partition.csv. Takes the "
-        "same configurations as fit, only their section `data` matters.",
+        "same configurations as fit; only their section `data` and `model.target` matter.",
     )  # fmt: skip
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="path of a configuration.")
     parser.add_argument("--output", type=str, default="partition", help="folder to be written, new or empty.")
@@ -42,6 +42,7 @@ def partition_parser() -> FederatedParser:
     explain_arguments(parser)
     for name in OF_OTHER_COMMANDS:
         parser.add_argument(f"--{name}", type=Any, default=SUPPRESS, help=SUPPRESS)
+    parser.add_argument("--model.target", type=Target | None, help="what labels are, as in fit.")
     return parser
 
 
@@ -55,13 +56,23 @@ def show_partition(arguments: list[str]) -> None:
     config = parser.parse_args(prepared(arguments))
     check_parsed(parser, config)
     folder = check_new_folder(config.output)
-    data: FederatedDataModule = parser.instantiate(config).data
+    data: FederatedDataModule = parser.instantiate(Namespace(data=config.data)).data  # type: ignore[no-untyped-call]
+    data.given_target = _target(config.model)
     data.prepare_data()
     data.setup()
     table = partition_table(data)
     _write(table, folder)
     print_partition(table, _title(data))
     sys.stdout.write(f"results: {folder}\n")
+
+
+def _target(model: Any) -> Target | None:
+    """The target of the section `model`, which a configuration leaves as it stands there."""
+    parser = FederatedParser()
+    parser.add_argument("--model.target", type=Target | None)
+    given = model.get("target") if isinstance(model, dict | Namespace) else None
+    target: Target | None = parser.instantiate(parser.parse_object({"model": {"target": given}})).model.target
+    return target
 
 
 def _write(table: pd.DataFrame, folder: Path) -> None:

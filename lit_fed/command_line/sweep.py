@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
 from lit_fed.system.machine import cores, require_cores
-from lit_fed.training.output import check_writable
+from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def _sweep_points(sweep: Sweep, folder: Path, given: Namespace, parse: Any, run:
     with SweepFolder(folder, given.seeds_of.split(",")).opened(sweep, seeds) as opened:
         points = _Points(sweep, Search(sweep, folder), opened, seeds, total, run)
         jobs = min(given.jobs or len(cores()), points.runs_total)
-        _say(f"{len(points.results)} of {total} points are done; {jobs} runs at a time")
+        print_line(f"{len(points.results)} of {total} points are done; {jobs} runs at a time")
         run_many(points.next_job, points.done, jobs)
         note = (
             f"±: one standard deviation over seeds of {' and '.join(opened.seeds_of)}" if len(points.seeds) > 1 else ""
@@ -124,8 +123,8 @@ def _sweep_points(sweep: Sweep, folder: Path, given: Namespace, parse: Any, run:
         if points.results:
             print_results(sweep, points.results, note)
     for number, error in points.errors.items():
-        _say(f"point {number:03d} failed: {error}")
-    _say(f"results: {folder}")
+        print_line(f"point {number:03d} failed: {error}")
+    print_line(f"results: {folder}")
     return len(points.errors)
 
 
@@ -162,11 +161,6 @@ def number_of_points(sweep: Sweep, trials: int | None) -> int:
     if trials is not None:
         raise ConfigError(f"--trials {trials}: {sweep.path} is a grid, of which every point is run; leave it out")
     return sweep.grid_size()
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()  # also into a pipe
 
 
 def _fit(run: Callable[[list[str]], Any], arguments: list[str]) -> None:
@@ -254,7 +248,7 @@ class _Points:
         shown = ", ".join(f"{name} {self.points[number][key]}" for key, name in self.sweep.short_names().items())
         over = len(self.results) + len(self.errors)
         left = time_left(self.runs_done, self.runs_total, time.monotonic() - self.started)
-        _say(f"{over}/{self.total}  point {number:03d}: {shown}: {text} ({left} left)")
+        print_line(f"{over}/{self.total}  point {number:03d}: {shown}: {text} ({left} left)")
 
 
 class SweepFolder:

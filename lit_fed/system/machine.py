@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +15,10 @@ from torch import Tensor
 
 from lit_fed.errors import ConfigError
 
-__all__ = ["aligned", "available_memory", "cores", "keep_freed_memory", "require_cores", "require_memory"]
+__all__ = [
+    "aligned", "available_memory", "cores", "forget_peak_memory", "keep_freed_memory", "peak_memory", "require_cores",
+    "require_memory",
+]  # fmt: skip
 
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -39,6 +45,23 @@ def require_memory(num_bytes: int, what: str, fix: str) -> None:
     available = available_memory()
     if available is not None and num_bytes > available:
         raise ConfigError(f"{what}: takes {_in_words(num_bytes)}, and {_in_words(available)} are free here; {fix}")
+
+
+def forget_peak_memory() -> None:
+    """Let the system measure this process's peak memory anew, where it can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """Peak memory of this process, in bytes."""
+    with suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found:
+            return int(found[1]) * 1024
+    import resource  # Windows has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _free() -> int | None:

@@ -104,7 +104,7 @@ def settings_stored(entry: dict[str, Any] | None) -> dict[str, Any]:
 def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str = "") -> list[Difference]:
     """Settings that differ between two nested dicts, empty if one of them is; of another class, the class alone.
 
-    Settings that only `given` holds are ignored.
+    Settings that only `given` holds are ignored, entries of a user's dict, such as `client_lr`, are not.
 
     Example:
         >>> [str(one) for one in compare_arguments({"lr": 0.1}, {"lr": 0.2}, "model.solver.")]
@@ -118,11 +118,22 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
     found = []
     for key, before in stored.items():
         name, now = f"{prefix}{key}", given.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
+        if isinstance(before, dict) and isinstance(now, dict) and not _is_users(key, stored, before, now):
             found += compare_arguments(before, now, f"{name}.") if name not in MEASURED else []
         elif before != now and name not in MEASURED and not (key == "class_path" and _same_class(before, now)):
             found.append(Difference(name.replace(".init_args.", ".").replace(".class_path", ""), before, now))
     return found
+
+
+def _is_users(key: str, owner: dict[str, Any], before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether entries of these dicts are a user's: no names of settings, of which a later version may have more.
+
+    In `plain_settings` these are dicts without a class within one with a class. In arguments sections have no class
+    either, but they are not empty.
+    """
+    if key == "init_args":
+        return False
+    return not (before and now) or ("class_path" in owner and "class_path" not in before | now)
 
 
 def _same_class(one: Any, other: Any) -> bool:
@@ -334,7 +345,6 @@ class RunHistory:
         return {
             "algorithm": plain_settings(federation.algorithm),
             "solver": plain_settings(federation.terms.solver),
-            "solver by client": repr((federation.terms.solver.client_lr, federation.terms.solver.client_work)),
             "selection": plain_settings(federation.selection),
             "clients": federation.terms.num_clients,
             "client states in files": federation.store.in_files,

@@ -25,7 +25,7 @@ from lit_fed.system.spreadsheets import quoted_table
 
 __all__ = [
     "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
-    "check_writable", "new_folder", "prediction_table", "print_rows", "write_table",
+    "check_writable", "new_folder", "prediction_table", "print_line", "print_rows", "write_table",
 ]  # fmt: skip
 
 LONGEST_NAME = 200
@@ -151,6 +151,12 @@ def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> No
             table.to_parquet(file, index=False, engine="pyarrow")
         else:
             quoted_table(table).to_csv(file, index=False)
+
+
+def print_line(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def print_rows(

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 from federated_round import Federation, as_arrays, batch_orders, distance, run_rounds
-from partial_models import SOLVERS, arrays, settings
+from partial_models import SOLVERS, arrays, settings, unseen_clients
 from references.fedalt_numpy import fedalt_round, fedsim_round
 
 from lit_fed.algorithms import FedAlt, FedSim
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 
 GIVEN = {"personal_lr": 0.2, "personal_l2": 0.3, "server_lr": 0.7}
 
@@ -55,3 +56,18 @@ def test_the_personal_rate_follows_the_schedule(algorithm):
 def test_clients_count_the_same():
     one, other = (run_rounds(FedAlt(), rounds=1, **settings(lr=0.5), **more) for more in ({}, {"weighting": "samples"}))
     assert distance(one.shared, other.shared) > 1e-3
+
+
+def test_without_a_rate_of_the_shared_leaves_the_personal_ones_need_steps_of_their_own():
+    with pytest.raises(ConfigError, match=r"solver\.lr is 0, .* personal_lr 0\.2; give a rate > 0, or FedAlt"):
+        Federation(FedSim(personal_lr=0.2), **settings(lr=0.0))
+    trained = run_rounds(FedAlt(personal_lr=0.2), **settings(lr=0.0))
+    assert distance(trained.shared.models, Federation(FedAlt(), **settings(lr=0.0)).shared.models) == 0
+
+
+def test_clients_that_adapt_at_rate_0_stay_as_they_are():
+    federation = run_rounds(FedSim(personal_lr=0.2), rounds=1, **settings(lr=0.1, adapt_lr=0.0))
+    served = federation.serve(unseen_clients(), seen=False)
+    for one in range(2):
+        for leaf, initial in zip(arrays(served.own, one), federation.shared.own[0].values(), strict=True):
+            np.testing.assert_array_equal(leaf, initial[0])

@@ -21,6 +21,8 @@ from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, r
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
+from lit_fed.command_line import paired as paired_clients
+from lit_fed.command_line.paired import bootstrap
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
@@ -368,6 +370,14 @@ def test_differences_are_paired_by_client():
     assert mixed.mean == pytest.approx(0)
     assert mixed.low < -0.1 < 0.1 < mixed.high
     assert not mixed.is_clear
+
+
+def test_an_interval_of_many_clients_is_drawn_in_blocks(monkeypatch):
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=size), rng.integers(1, 9, size=size).astype(float)) for size in (7, 4)]
+    whole = bootstrap(parts)
+    monkeypatch.setattr(paired_clients, "BLOCK", 100)
+    assert bootstrap(parts) == pytest.approx(whole, abs=1e-12)
 
 
 def test_exchanged_scores_of_clients_are_noticed():

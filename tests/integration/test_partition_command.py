@@ -1,5 +1,6 @@
 """The command that shows a partition before anything is trained."""
 
+import re
 import sys
 
 import matplotlib.image
@@ -60,6 +61,25 @@ def test_table_says_what_the_clients_have():
         labels = np.concatenate([one.y.numpy() for one in splits])
         assert row[LABELS].tolist() == [(labels == label).sum() for label in range(10)]
     assert table[LABELS].sum().tolist() == np.bincount(Digits().load().y).tolist()
+
+
+def test_masks_with_pixels_to_ignore_need_the_target_that_the_message_names(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "seen").mkdir()
+    for client in "ab":
+        x, y = rng.normal(size=(4, 1, 6, 6)).astype(np.float32), rng.integers(2, size=(4, 6, 6))
+        y[:, 0, 0] = 255
+        np.savez(tmp_path / "seen" / f"{client}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path)]
+    advice = refused(capsys, tmp_path, *data).partition("do not count ")[2].split()
+    main(["partition", "--output", str(tmp_path / "by_arguments"), *data, *advice])
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump({"model": {"target": {"class_path": "Segmentation", "init_args": {"ignore_index": 255}}}})
+    )
+    main(["partition", "--output", str(tmp_path / "by_file"), "-c", str(tmp_path / "run.yaml"), *data])
+    tables = [pd.read_csv(tmp_path / folder / "partition.csv") for folder in ("by_arguments", "by_file")]
+    assert tables[0].equals(tables[1])
+    assert tables[0]["num_train"].tolist() == [4, 4]
 
 
 def test_groups_are_in_the_table():
@@ -217,7 +237,7 @@ def test_help(capsys, monkeypatch):
         assert stopped.value.code == 0
         said = capsys.readouterr().out
         assert all(part in " ".join(said.split()) for part in parts)
-    assert "--model" not in said
+    assert set(re.findall(r"--model\S*", said)) == {"--model.target", "--model.target.help"}
     assert "--trainer" not in said
 
 

@@ -260,6 +260,13 @@ def differences(before, now):
         (DFedEM(topology=Ring()), DFedEM(topology=Complete()), ["topology is Complete, in the checkpoint Ring"]),
         (math.nan, math.nan, []),
         (LocalSolver(), LocalSolver(adapt_lr=0.5), ["adapt_lr is 0.5, in the checkpoint None"]),
+        (LocalSolver(), LocalSolver(client_lr={"a": 0.5}), ["client_lr is {'a': 0.5}, in the checkpoint {}"]),
+        (LocalSolver(client_work={"a": 0.5}), LocalSolver(), ["client_work is {}, in the checkpoint {'a': 0.5}"]),
+        (
+            LocalSolver(client_lr={"a": 0.5}),
+            LocalSolver(client_lr={"a": 0.5, "b": 2.0}),
+            ["client_lr is {'a': 0.5, 'b': 2.0}, in the checkpoint {'a': 0.5}"],
+        ),
     ],
 )
 def test_settings_are_compared_field_by_field(before, now, said):
@@ -273,6 +280,16 @@ def test_of_another_algorithm_the_class_alone_is_named():
 def test_arguments_that_are_only_given_came_later():
     assert compare_arguments({"lr": 0.1}, {"lr": 0.1, "adapt_lr": None}) == []
     assert compare_arguments({"lr": 0.1, "clip_norm": 1.0}, {"lr": 0.1}) != []
+    network = {"class_path": "lit_fed.Linear", "init_args": {}}
+    assert compare_arguments({"network": network}, {"network": network | {"init_args": {"bias": True}}}) == []
+
+
+@pytest.mark.parametrize(("before", "now"), [({}, {"eps": 0.1}), ({"eps": 0.1}, {})])
+def test_options_that_were_or_are_empty_are_compared(before, now):
+    """As arguments of the command line have them."""
+    stored, given = ({"model": {"algorithm": {"init_args": {"options": one}}}} for one in (before, now))
+    said = f"model.algorithm.options is {now}, in the checkpoint {before}"
+    assert [str(one) for one in compare_arguments(stored, given)] == [said]
 
 
 def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):

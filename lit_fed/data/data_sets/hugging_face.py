@@ -8,6 +8,7 @@ Annotations are not postponed, for the reason given in `base.py`.
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes."""
 
+FILE = "text file"  # column with the client of each row where a client is a file
+
 
 class Columns(NamedTuple):
     """Roles of the columns."""
@@ -59,7 +62,8 @@ class HuggingFace(PooledDataSet):
     Official splits are kept for each client. A data set with one split is divided by the fractions of the data module.
 
     Args:
-        path: a folder of `save_to_disk`, or of files that `load_dataset` reads; else a hub name OWNER/NAME.
+        path: a folder of `save_to_disk`, or of files that `load_dataset` reads; else a hub name OWNER/NAME. In a folder
+            of .txt files a file is a client and a line a row, unless the names are those of splits.
         name: configuration of the data set, as in `load_dataset`.
         split: splits to read and pool, such as `train` or `train+test`; null: train, validation and test, each in its
             role.
@@ -148,6 +152,8 @@ class HuggingFace(PooledDataSet):
         try:
             if any((folder / file).is_file() for file in SAVED):
                 return datasets.load_from_disk(str(folder))
+            if folder.is_dir() and (rows := _rows_of_files(folder)) is not None:
+                return datasets.Dataset.from_dict(rows)
             place = str(folder) if folder.is_dir() else self.path
             return datasets.load_dataset(place, self.name, revision=self.revision)
         except ConfigError:
@@ -206,9 +212,8 @@ class HuggingFace(PooledDataSet):
                         f"--data.dataset.{option} {name}: {part.place} has no such column; it has {', '.join(known)}",
                     )
         first = parts[0]
-        free = [
-            name for name in first.rows.column_names if name not in (*labels, self.client_column, self.prompt_column)
-        ]
+        client = FILE if FILE in first.rows.column_names else self.client_column
+        free = [name for name in first.rows.column_names if name not in (*labels, client, self.prompt_column)]
         kinds: dict[str, InputKind | None] = {name: first.kind(name) for name in self.input_columns or free}
         if not self.input_columns:
             kinds = _chosen(kinds, first)
@@ -219,7 +224,7 @@ class HuggingFace(PooledDataSet):
             f"{', '.join(str(first.rows.features[name]) for name in kinds)}; give one column of images, one of "
             "texts, or columns of numbers",
         )
-        return Columns(tuple(kinds), found.pop(), labels, self.client_column)  # type: ignore[arg-type]
+        return Columns(tuple(kinds), found.pop(), labels, client)  # type: ignore[arg-type]
 
     def _inputs(self, parts: list[ColumnPart], columns: Columns) -> np.ndarray:
         if columns.kind == "numbers":
@@ -265,6 +270,20 @@ class HuggingFace(PooledDataSet):
         if self.labels == "multilabel" or len(names) > 1:
             return label_vectors(parts, names, multilabel=self.labels == "multilabel")
         return class_labels(parts, names[0])
+
+
+def _rows_of_files(folder: Path) -> dict[str, list[str]] | None:
+    """Lines of text files, without blank ones, and the file of each; None if there are others, or they are splits."""
+    files = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+    if {one.suffix for one in files} != {".txt"} or {one.stem for one in files} <= ROLES.keys():
+        return None
+    rows = []
+    for file in files:
+        try:
+            rows += [(line, file.stem) for line in file.read_text("utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}: no UTF-8 text ({error}); save it as UTF-8") from error
+    return {"text": [line for line, _ in rows], FILE: [name for _, name in rows]}
 
 
 def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:

@@ -144,6 +144,25 @@ SEVERAL = {
 }  # fmt: skip
 
 
+def test_a_text_file_is_a_client(tmp_path):
+    for name, text in {"ben": "hello\n\nyou\n", "anna": "a line"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    samples = HuggingFace(str(tmp_path), next_token=True, max_length=8).load()
+    assert [samples.names[one] for one in samples.owner] == ["anna", "ben", "ben"]
+    assert [bytes(one[one > 0].astype(np.uint8) - 1) for one in samples.x] == [b"a line", b"hello", b"you"]
+    (tmp_path / "anna.txt").write_bytes(b"\xff")
+    refused("anna.txt", "no UTF-8 text", path=str(tmp_path), next_token=True)
+
+
+def test_text_files_named_like_splits_are_splits(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "d").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / f"d/{name}.txt").write_text("a\nb\n")
+    samples = HuggingFace(str(tmp_path / "d"), next_token=True).load()
+    assert (samples.owner, samples.split.tolist()) == (None, [0, 0, 2, 2])
+
+
 @pytest.fixture
 def several(tmp_path):
     features = {name: Value("float64") for name in ("a", "u", "v")} | {name: Value("int64") for name in ("one", "two")}
