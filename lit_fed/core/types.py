@@ -388,9 +388,7 @@ class ClientBlock(NamedTuple):
     """The unit of work of a client trainer: some clients of one phase on one rank, longest first."""
 
     phase: Phase  # with `client_ids` of this block only, [C]
-    multiplicity: (
-        Tensor  # [C] float64, draws of each client; 0 for a placeholder, which only gives the message's shape
-    )
+    multiplicity: Tensor  # [C] float64, draws of each client; 0 for a placeholder, which only gives shapes
     data: Split
     slices: tuple[Tensor, ...] = ()  # ids of each rank in this phase, in the order of its blocks
     ends_phase: bool = True  # the last block of its phase on this rank
