@@ -77,7 +77,7 @@ Received = tuple[ModelState, ModelState, Tensor, Tensor]
 
 
 class BodyAndHeads(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # θ, leaves [1, ...]
     heads: Peers  # φ_i, leaves [T, 1, ...]
@@ -86,7 +86,7 @@ class BodyAndHeads(NamedTuple):
 
 
 class AlignedClassifier(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # θ_i, leaves [1, ...]
     head: dict[str, Tensor]  # φ_i, leaves [1, ...]
@@ -96,7 +96,7 @@ class AlignedClassifier(NamedTuple):
 
 
 class OwnHead(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     head: dict[str, Tensor]  # φ_i after its local steps, with which an unseen client is served, leaves [1, ...]
     client_id: Tensor  # [] int64
@@ -122,7 +122,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         weight: λ of the alignment with class means.
         head_epochs: passes over the local samples in which the head is trained.
         head_lr: learning rate of these steps; null takes that of the round.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)

@@ -39,7 +39,7 @@ __all__ = ["FedPD", "PrimalDualState"]
 
 
 class PrimalDualState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     dual: dict[str, Tensor]  # λ_i, leaves [1, ...]
@@ -51,7 +51,7 @@ class FedPD(ProximalSplitting[GlobalModels, PrimalDualState]):
     """The minimiser of the mean loss: each client works on its augmented Lagrangian, and communication may be skipped.
 
     Args:
-        penalty_weight: 1/η; fastest where it is of the order of the curvature of the losses.
+        penalty_weight: 1/η; fastest near the curvature of the losses.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         skip_probability: p, probability of a round without communication; where clients differ, above 0 the models end
             beside the minimiser, the further the more they differ.
@@ -84,7 +84,7 @@ class FedPD(ProximalSplitting[GlobalModels, PrimalDualState]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PrimalDualState, data: ClientData, losses: None
     ) -> PenalisedRun:
-        """x_i <- Oracle(L_i; x_i), with x_0 in the place of x_0,i if it came down."""
+        """x_i <- Oracle(L_i; x_i), with x_0 in place of x_0,i if it came down."""
         centre = shared.models.parameters if ctx.phase.endswith("common") else state.centre
         return self.near(ctx, state._replace(centre=centre), state.models, centre, state.dual)
 

@@ -11,7 +11,7 @@ Symbols:
 Deviations:
     All heads start alike, with the head of the initial network.
     Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
-    belong to the side they stand in.
+    belong to the part they are in.
     An unseen client has no head in the paper. Ours: the initial head trains `unseen_epochs` passes on the base, whose
     parameters and running statistics stay as they are.
 """
@@ -38,7 +38,7 @@ class FedPer(PartialModel):
     Args:
         private_layers: trained layers of the head, counted from the end of the network: 0 gives FedAvg, all of them
             Local.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     private_layers: int = 1
@@ -72,5 +72,5 @@ class FedPer(PartialModel):
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no head yet trains one."""
+        """Only a client without a head trains one."""
         return LocalWork(epochs=self.unseen_epochs) if self.private_layers and not seen else None

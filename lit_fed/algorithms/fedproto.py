@@ -47,7 +47,7 @@ __all__ = ["FedProto", "Prototypes"]
 
 
 class Prototypes(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # the start of all clients, leaves [1, ...]
     prototypes: Tensor  # C̄^(j), [C, D]
@@ -63,7 +63,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         distance: whose mean squared error to the prototypes counts, that of the `class_means` of a batch, as in the
             paper, or that of the features of all `samples`, as in the authors' code.
         predict: by the nearest of the `prototypes`, or by the last layer, `head`.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("predict", "unseen_epochs")
@@ -93,7 +93,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
     def client_init(
         self, ctx: Context, shared: Prototypes, state: OwnModel, data: ClientData, losses: None
     ) -> LocalRun:
-        """Training goes on from the client's own model."""
+        """Training continues from the client's own model."""
         return local_run(ctx, state.models)
 
     def client_step(self, ctx: Context, shared: Prototypes, work: LocalRun, batch: Batch) -> LocalRun:
@@ -134,7 +134,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         return shared._replace(prototypes=prototypes, known=shared.known | seen)
 
     def sent(self, ctx: Context, shared: Prototypes, client_id: int) -> Prototypes:
-        """The prototypes; the start only to a client that has no model yet."""
+        """The prototypes; the start only for clients without a model."""
         starts = client_id >= ctx.num_clients or ctx.phase == "init"
         return shared if starts else shared._replace(models=ModelState({}, {}))
 

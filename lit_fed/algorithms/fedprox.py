@@ -83,7 +83,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
         return {} if self.inexactness is None else {"noise_in_steps": "the stop rule"}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """w^0; networks that the solve or the stop rule cannot take are refused."""
+        """w^0; networks that do not suit the solve or the stop rule are refused."""
         if self.inexactness is not None:
             check_sample_losses(ctx.task.network, "--model.algorithm.inexactness", "null")
         return GlobalModels(solvable_start(ctx, self.local_solve))

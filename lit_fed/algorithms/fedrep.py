@@ -59,7 +59,7 @@ class FedRep(PartialModel):
         head: names of the head's leaves or modules, as patterns; `head` is the last layer.
         head_epochs: passes over the local samples for the head.
         body_steps: local steps of the representation; null takes the solver's `local_epochs` or `local_steps`.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its head.
+        unseen_epochs: passes over its training samples in which an unseen client fits its head.
     """
 
     participation = Participation(weighting="uniform")

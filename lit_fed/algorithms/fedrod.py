@@ -44,7 +44,7 @@ __all__ = ["FedRoD", "PersonalHead", "TwoHeads"]
 
 
 class PersonalHead(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     head: dict[str, Tensor]  # φ_m, leaves [1, ...]
 
@@ -66,7 +66,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
 
     Args:
         gamma: γ, how far the counts of classes are balanced; 0 is the cross-entropy.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)

@@ -32,7 +32,7 @@ class FedSALoRA(PartialModel):
     Args:
         personal: patterns of names of the leaves that stay with the client: the matrices B, by the names that peft
             gives them.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     personal: Patterns = ("*lora_B*",)

@@ -36,7 +36,7 @@ __all__ = ["FedSGD", "Gradient", "GradientWork", "ServerSolver"]
 
 
 class ServerSolver(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # w_t, leaves [1, ...]
     optimizer: OptimizerState  # of the server's solver
@@ -52,7 +52,7 @@ class GradientWork(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     gradient: dict[str, Tensor]  # g_k, leaves [1, ...]
     buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]

@@ -38,9 +38,9 @@ __all__ = ["FedU", "TaskRun", "TaskState", "laplacian"]
 
 
 class TaskState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
-    client_id: Tensor  # [] int64, whose model it is served with
+    client_id: Tensor  # [] int64, client whose model serves it
     tuned: ModelState | tuple[()] = ()  # that of an unseen client, leaves [1, ...]
 
 
@@ -62,7 +62,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         laplacian_weight: η; 0 gives Local.
         topology: the graph between clients.
         exchange: by way of a `server`, or `decentralized`: with each neighbour. The arithmetic is the same.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -87,7 +87,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         check_settings(self, laplacian_weight=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Peers:
-        """All w_i start alike."""
+        """All w_i start equal."""
         return initial_peers(ctx, 1, common=True)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> TaskState:
@@ -101,7 +101,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         return (Phase("train", client_ids, ctx.solver.work),)
 
     def client_init(self, ctx: Context, shared: Peers, state: TaskState, data: ClientData, losses: None) -> TaskRun:
-        """Training goes on from w_i."""
+        """Training continues from w_i."""
         share = ctx.client_share(data) if ctx.phase == "train" else torch.ones_like(data.num_samples)
         return TaskRun(*local_run(ctx, own_models(shared, data.client_id)), share.to(ctx.task.dtype))
 
@@ -128,7 +128,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         return own_models(shared, torch.tensor(client_id, device=ctx.lr.device))
 
     def received(self, ctx: Context, sent: ModelState, client_id: int) -> Peers:
-        """Nothing is known of others."""
+        """Other clients are unknown."""
         return lone_peer(sent, client_id, ctx.num_clients)
 
     @property
@@ -153,7 +153,7 @@ def _check_descent(ctx: Context, topology: Topology, weight: float, count: int) 
     """Refuse a weight with which neighbours would swing about each other ever further: μ·K·weight·λ_max >= 2.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         topology: the graph.
         weight: `--model.algorithm.laplacian_weight`.
         count: clients that take part; no eigenvalue of a graph is larger than its number of nodes.

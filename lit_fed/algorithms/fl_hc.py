@@ -46,7 +46,7 @@ __all__ = ["FLHC", "UpdateClusters", "agglomerate"]
 
 
 class UpdateClusters(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     models: ModelState  # of each cluster, leaves [C, ...]; those that do not exist hold the joint model
     cluster: Tensor  # of each client, [T] int64; 0 for all ahead of the clustering
@@ -94,7 +94,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
         return UpdateClusters(self._all(joint), torch.zeros(ctx.num_clients, dtype=torch.int64))
 
     def _all(self, joint: ModelState) -> ModelState:
-        """A model [1, ...] in the place of all clusters', leaves [C, ...], as one copy."""
+        """A model [1, ...] in place of all clusters', leaves [C, ...], as one copy."""
         return tree.map_leaves(lambda leaf: leaf.expand(self.max_clusters, *leaf.shape[1:]), joint)  # type: ignore[no-any-return]
 
     def state_init(self, ctx: Context, shared: UpdateClusters, data: ClientData) -> Member:
@@ -194,7 +194,7 @@ def agglomerate(
         >>> agglomerate(apart, "average", 2.0, 3).tolist(), agglomerate(apart, "average", 2.0, 1).tolist()
         ([0, 1, 0], [0, 0, 0])
     """
-    from scipy.cluster import hierarchy  # here, since it takes half a second that other algorithms need not spend
+    from scipy.cluster import hierarchy  # imported here: it takes half a second that other algorithms save
 
     n = len(distances)
     if n == 1:

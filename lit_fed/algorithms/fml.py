@@ -36,7 +36,7 @@ __all__ = ["FML", "MutualClient", "MutualRun"]
 
 
 class MutualClient(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     personal: ModelState  # φ_i, leaves [1, ...]
 
@@ -58,7 +58,7 @@ class FML(Personal[GlobalModels, MutualClient, MutualRun]):
     Args:
         alpha: share of the labels in the loss of the personal model, in [0, 1]; the rest is the meme's prediction.
         beta: share of the labels in the loss of the meme model, in [0, 1]; the rest is the personal prediction.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)

@@ -12,11 +12,11 @@ Symbols:
     heads, tails     -> phases               clients at odd and at even places of the chain
     ρ, τ             -> penalty_weight, redraw_every
 Deviations:
-    The paper adds up losses of samples. Ours: f_i is a client's mean loss, and all clients count alike; with
+    The paper adds up losses of samples. Ours: f_i is a client's mean loss, and all clients have equal weights; with
     `--model.weighting samples` it counts T·n_i/n, the paper's problem with ρ·n/T for its ρ. The local solve divides by
-    that weight: a rate means the same to all clients.
+    that weight: so a rate means the same for all clients.
     All start from the common initial models instead of 0; running statistics are sent with the models.
-    The exact solve knows no settings of the solver; the inexact one takes its steps, from the last x_i.
+    The exact solve ignores the solver's settings; the inexact one takes its steps, from the last x_i.
     D-GADMM: distances of random places stand for the cost of a link, and after a new draw the second group sends once
     more. `warm` keeps λ_i − λ_{i−1} of each client as the authors' code does: a solution stays one in every chain.
     Ours: an unseen client is attached to the end of the chain: it minimises f(x) + ρ/2·‖x − x_T‖², or takes
@@ -67,7 +67,7 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
     """The minimiser of Σ_i f_i without a server: each client hears of its two neighbours in a chain.
 
     Args:
-        penalty_weight: ρ; fastest where it is of the order of the curvature of the losses.
+        penalty_weight: ρ; fastest near the curvature of the losses.
         redraw_every: τ, rounds after which the chain is drawn anew (D-GADMM); 0 keeps the clients in their order.
         redrawn_duals: what becomes of the multipliers then: `warm` goes on from them, `reset` starts again from 0.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
@@ -130,7 +130,7 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: GroupNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact x-update, where it is wanted; x_i goes to both neighbours at once, and theirs come in a round."""
+        """The exact x-update, if chosen; x_i goes to both neighbours at once, and theirs come in a round."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         bits = tree.bits(work.models) * torch.ones_like(data.num_samples)
         up, down = bits, bits * neighbours_of(self._chain(ctx).edges, data.client_id).sum()
@@ -140,14 +140,14 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: GroupNetwork, reduced: Reduced, client_ids: Tensor) -> GroupNetwork:
-        """What the network does: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
+        """The network's step: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
         network = shared._replace(peers=put_models(shared.peers, client_ids, reduced.value))
         if ctx.phase == "heads":
             return network
         return multiplier_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only an unseen client has yet to find its model."""
+        """Only an unseen client searches for a model."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 

@@ -55,7 +55,7 @@ Gates = tuple[Tensor, Tensor]
 
 
 class OwnRoute(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     own: ModelState  # W_i^h, leaves [1, ...]
     shares: Tensor  # α_i, [U]
@@ -80,7 +80,7 @@ class GPFL(PartialModel):
     Args:
         weight: λ of the distance to the received embedding of the class.
         decay: μ, weight decay of valve and embeddings.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     weight: float = 0.01

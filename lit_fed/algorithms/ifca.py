@@ -141,7 +141,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
         return GlobalModels(self._with_common(ctx, models, common))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client, seen or not, chooses among the current models before it is served; no local steps."""
+        """Every client, seen or unseen, chooses among the current models before it is served; no local steps."""
         return LocalWork()
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: ClusterChoice, x: Tensor, outputs: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ def datastore(ctx: Context, knn: KNNPer, shared: Any, state: Any, data: ClientDa
     """(φ(x_i), y_i) of a client's samples, and λ_m.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         knn: the settings.
         shared: the shared state of the base.
         state: what the base keeps of the client.

@@ -40,7 +40,7 @@ __all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedRun", "VarianceRedu
 
 
 class L2GDState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     loss: Tensor  # [] mean loss of its last local steps; the metric of phases without any
@@ -57,7 +57,7 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         gradient: `full` takes all local samples in a local step (L2GD), `stochastic` a batch (L2SGD).
         scaling: `paper` takes local steps of α/(N(1−p)) and averaging steps of γ = αλ/(Np), so that the learning rate
             has to be about N times that of other algorithms; `slides` leaves out N, for the sum over clients.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -189,7 +189,7 @@ class L2SGDPlus(L2GD):
         flips_per_round: flips of the coin in one round.
         gradient: `stochastic` takes a batch in a local step, `full` all local samples.
         scaling: `paper` divides all steps by the number of clients N, as the objective is a mean; `slides` does not.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     gradient: Literal["full", "stochastic"] = "stochastic"

@@ -12,7 +12,7 @@ Deviations:
     is the lower layers that are averaged; it starts from a model of 800 to 1800 rounds of FedAvg (here
     `--model.start_from`), and keeps of each client the model of the best test accuracy.
     Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
-    belong to the side they stand in.
+    belong to the part they are in.
     The paper serves a new device by an ensemble of all local models. Ours trains its own lower layers, from the initial
     ones, for `unseen_epochs` passes under the final upper layers: the server has no local model.
     Objectives beside the loss (autoencoders, adversaries for fairness) are not here.
@@ -38,7 +38,7 @@ class LGFedAvg(PartialModel):
     Args:
         shared_layers: trained layers that are averaged, counted from the end of the network: 0 gives Local, all of them
             FedAvg.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     conformance_exempt: ClassVar[dict[str, str]] = {

@@ -57,7 +57,7 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
 
     Args:
         mean_weight: λ, weight of the penalty; 0 gives Local.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -78,7 +78,7 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> ColumnRun:
-        """Training goes on from the own column; an unseen client has no share in the mean."""
+        """Training continues from the own column; an unseen client has no share in the mean."""
         total = ctx.total_samples if ctx.weighting == "samples" else ctx.total_weight
         weight = ctx.client_weight(data) / total
         share = torch.zeros_like(weight) if ctx.phase == "adapt" else weight

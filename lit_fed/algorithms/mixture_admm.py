@@ -51,7 +51,7 @@ class SharingWeights(NamedTuple):
 
 
 class SharingServer(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # z, leaves [1, ...]
     dual: dict[str, Tensor]  # y, the multiplier of N·z = Σ_i x_i, leaves [1, ...]
@@ -59,7 +59,7 @@ class SharingServer(NamedTuple):
 
 
 class SharingClient(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     copy: dict[str, Tensor]  # x'_i, that stands for x_i in the constraint, leaves [1, ...]; {} without copies
@@ -149,7 +149,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: SharingServer, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact x-update, where it is wanted, and that of the copy; the change of either goes up."""
+        """The exact x-update, if chosen, and that of the copy; the change of either goes up."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         old, new = work.state, work.state._replace(models=work.models)
         new = _move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
@@ -174,7 +174,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         return shared._replace(dual={}, total={})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet looks for one before it is served."""
+        """Only a client without a model searches for one before it is served."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 

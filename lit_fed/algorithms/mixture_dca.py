@@ -46,7 +46,7 @@ __all__ = ["DCAServer", "MixtureDCA", "ModelWithValues", "extrapolation"]
 
 
 class DCAServer(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # v̄, leaves [1, ...]
     mean: dict[str, Tensor]  # x̄, leaves [1, ...]
@@ -118,7 +118,7 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: DCAServer, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact solve, where it is wanted; x_i goes up, with the client's part of F(x) and F(z)."""
+        """The exact solve, if chosen; x_i goes up, with the client's part of F(x) and F(z)."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         value: ModelState | ModelWithValues = work.models
         if self.accelerated:
@@ -149,7 +149,7 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         return DCAServer(models._replace(parameters=tree.lerp(*points, share)), points[0], values)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet looks for one before it is served."""
+        """Only a client without a model searches for one before it is served."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 

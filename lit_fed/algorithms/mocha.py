@@ -101,7 +101,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         rounds_per_relation: rounds between two updates of Σ; 0 leaves all clients unrelated.
         loss: `hinge` or `logistic`.
         epsilon: added to the eigenvalues of Σ, in units of their mean.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -171,13 +171,13 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return own_models(shared.peers, task), _reach_of(shared, task, 1.0)
 
     def received(self, ctx: Context, sent: tuple[ModelState, Tensor], client_id: int) -> Related:
-        """Nothing is known of other tasks; ρ = 1, since ρ·Σ_tt stands in the place of Σ_tt."""
+        """Nothing is known of other tasks; ρ = 1, since ρ·Σ_tt stands in place of Σ_tt."""
         peers, reach = lone_peer(sent[0], client_id, ctx.num_clients), sent[1].view(-1, 1, 1)
         sigma = reach.expand(-1, ctx.num_clients, ctx.num_clients)
         return Related(peers, NOT_SENT, sigma, torch.ones_like(sent[1]))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
+        """Only a client without a model trains before it is served."""
         return None if seen else LocalWork(epochs=self.unseen_epochs, batch_size=1)
 
     def collaboration(self, ctx: Context, shared: Related, states: DualState) -> Tensor:

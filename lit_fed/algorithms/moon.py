@@ -40,7 +40,7 @@ __all__ = ["MOON", "ContrastiveRun", "PreviousModel"]
 
 
 class PreviousModel(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     previous: ModelState  # w_i^{t-1}, leaves [1, ...]
 

@@ -34,7 +34,7 @@ __all__ = ["GroupState", "Oracle"]
 
 
 class GroupState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     group: Tensor  # g_i, [] int64
 

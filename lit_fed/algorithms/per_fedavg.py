@@ -6,7 +6,7 @@ Approach". NeurIPS 2020. https://arxiv.org/abs/2002.07948, Algorithm 1 and its a
 Symbols:
     w         -> shared.models  the global model, leaves [1, ...]; client i minimises F_i(w) = f_i(w − α∇f_i(w))
     w_i       -> work.models    the client's copy of it, leaves [1, ...]
-    w̃_i       -> state          the copy after the inner step, leaves [1, ...]; lives only while a client is served
+    w̃_i       -> state          the copy after the inner step, leaves [1, ...]; exists only while a client is served
     D, D′, D″ -> batch          leaves [3, B, ...], drawn independently for each local step; FO has no D″
     α         -> inner_lr
     β         -> solver.lr
@@ -131,7 +131,7 @@ class PerFedAvg(Personal[GlobalModels, Tree, LocalRun]):
         return ()
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client takes the inner step before it is served, seen or not."""
+        """Every client takes the inner step before it is served, seen or unseen."""
         return LocalWork(steps=self.adapt_steps, batch_size=0)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:

@@ -62,7 +62,7 @@ class HyperModels(NamedTuple):
 
 
 class ServedByEmbedding(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     client_id: Tensor  # [] int64
     embedding: Tensor  # [D], which an unseen client has fitted; 0 at the others, whose embedding the server has
@@ -89,7 +89,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         depth: its hidden layers after the first.
         clip_norm: largest norm of the gradient by φ and v; null: no limit.
         server_optimizer: steps of φ and v.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its embedding.
+        unseen_epochs: passes over its training samples in which an unseen client fits its embedding.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -216,7 +216,7 @@ class PFedHNPC(PFedHN):
         depth: its hidden layers after the first.
         clip_norm: largest norm of the gradient by φ and v; null: no limit.
         server_optimizer: steps of φ and v.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its embedding
+        unseen_epochs: passes over its training samples in which an unseen client fits its embedding
             and its classifier.
         head: names of the classifier's leaves or modules, as patterns; `head` is the last layer.
     """

@@ -64,7 +64,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         warm_start: start the search from the last personal model of the round; otherwise from the local copy.
         server_mix: β, how far the server moves towards the average; above 1 it goes beyond.
         serve: whether a client is served by its `personal` model or by the `global` one.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -87,7 +87,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         check_settings(self, numbers, inner_steps=">= 1", local_solve=solvable)
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial w; networks that an exact solve cannot take are refused."""
+        """The initial w; networks without an exact solve are refused."""
         return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
@@ -125,7 +125,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         return models, losses[0]
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: EnvelopeWork, data: ClientData) -> ClientResult:
-        """w_i goes to the server, θ̃_i stays."""
+        """Send w_i; keep θ̃_i."""
         return super().client_final(ctx, shared, work, data)._replace(state=work.personal)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
@@ -135,7 +135,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         return GlobalModels(mean._replace(parameters=mixed))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no personal model yet looks for one before it is served."""
+        """Only a client without a personal model searches for one before it is served."""
         return None if seen or self.serve == "global" else LocalWork(epochs=self.unseen_epochs)
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:

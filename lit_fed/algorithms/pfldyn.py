@@ -117,7 +117,7 @@ class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
     # server_step: h ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client takes the steps of the meta-function before it is served, seen or not."""
+        """Every client takes the steps of the meta-function before it is served, seen or unseen."""
         return LocalWork(steps=self.inner_steps if self.adapt_steps is None else self.adapt_steps, batch_size=0)
 
     def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:

@@ -70,11 +70,11 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """An exact solve fits the samples at once."""
+        """Exact solves have no steps that could carry noise."""
         return {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else {}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial z; networks that an exact solve cannot take are refused."""
+        """The initial z; networks without an exact solve are refused."""
         return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
@@ -84,7 +84,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> ProxAvgRun:
-        """Training goes on from the client's own model, not from the average."""
+        """Training continues from the client's own model, not from the average."""
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         return ProxAvgRun(state.models, state.models, ctx.solver.init(state.models), zero, zero.clone())
 
@@ -94,7 +94,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
         return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ClientResult:
-        """x_i goes to the server, and stays."""
+        """Send x_i; keep and."""
         if self.local_solve == "exact":
             work = self._solved(ctx, shared, work, data)
         sent = work.models
@@ -112,7 +112,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
     # server_step: z <- Σ_i p_i x_i is the default
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
+        """Only a client without a model trains before it is served."""
         if seen:
             return None
         return LocalWork() if self.local_solve == "exact" else LocalWork(epochs=self.unseen_epochs)

@@ -43,7 +43,7 @@ __all__ = ["Scaffnew", "SkippedRun", "SkippedState"]
 
 
 class SkippedState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     control: dict[str, Tensor]  # h_i, leaves [1, ...]
     local: dict[str, Tensor]  # x̂_i of its last round, leaves [1, ...]

@@ -43,14 +43,14 @@ __all__ = ["SCAFFOLD", "Control", "Controlled", "ControlledRun", "ScaffoldUpdate
 
 
 class Controlled(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # x, leaves [1, ...]
     control: dict[str, Tensor]  # c, leaves [1, ...]
 
 
 class Control(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     control: dict[str, Tensor]  # c_i, leaves [1, ...]
 
@@ -67,7 +67,7 @@ class ControlledRun(NamedTuple):
 
 
 class ScaffoldUpdate(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # y_i, leaves [1, ...]
     control: dict[str, Tensor]  # Δc_i = c_i⁺ - c_i, leaves [1, ...]

@@ -250,7 +250,7 @@ def _label_loss(ctx: Context, loss: MarginLoss, fit: Tensor, labels: Tensor) -> 
     """Loss of each row: half the squared error, or that of the margin; [n].
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         loss: of two classes.
         fit: predictions, [n].
         labels: numbers, or 0 and 1, [n].
@@ -264,7 +264,7 @@ def label_prox(ctx: Context, loss: MarginLoss, point: Tensor, labels: Tensor, we
     """The s that minimises `_label_loss` plus weight/2·(s − point)², row by row; [n].
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         loss: of two classes.
         point: [n].
         labels: numbers, or 0 and 1, [n].

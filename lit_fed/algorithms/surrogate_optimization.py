@@ -54,7 +54,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (FedEM), `MoreauSurrogate` (pFedMe),
             `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.Surrogate`, which
             `check_surrogate` there examines.
-        unseen_steps: fits of the local variable of a client that was not in training, before it is served.
+        unseen_steps: fits of the local variable of an unseen client before it is served.
         refresh_at_eval: let a client of the training fit its local variable once more before it is served, since that
             belongs to the models of its last round.
     """

@@ -187,7 +187,7 @@ def _not_measured(ctx: Context, gradients: dict[str, Tensor]) -> Similarity:
     """All clients are alike, as in FedAvg: one stream, in which each counts by its weight.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         gradients: leaves [T, ...], for their shapes.
     """
     ones = torch.ones(ctx.num_clients, dtype=torch.float64)
@@ -201,7 +201,7 @@ def _statistics(ctx: Context, models: ModelState, data: ClientData, num_batches:
     """Gradient g of a client's mean loss, and the mean of ‖g_k − g‖² over the gradients of its batches (Eq. 7).
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         models: where the gradient is taken, one model.
         data: the samples.
         num_batches: K; batches that get no sample do not count.
@@ -268,7 +268,7 @@ def user_weights(
 
 
 def _deviation(variances: Tensor, of_clients: Tensor, min_variance: float) -> Tensor:
-    """σ, with the mean variance in the place of those that are not known."""
+    """σ, with the mean variance in place of those that are not known."""
     known = (of_clients >= min_variance).double()
     mean = (of_clients.double() @ known / known.sum().clamp(min=1)).clamp(min=min_variance)
     return torch.where(variances >= min_variance, variances.double(), mean).sqrt()
@@ -311,7 +311,7 @@ def _streams_of(rows: Tensor, num_streams: int | Literal["personal", "silhouette
 
 
 def _k_means(points: np.ndarray, num_clusters: int) -> np.ndarray:
-    from sklearn.cluster import KMeans  # here, since it takes a second that other algorithms need not spend
+    from sklearn.cluster import KMeans  # imported here: it takes a second that other algorithms save
 
     return KMeans(num_clusters, n_init=10, random_state=1).fit(points).labels_  # type: ignore[no-any-return]
 
@@ -334,7 +334,7 @@ def _served_models(ctx: Context, similarity: Similarity, peers: Peers, reduced: 
     """The models that all clients are served, each Σ_j w_ij θ_j over the clients that took part (Eq. 5).
 
     Args:
-        ctx: what every client knows. With `renormalised` rows are scaled to the sum 1, and a stream of which nobody
+        ctx: the context. With `renormalised` rows are scaled to the sum 1, and a stream of which nobody
             took part keeps its model; with `stale_fill` the stream's old model fills each row up.
         similarity: the rows.
         peers: what they were served before.
