@@ -71,7 +71,7 @@ class AlignedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
-    """Personal heads on a shared body; clients align the body before training it, and are weighted by Fisher information.
+    """Personal heads on a shared body; clients align the body before training it, with Fisher information as weights.
 
     Args:
         align_epochs: passes over the local samples that align the received body.

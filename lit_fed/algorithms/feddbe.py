@@ -121,7 +121,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
         return UnbiasedRun(shared.models, state.bias, optimizer, zero, zero.clone(), nothing, nothing.clone())
 
     def client_step(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, batch: Batch) -> UnbiasedRun:
-        """Steps of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without bias and MR while z̄^g is unknown."""
+        """Steps of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without either while z̄^g is unknown."""
         task, solver, (of_models, of_bias) = ctx.task, ctx.solver, work.optimizer
         z = task.features(work.models, batch.x)
 

@@ -57,7 +57,7 @@ class DRState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDR(ProximalSplitting[Reflections, DRState]):
-    """The minimiser of the mean loss plus an L1 penalty: proximal steps of the sampled users, with averaged reflections.
+    """The minimiser of the mean loss plus an L1 penalty: proximal steps of sampled users, with averaged reflections.
 
     Args:
         penalty_weight: 1/η; fastest near the curvature of the losses.

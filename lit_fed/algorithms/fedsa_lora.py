@@ -1,4 +1,4 @@
-"""FedSA-LoRA: of low-rank adapters, A is averaged and B stays with its client.
+"""FedSA-LoRA: low-rank adapters with A averaged and B personal.
 
 Guo, Zeng, Wang, Fan, Wang, Qu. "Selective Aggregation for Low-Rank Adaptation in Federated Learning". ICLR 2025.
 https://arxiv.org/abs/2410.01463, Section 4.

@@ -13,7 +13,7 @@ Symbols:
 Deviations:
     The FedEM code runs one local epoch of SGD with momentum 0 from the client's own model, which the average never
     replaces; momentum is the solver's here.
-    Absent clients keep x_i. With `model.aggregation: stale_fill` they count in z with it, as in the FedEM code; by
+    Absent clients keep x_i. With `model.aggregation: stale_fill` x_i still counts in z, as in the FedEM code; by
     default z is the average over the clients of the round.
     An unseen client has no model there. Ours: it trains `unseen_epochs` passes from z towards z.
 """
@@ -98,7 +98,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
         if self.local_solve == "exact":
             work = self._solved(ctx, shared, work, data)
         sent = work.models
-        if ctx.aggregation == "stale_fill":  # z moves by p_i times the own change, so the absent count with their x_i
+        if ctx.aggregation == "stale_fill":  # z moves by p_i times the change of x_i: absent clients count
             sent = tree.add(shared.models, tree.sub(work.models, work.start))
         message = Message(sent, ctx.client_weight(data))
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
