@@ -53,7 +53,7 @@ class Scores(NamedTuple):
 
 
 def primary(scores: Scores, score: str) -> float:
-    """What a task is judged by: the metric of all samples together, or the clients' mean by samples; NaN if undefined.
+    """Score of a task: the metric of all samples together, or the clients' mean by samples; NaN if undefined.
 
     Args:
         scores: of a population.

@@ -118,7 +118,7 @@ def with_clients(record: Record, task: Task) -> Record:
 
 
 def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
-    """What in a record breaks the protocol.
+    """Violations of the protocol in a record.
 
     Args:
         record: the record.

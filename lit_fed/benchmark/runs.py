@@ -67,7 +67,7 @@ class Work(NamedTuple):
 
     @property
     def said(self) -> str:
-        """What it is, in words."""
+        """Description of the run."""
         return f"{self.entry.task.name} {self.entry.name} " + (
             f"cut {self.cut}" if self.trial is None else f"trial {self.trial + 1} of {len(self.entry.points)}"
         )

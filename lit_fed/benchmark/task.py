@@ -52,7 +52,7 @@ class Task:
 
     @property
     def score(self) -> str:
-        """What it is judged by: `clients` or `pooled`."""
+        """Kind of score: `clients` or `pooled`."""
         return str(self.given.get("score", SCORES[0]))
 
     @property
@@ -107,7 +107,7 @@ class Task:
         return cast("dict[str, Any]", json.loads(json.dumps(arguments).replace(ROOT, str(root))))
 
     def check_samples(self, cut: Cut) -> str:
-        """The digest of a cut's samples, if every client has the ones that the task names.
+        """The digest of a cut's samples, if every client has those of the task.
 
         Raises:
             ConfigError: naming the first client whose samples are others.

@@ -92,7 +92,7 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
 class _FirstCallback(FederatedCallback):
     """Shares the run's folder with all ranks, passes the record of a round to all callbacks, and shows signs of life.
 
-    It comes first, since a ModelCheckpoint may write at the end of the round what other callbacks make of the record.
+    It comes first, since a ModelCheckpoint may depend at the end of the round on other callbacks' use of the record.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -154,7 +154,7 @@ class FinishedRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that its folder bears."""
+        """The name of its folder."""
         return self.folder.parent.name if self.folder.name.startswith("version_") else self.folder.name
 
 
@@ -203,7 +203,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def _ending(folder: Path) -> str:
-    """How an unfinished run is finished."""
+    """Advice on how to finish an unfinished run."""
     if not (folder / "config.yaml").is_file():
         return "trainer.test(model, data) writes it"
     last = " --ckpt_path last" if (folder / "checkpoints/last.ckpt").is_file() else ""

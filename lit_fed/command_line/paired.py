@@ -82,7 +82,7 @@ def _by_division(runs: Sequence[FinishedRun], metric: str) -> dict[str, pd.DataF
 
 
 def _division(run: FinishedRun) -> str:
-    """What decides who the clients are: arguments of the data, and the numbers of samples."""
+    """Identity of the clients: arguments of the data, and the numbers of samples."""
     data: dict[str, Any] = run.config.get("data", {})
     kept = {key: value for key, value in data.items() if key not in TRAINING}
     counts = run.clients[[name for name in ("population", "client", "num_train", "num_test") if name in run.clients]]

@@ -89,7 +89,7 @@ class _HuggingFace(Network):
         return self._called(self.model, x).logits  # type: ignore[no-any-return]
 
     def _called(self, part: nn.Module, x: Tensor) -> Any:
-        """What the network, or its part without the last layer, returns."""
+        """Result of the network, or of its part without the last layer."""
         if self.reads_images:
             return part(pixel_values=x)
         if x.is_floating_point():
@@ -160,7 +160,7 @@ class HuggingFaceClassifier(_HuggingFace):
         return (self._last_token, self.model.get_submodule("score")) if self.scores_tokens else None
 
     def _last_token(self, x: Tensor) -> Tensor:
-        """Features [B, D]: what the library takes for the scores of the last token if no layer scores."""
+        """Features [B, D]: the library's scores of the last token if its last layer is the identity."""
         handle = self.model.get_submodule("score").register_forward_hook(lambda _, given, scores: given[0])
         try:
             return self(x)  # type: ignore[no-any-return]

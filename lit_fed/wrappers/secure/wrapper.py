@@ -255,9 +255,7 @@ class MaskedAverage(AlgorithmWrapper):
     def _points(self, ctx: Context, shared: Tree, values: Tree) -> list[FixedPoint]:
         """Fixed-point format of each leaf of the algorithm's message; integers take no fraction bits."""
         num_messages = len(self._cohort(ctx).client_ids) if ctx.draws is None else int(ctx.draws.sum())
-        if clips_messages(
-            self.inner
-        ):  # a client's participation must not change the rounding of other messages
+        if clips_messages(self.inner):  # a client's participation must not change the rounding of other messages
             num_messages = ctx.num_clients
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
         point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
