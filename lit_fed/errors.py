@@ -92,7 +92,7 @@ def check_settings(
     Args:
         settings: object with the fields. If the type of a field allows None, None is in every range.
         checks: for each field its range, `> 0`, `>= 0` or an interval such as `[0, 1)`; or whether it is valid, and the
-        fix.
+            fix.
         prefix: prefix of the field's name on the command line.
         **more: checks by the names of fields.
 

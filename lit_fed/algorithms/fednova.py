@@ -74,7 +74,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
     Args:
         prox_weight: μ of a proximal term that keeps local models near the global one; 0: no such term.
         effective_steps: τ_eff, length of the server's step in local steps; null takes the weighted mean over the
-        clients, as in the paper.
+            clients, as in the paper.
     """
 
     prox_weight: float = 0.0

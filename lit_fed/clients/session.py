@@ -190,7 +190,7 @@ class Session(NamedTuple):
             facts: sizes of the training.
             device: device of the clients.
             start: replaces the initial models of the task; None: they are fresh, or those of a network given as a
-            module.
+                module.
 
         Raises:
             ConfigError: if network, data, client trainer and algorithm are incompatible.

@@ -622,7 +622,7 @@ class CrossEntropy(Loss):
             the n training labels of all clients, so that a class without a label has weight 1; null: all 1.
         label_smoothing: ε, the share of a label that is spread evenly over all classes, in [0, 1).
         in_e_step: use this loss also in the E-step of a mixture and in the choice of a cluster, as the official code
-        of FedEM does for Shakespeare. The responsibilities are then no posterior.
+            of FedEM does for Shakespeare. The responsibilities are then no posterior.
     """
 
     weight: tuple[float, ...] | Literal["inverse_frequency"] | None = None

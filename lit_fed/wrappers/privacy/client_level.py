@@ -75,7 +75,7 @@ class ClientPrivacy(Privacy):
         target_epsilon: ε after all rounds, which determines the noise multiplier; instead of it.
         delta: δ, the probability that ε fails; required, far below 1 over the number of clients.
         clip_norm: C, the maximum Euclidean norm of a client's change, to which longer ones are scaled down; required
-        unless `adaptive`.
+            unless `adaptive`.
         second_clip_norm: bound of what SCAFFOLD sends beside the model; null: `clip_norm` bounds both together.
         weight_cap: weight clients by their samples, up to this number; null: equal weights.
         adaptive: let the bound follow a quantile of the norms of the clients' changes, noisily counted.

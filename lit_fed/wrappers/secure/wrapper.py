@@ -75,14 +75,14 @@ class SecureSum(SecureAggregation):
     Args:
         modulus_bits: b; integers are added modulo 2^b, from 8 to 64.
         fraction_bits: f; changes are rounded to multiples of 2^-f; null: the maximum for which no sum over the clients
-        of a round can overflow.
+            of a round can overflow.
         clip_range: c; changes are clamped to ±c, and the clamped ones counted as `secure/clamped_share`.
         threshold: share of the clients of a round (with `neighbours`, of each client and its partners) that must remain
-        for a sum; with fewer the round is void.
+            for a sum; with fewer the round is void.
         dropout_fraction: probability that a client drops out of a round after masking its message.
         neighbours: number of others with which a client shares masks and keys, even; null: all.
         masks: draw the masks and remove them again; they change no bit of the sum, at a cost quadratic in the number
-        of clients. False skips them.
+            of clients. False skips them.
     """
 
     modulus_bits: int = 32
