@@ -253,7 +253,7 @@ def coordinate_step(loss: MarginLoss, target: Target, run: DualRun, batch: Batch
     """The optimal dual variables β_s of one sample, with all others fixed.
 
     Args:
-        loss: of the margin.
+        loss: loss of the margin.
         target: the kind of labels.
         run: the client's work so far.
         batch: the sample, followed by padding.

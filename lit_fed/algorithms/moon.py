@@ -13,7 +13,7 @@ Symbols:
 Deviations:
     z are the inputs of the network's last layer. The paper's networks have a projection head of two layers, 256 wide,
     ahead of it, which is averaged like everything else: a network that ends in these is a `--model.network`. PFLlib and
-    FL-bench take the features without one, as here a network without one does.
+    FL-bench use features without such a head, as do networks without one here.
     Before its first round the last own model is the initial network, as in the authors' code; the paper does not say.
     The authors' code can keep several earlier models (`model_buffer_size`, 1 by default); one is kept here.
     Both other models predict in evaluation mode. Features of positions of a sequence are compared separately.

@@ -189,7 +189,7 @@ def regularised_solution(
         regulariser: the penalty, weight/2·‖x‖² or weight·‖x‖₁.
         gram: G, [d, d].
         linear: b, [d].
-        weight: of the penalty.
+        weight: weight of the penalty.
         start: initial point of the steps of a lasso, [d].
         num_steps: number of these steps.
     """
@@ -206,7 +206,7 @@ def _ridge_solution(gram: Tensor, linear: Tensor, weight: Tensor) -> Tensor:
     Args:
         gram: G, [d, d].
         linear: b, [d].
-        weight: of each entry, [d], >= 0.
+        weight: weight of each entry, [d], >= 0.
 
     Example:
         >>> _ridge_solution(torch.diag(torch.tensor([1.0, 0.0])), torch.tensor([4.0, 0.0]), torch.tensor([1.0, 0.0]))
@@ -222,7 +222,7 @@ def _lasso_solution(gram: Tensor, linear: Tensor, weight: Tensor, start: Tensor,
     Args:
         gram: G, [d, d].
         linear: b, [d].
-        weight: of each entry, [d], >= 0.
+        weight: weight of each entry, [d], >= 0.
         start: initial point, [d].
         num_steps: number of steps.
 
@@ -251,7 +251,7 @@ def _label_loss(ctx: Context, loss: MarginLoss, fit: Tensor, labels: Tensor) -> 
 
     Args:
         ctx: the context.
-        loss: of two classes.
+        loss: loss of two classes.
         fit: predictions, [n].
         labels: numbers, or 0 and 1, [n].
     """
@@ -265,7 +265,7 @@ def label_prox(ctx: Context, loss: MarginLoss, point: Tensor, labels: Tensor, we
 
     Args:
         ctx: the context.
-        loss: of two classes.
+        loss: loss of two classes.
         point: [n].
         labels: numbers, or 0 and 1, [n].
         weight: > 0.

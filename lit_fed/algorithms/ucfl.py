@@ -252,7 +252,7 @@ def user_weights(
     """Weights of clients for users: the rows w_i of Eq. 6, [R, T] float64, each with sum 1.
 
     Args:
-        gradients: of the users, leaves [R, ...].
+        gradients: gradients of the users, leaves [R, ...].
         variances: σ² of the users, [R].
         of_clients: the same of the T clients.
         weight: n_j of the clients, [T].

@@ -56,7 +56,7 @@ def primary(scores: Scores, score: str) -> float:
     """Score of a task: the metric of all samples together, or the clients' mean by samples; NaN if undefined.
 
     Args:
-        scores: of a population.
+        scores: scores of a population.
         score: one of `SCORES`.
     """
     if score == "pooled":
@@ -79,7 +79,7 @@ def measured(
         population: which clients.
         split: the samples that are scored.
         metric: one of `METRICS`.
-        percent: of each client's training samples, those that it adapts on.
+        percent: percentage of each client's training samples to adapt on.
     """
     clients = data.populations[0] if population == "seen" else data.populations[1]
     assert clients is not None

@@ -103,7 +103,7 @@ class Task:
         }
 
     def at(self, root: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments with the place of the data in them."""
+        """Arguments with the folder of the data filled in."""
         return cast("dict[str, Any]", json.loads(json.dumps(arguments).replace(ROOT, str(root))))
 
     def check_samples(self, cut: Cut) -> str:

@@ -69,7 +69,7 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
     """The callbacks of a trainer: the one that passes on rounds, the given ones and the defaults.
 
     Args:
-        arguments: of the trainer.
+        arguments: arguments of the trainer.
 
     Raises:
         ConfigError: if a given callback cannot work on rounds.

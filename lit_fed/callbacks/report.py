@@ -91,7 +91,7 @@ class RunReport(FederatedCallback):
 
     Args:
         pictures: also draw figures into `plots/`.
-        formats: of the figures: `png`, `pdf`, `svg`.
+        formats: formats of the figures: `png`, `pdf`, `svg`.
     """
 
     kept = ("seconds",)

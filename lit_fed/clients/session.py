@@ -186,7 +186,7 @@ class Session(NamedTuple):
         """The session of a training.
 
         Args:
-            settings: of the module.
+            settings: settings of the module.
             facts: sizes of the training.
             device: device of the clients.
             start: replaces the initial models of the task; None: they are fresh, or those of a network given as a

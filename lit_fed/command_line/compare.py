@@ -116,7 +116,7 @@ def compare(
         output: folder of the comparison, new or empty.
         metric: the metric to compare; None: the first that all runs have.
         formats: formats of the figures.
-        names: of the rows, in the order of their first runs; None: what differs.
+        names: names of the rows, in the order of their first runs; None: their differences.
 
     Raises:
         ConfigError: naming a run and the fix.
@@ -278,7 +278,7 @@ def named(
     """Groups with names: the given ones, else differences of their configurations, else their runs, else their folders.
 
     Args:
-        groups: of `grouped`.
+        groups: result of `grouped`.
         given: the names; None: chosen here.
         hidden: sections of the configurations that no name may quote.
 

@@ -93,7 +93,7 @@ def mean_difference(table: pd.DataFrame) -> Interval:
     """Mean of value − other, weighted by test samples, with a bootstrap interval over divisions and their clients.
 
     Args:
-        table: of `paired`, with at least one row; the seeds of the training are no part of the interval.
+        table: result of `paired`, with at least one row; the seeds of the training are no part of the interval.
     """
     parts = []
     for _, rows in table.groupby("division"):

@@ -105,9 +105,9 @@ class NodePool:
     Args:
         transport: carries bytes to nodes and back.
         missing: see `RemoteClients`, as are the others.
-        seconds: of a phase.
-        patience: of the first questions, in seconds.
-        max_update_norm: of a client's update.
+        seconds: timeout of a phase.
+        patience: timeout of the first questions, in seconds.
+        max_update_norm: bound on the norm of a client's update.
 
     Attributes:
         directory: the clients of all nodes; set by `meet`.

@@ -134,9 +134,9 @@ class NodeStates:
     """The states of a node's clients, in a file for each version of each state; replaces a `ClientStore`.
 
     Args:
-        folder: of this run, created when the first state is written.
+        folder: folder of this run, created when the first state is written.
         initial: a client's initial state by its number.
-        names: of this node's clients by their numbers; the files are named after them.
+        names: names of this node's clients by their numbers; the files are named after them.
 
     Attributes:
         versions: the versions that `gather` reads; −1: the initial state.

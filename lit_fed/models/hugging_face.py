@@ -222,7 +222,7 @@ class HuggingFaceCausalLM(_HuggingFace):
         self.head_names = frozenset(known[id(leaf)] for leaf in self._words.parameters())
 
     def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
-        """Features of a text are those of all its tokens; None where more than one layer follows them."""
+        """Features of all tokens of a text; None if more than one layer follows them."""
         x = torch.zeros(1, 2, dtype=torch.int64, device=next(self.parameters()).device)
         mode = self.training
         self.eval()

@@ -170,7 +170,7 @@ def _settled(differences: list[Difference], algorithm: dict[str, Any]) -> list[D
     """Differences of arguments, with the meaning of an `auto` of the algorithm; without those that mean the same.
 
     Args:
-        differences: of arguments.
+        differences: differences of arguments.
         algorithm: settings in the checkpoint, where `auto` is decided; this run's `auto` follows them.
     """
     found = []
@@ -264,7 +264,7 @@ class RunHistory:
 
     Args:
         arguments: arguments of the command line, nested; {} without one.
-        fingerprint: of the data.
+        fingerprint: fingerprint of the data.
         changes: settings changed on resume, oldest first, see `changes_on_resume`.
         resume_with_changes: whether a fit may resume with other settings.
         warm_start: models of another run that this one started from.
@@ -376,7 +376,7 @@ class RunHistory:
         Args:
             checkpoint: its content.
             federation: the algorithm with its server and its clients; gets number of rounds and schedule.
-            trainer: of the run; None outside one.
+            trainer: trainer of the run; None outside a run.
 
         Raises:
             ConfigError: if the checkpoint is of another run or another frozen part, files are missing, or no round is

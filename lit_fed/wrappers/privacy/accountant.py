@@ -52,7 +52,7 @@ def epsilon_of_releases(
     """ε of releases of Poisson-sampled sums with Gaussian noise, for adding or removing one member.
 
     Args:
-        sampling_probability: of one member in one release, in (0, 1]; 1: every member enters all of them.
+        sampling_probability: probability of one member in one release, in (0, 1]; 1: every member enters all of them.
         noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
         releases: how many sums were published; 0 costs nothing.
         delta: in (0, 1).
@@ -98,7 +98,7 @@ def noise_for_releases(
 
     Args:
         target_epsilon: above 0.
-        sampling_probability: of one member in one release, in (0, 1].
+        sampling_probability: probability of one member in one release, in (0, 1].
         releases: how many sums will be published, 1 or more.
         delta: in (0, 1).
         accountant: method that computes the cost of the releases.
@@ -160,7 +160,7 @@ def epsilon_of_truncated_batches(
 
     Args:
         clients: number of samples and number of steps of each.
-        sampling_probability: of one sample in one step, in (0, 1].
+        sampling_probability: probability of one sample in one step, in (0, 1].
         most_samples: a larger batch is cut to this many samples, drawn uniformly.
         noise_multiplier: standard deviation of the noise over the bound of a sample's gradient.
         delta: in (0, 1).
@@ -208,8 +208,8 @@ def epsilon_of_mixed_releases(
     """ε of Poisson-sampled sums and of other sums, which every member entered, together.
 
     Args:
-        sampling_probability: of one member in one of the sampled sums, in (0, 1].
-        noise_multiplier: of a sampled sum.
+        sampling_probability: probability of one member in one of the sampled sums, in (0, 1].
+        noise_multiplier: noise multiplier of a sampled sum.
         steps: how many sampled sums were published.
         other_noise: noise multiplier of another sum.
         others: how many other sums were published.

@@ -17,7 +17,7 @@ def clip_factor(norm: Tensor, bound: Tensor | float, lower: Tensor | None = None
     """The factor, at most 1, that brings a vector of a norm [] down to a bound; 1 for a vector of zeros.
 
     Args:
-        norm: of the vector, [].
+        norm: norm of the vector, [].
         bound: the largest norm that is not scaled down.
         lower: the norm of a vector that is scaled down; None: the bound.
 
@@ -45,7 +45,7 @@ def adapted_bound(bound: Tensor, centred_share: Tensor, quantile: float, rate: f
     """The bound of the next round, [] float64: it grows while fewer clients than wanted are below it.
 
     Args:
-        bound: of this round, [].
+        bound: bound of this round, [].
         centred_share: the noisy sum of ½ for each client within the bound and −½ for each beyond it, over the number of
             expected clients, []. Since counts are centred, an absent client does not affect the bound.
         quantile: the share of clients that should stay within the bound, in (0, 1).

@@ -44,7 +44,8 @@ def make_shares(coefficients: Tensor, points: Tensor, prime: int = PRIME) -> Ten
     """Shares of secrets: the values at points of polynomials whose constant coefficients they are.
 
     Args:
-        coefficients: of S polynomials, the secret first, [S, t] int64 in 0 … prime − 1; t shares give it back.
+        coefficients: coefficients of S polynomials, the secret first, [S, t] int64 in 0 … prime − 1; t shares give it
+            back.
         points: one per holder of a share, [n] int64, distinct and not 0.
         prime: numbers of the field, below 2^31.5.
 

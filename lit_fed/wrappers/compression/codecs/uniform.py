@@ -24,7 +24,7 @@ class Uniform(Codec):
     minus half a step, unless all are unchanged. If many numbers are unchanged, QSGD is better.
 
     Args:
-        bits: of each number.
+        bits: bits of each number.
     """
 
     bits: int = 8
