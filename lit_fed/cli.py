@@ -140,7 +140,7 @@ class FederatedCLI(LightningCLI):
 
     def _hold(self, folder: Path, **fix: str) -> None:
         """Lock a run's folder against other processes until this command is over; rank zero does so for all ranks."""
-        if not _get_rank():  # by the environment: there is no trainer yet that would know it
+        if not _get_rank():  # from the environment: there is no trainer yet
             self._writer = self._held.enter_context(writer_of(folder, **fix))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Errors that speak to the person at the keyboard: the value, the place and the fix."""
+"""Errors for users: they name the value, the place and the fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ClientError(RuntimeError):
         round_idx: round, from 0; None: in none.
         reason: what went wrong.
         inputs: the arguments of that function, attached by the `debug` client trainer only.
-        client_name: what the data call the client; "" until the data module hears of the error.
+        client_name: name of the client in the data; "" until the data module adds it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ClientError(RuntimeError):
 
 
 class NotFiniteError(ClientError):
-    """What one client returns holds NaN or infinity."""
+    """The result of a client contains NaN or infinity."""
 
 
 def stamped(text: str) -> str:
@@ -58,17 +58,17 @@ def stamped(text: str) -> str:
 
 
 def logged(text: str) -> None:
-    """A line of a process that runs for hours beside others, as `notice`, with the time."""
+    """A line as of `notice`, with the time, for long-running processes."""
     notice(stamped(text))
 
 
 def notice(text: str) -> None:
-    """A line for the person at the keyboard, beside the results: something looks wrong, and the run goes on."""
+    """Print a warning to stderr; the run continues."""
     sys.stderr.write(f"lit_fed: {text}\n")
 
 
 class WriteError(RuntimeError):
-    """The system refused to write a file; an older file of that name is left as it was.
+    """The system refused to write a file; an older file of that name is unchanged.
 
     Attributes:
         path: the file.
@@ -87,17 +87,17 @@ Check = str | tuple[bool, str]
 def check_settings(
     settings: Any, checks: Mapping[str, Check] | None = None, prefix: str = "--model.algorithm", **more: Check
 ) -> None:
-    """Refuse settings outside their range, and words that the `Literal` of their field does not list.
+    """Refuse settings outside their range, and values that the `Literal` of their field does not list.
 
     Args:
-        settings: whose fields they are. Where the type of a field allows None, None is within each range.
-        checks: for a field its range, `> 0`, `>= 0` or an interval as `[0, 1)`; or whether it may stand, and what to
-            give instead.
-        prefix: what stands before the field's name on the command line.
+        settings: object with the fields. If the type of a field allows None, None is in every range.
+        checks: for each field its range, `> 0`, `>= 0` or an interval such as `[0, 1)`; or whether it is valid, and the
+            fix.
+        prefix: prefix of the field's name on the command line.
         **more: checks by the names of fields.
 
     Raises:
-        ConfigError: naming the first wrong field, its value and what to give instead.
+        ConfigError: naming the first wrong field, its value and the fix.
     """
     types = _field_types(settings.__class__)
     words = [name for name, kinds in types.items() if all(get_origin(kind) is Literal for kind in kinds - {NoneType})]
@@ -119,7 +119,7 @@ def _field_types(cls: type) -> dict[str, frozenset[Any]]:
 
 
 def _ranged(value: Any, check: str, kinds: frozenset[Any]) -> tuple[bool, str]:
-    """Whether a value of a field with these types is within a range, "" for its words; and what to give instead."""
+    """Whether a value of a field with these types is in a range ("": in its `Literal`), and the fix."""
     if check:
         words = f"from {check[1:-1].replace(',', ' to')}" if int in kinds else f"in {check}"
         wanted = f"a {'whole ' * (int in kinds)}number {check if check[0] == '>' else words}"

@@ -1,4 +1,4 @@
-"""Algorithms: one file per paper; every file in this folder is found by itself."""
+"""Algorithms: one file per paper; every file in this folder is discovered automatically."""
 
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.system.discovery import find_classes

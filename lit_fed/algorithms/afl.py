@@ -12,10 +12,10 @@ Symbols:
     γ_λ -> lambda_lr
     Π   -> project_to_simplex
 Deviations:
-    The paper draws unbiased estimates of both gradients, of all clients or of one drawn by λ; here both are exact.
+    The paper uses unbiased estimates of both gradients, from all clients or from one sampled by λ; here both are exact.
     The models are not confined to a set W, so there is no projection of w.
     Client i sends w - γ_w ∇f_i(w), and as Σ λ_i = 1 the mean by λ of these is the paper's step; the solver's weight
-    decay and clipping take part in it. Running statistics are averaged by λ too.
+    decay and clipping apply to it. Running statistics are averaged by λ too.
     Ours: λ may start at the clients' shares of the samples (`initial: samples`), as in the official FedEM code.
     The weights of the clients are λ, so `model.weighting` has no meaning.
 """
@@ -39,7 +39,7 @@ __all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate", "project_to
 
 
 class AgnosticModels(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # w_t, leaves [1, ...]
     average: ModelState  # w^A, leaves [1, ...]; never sent
@@ -56,21 +56,22 @@ class AgnosticRun(NamedTuple):
 
 
 class AgnosticUpdate(NamedTuple):
-    """What the server sums, in float64; a client needs to send its model and f_i only."""
+    """The summands of the server's sum, in float64; a client needs to send its model and f_i only."""
 
     models: ModelState  # λ_i (w - γ_w ∇f_i(w)), leaves [1, ...]
-    ascended: Tensor  # λ_i + γ_λ f_i in place i and 0 elsewhere, [T]
+    ascended: Tensor  # λ_i + γ_λ f_i at position i and 0 elsewhere, [T]
 
 
 @dataclass(frozen=True)
 class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
-    """The model whose loss is smallest on the mixture of the clients that suits it worst; all take part in every round.
+    """The model with the smallest loss on its worst mixture of the clients; all clients take part in every round.
 
     Args:
-        lambda_lr: γ_λ, step size of the clients' weights; 0 leaves them as they are.
+        lambda_lr: γ_λ, step size of the clients' weights; 0 keeps them fixed.
         server_lr: γ_w, step size of the model; null takes the solver's learning rate.
-        initial: the weights at the start: `uniform`, or in proportion to the clients' `samples`.
-        serve: who predicts: the `average` of all models so far, for which the paper proves its bound, or the `last`.
+        initial: the initial weights: `uniform`, or in proportion to the clients' `samples`.
+        serve: the model that predicts: the `average` of all models so far, for which the paper proves its bound, or the
+            `last`.
     """
 
     lambda_lr: float = 0.1
@@ -93,7 +94,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         check_settings(self, lambda_lr=">= 0", server_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> AgnosticModels:
-        """λ starts uniform; the shares of the samples are known once the clients have sent them."""
+        """λ starts uniform; shares of the samples are known after the clients have sent them."""
         models = ctx.task.init(1, ctx.seed)
         weight = torch.full((ctx.num_clients,), 1 / ctx.num_clients, dtype=torch.float64)
         return AgnosticModels(models, tree.map_leaves(torch.clone, models), weight)
@@ -111,7 +112,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     ) -> AgnosticRun:
         """f_i(w_{t-1}) and λ_i."""
         risk = (losses[:, 0] * data.mask).sum() / data.num_samples.clamp(min=1)
-        weights = shared.client_weight  # of all clients, or this one's alone
+        weights = shared.client_weight  # weights of all clients, or of this one only
         weight = tree.take(weights, data.client_id.clamp(max=len(weights) - 1))[0]
         if self.initial == "samples" and ctx.round_idx == 0:
             weight = data.num_samples / ctx.total_samples
@@ -124,7 +125,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: AgnosticModels, work: AgnosticRun, data: ClientData) -> ClientResult:
-        """This client's terms of both steps, weighed by λ_i where it is known, so that the server only adds."""
+        """This client's terms of both steps, weighted by λ_i if it is known, so that the server only sums."""
         own = torch.arange(ctx.num_clients, device=data.mask.device) == data.client_id
         ascended = torch.where(own, work.client_weight + self.lambda_lr * work.risk, 0.0)
         models = tree.map_leaves(lambda leaf: work.client_weight * leaf.double(), work.models)
@@ -140,7 +141,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         return AgnosticModels(total.models, average, project_to_simplex(total.ascended))
 
     def sent(self, ctx: Context, shared: AgnosticModels, client_id: int) -> AgnosticModels:
-        """w_t and λ_i; w^A to be served with."""
+        """w_t and λ_i; w^A for serving."""
         served = ctx.phase == "adapt" and self.serve == "average"
         average = shared.average if served else ModelState({}, {})
         return AgnosticModels(shared.models, average, shared.client_weight[client_id : client_id + 1])
@@ -153,8 +154,8 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
 def project_to_simplex(point: Tensor) -> Tensor:
     """The nearest point, in Euclidean distance, whose entries are >= 0 and sum to 1; along the last axis.
 
-    It is max(v - θ, 0) with θ = max_j (u_1 + … + u_j - 1)/j for the entries u sorted downwards: as long as u_j exceeds
-    the average before it that quotient rises, afterwards it falls.
+    It is max(v - θ, 0) with θ = max_j (u_1 + … + u_j - 1)/j for the entries u in descending order: the quotient rises
+    while u_j exceeds the previous one, and falls afterwards.
 
     Example:
         >>> [round(value, 4) for value in project_to_simplex(torch.tensor([0.8, 0.6, -0.2])).tolist()]

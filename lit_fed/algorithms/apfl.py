@@ -1,4 +1,4 @@
-"""APFL: every client mixes the global model with one of its own, in a proportion that it may learn.
+"""APFL: every client mixes the global model with a personal one, in a proportion that it may learn.
 
 Deng, Kamani, Mahdavi. "Adaptive Personalized Federated Learning". 2020. https://arxiv.org/abs/2003.13461, Algorithm 1.
 
@@ -7,14 +7,14 @@ Symbols:
     w_i -> work.models      the client's copy of it during a round, leaves [1, ...]
     v_i -> state.personal   the client's own model, leaves [1, ...]
     v̄_i -> mixed            α_i v_i + (1 − α_i)w_i, the model that is personalised, leaves [1, ...]
-    α_i -> state.alpha      share of the own model, [], in [0, 1]
+    α_i -> state.alpha      share of the personal model, [], in [0, 1]
     η   -> solver.lr
 Deviations:
-    The gradient with respect to v_i has the factor α_i (`gradient_factor`), which some write without.
+    The gradient with respect to v_i has the factor α_i, which some programs omit (`gradient_factor`).
     The paper learns α_i at the rate η of the models (`alpha_lr`) in every step; the official code in the first step of
     a round (`alpha_update`), with `alpha_decay` 0.02, and it mixes the outputs of both models instead of parameters,
     which is not offered.
-    Clients are served by v_i and the global w of this moment, not by the w_i that v_i was trained with.
+    Clients are served by v_i and the current global w, not by the w_i that v_i was trained with.
     Ours: an unseen client is served by w, or trains v_i and α_i in `unseen_epochs` passes.
 """
 
@@ -37,7 +37,7 @@ __all__ = ["APFL", "APFLRun", "APFLState"]
 
 
 class APFLState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     personal: ModelState  # v_i, leaves [1, ...]
     alpha: Tensor  # α_i, []
@@ -56,13 +56,13 @@ class APFLRun(NamedTuple):
 
 @dataclass(frozen=True)
 class APFL(Personal[GlobalModels, APFLState, APFLRun]):
-    """FedAvg, and next to it a personal model that is trained in a mixture with the global one.
+    """FedAvg with an additional personal model, which is trained in a mixture with the global one.
 
     Args:
-        alpha: α_i at the start; 0 is FedAvg, 1 is FedAvg next to purely local models.
+        alpha: initial α_i; 0 is FedAvg, 1 is FedAvg beside purely local models.
         alpha_update: when α_i takes a step: never (`fixed`), in the first local step of a round, or in every one.
         alpha_lr: learning rate of α_i; null takes that of the models.
-        alpha_decay: factor of α_i²/2, which is added to the loss for α_i.
+        alpha_decay: factor of the penalty α_i²/2 in the loss for α_i.
         gradient_factor: whether the gradient for v_i is multiplied by α_i.
         unseen_epochs: passes over its training samples before a client is served that was not in training; 0 serves it
             by the global model.
@@ -83,19 +83,19 @@ class APFL(Personal[GlobalModels, APFLState, APFLRun]):
         check_settings(self, alpha="[0, 1]", alpha_lr=">= 0", alpha_decay=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> APFLState:
-        """v_i starts as w, so that v̄_i is w whatever α_i."""
+        """v_i starts as w, so v̄_i is w for any α_i."""
         return APFLState(shared.models, torch.tensor(self.alpha, dtype=ctx.task.dtype))
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: APFLState, data: ClientData, losses: None
     ) -> APFLRun:
-        """w_i starts as w; v_i and α_i go on."""
+        """w_i starts as w; v_i and α_i continue."""
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         optimizer = ctx.solver.init(shared.models), ctx.solver.init(state.personal)
         return APFLRun(shared.models, state.personal, state.alpha, optimizer, zero, zero.clone())
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: APFLRun, batch: Batch) -> APFLRun:
-        """Steps of w_i, v_i and α_i on one batch, all from the values before it."""
+        """Steps of w_i, v_i and α_i on one batch, all from the values before the step."""
         mixed = tree.lerp(work.models.parameters, work.personal.parameters, work.alpha)
         loss, gradient, buffers = ctx.own.task.value_and_grad(work.personal._replace(parameters=mixed), batch)
         models, of_global = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
@@ -116,7 +116,7 @@ class APFL(Personal[GlobalModels, APFLState, APFLRun]):
         return new if self.alpha_update == "every_step" else torch.where(work.steps == 0, new, work.alpha)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: APFLRun, data: ClientData) -> ClientResult:
-        """w_i goes to the server; v_i and α_i stay. The loss is that of v̄_i; the mean α_i is logged next to it."""
+        """Send w_i; keep v_i and α_i. The logged loss is that of v̄_i; the mean α_i is logged too."""
         metrics = {"loss": work.loss / work.steps.clamp(min=1), "alpha": work.alpha}
         return ClientResult(
             Message(work.models, ctx.client_weight(data)), APFLState(work.personal, work.alpha), metrics
@@ -125,7 +125,7 @@ class APFL(Personal[GlobalModels, APFLState, APFLRun]):
     # server_step: w ← mean of w_i over the clients that took part is the default
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served, if asked for."""
+        """Only a client without a model trains before it is served, if requested."""
         return LocalWork(epochs=self.unseen_epochs) if self.unseen_epochs and not seen else None
 
     def served(self, ctx: Context, shared: GlobalModels, state: APFLState) -> ModelState:

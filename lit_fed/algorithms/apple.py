@@ -1,4 +1,4 @@
-"""APPLE: each client learns, while it trains, how much the core model of every client counts in its own.
+"""APPLE: each client learns the weights of all clients' core models in its personal model, while it trains.
 
 Luo, Wu. "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning". IJCAI 2022.
 https://arxiv.org/abs/2110.08394, Algorithm 1.
@@ -12,14 +12,14 @@ Symbols:
     η_1, η_2 -> solver.lr, relation_lr
     L        -> regularised_rounds
 Deviations:
-    A client downloads all core models; the choice of M of them under limited bandwidth is not offered.
-    All core models start alike. The server learns n_j with the first message of client j; until then it counts in p_0
-    as the average of the others, so that p_0 is 1/T in round 0. L is a number of rounds, not a share of them.
-    The authors' code penalises μ·‖p_i − p_0‖², and p_i steps with momentum. Here its steps are plain, and the core
-    model takes those of the solver.
-    PFLlib uploads w_i^(p) in the place of w_i^(c), and averages over the entries of a leaf in the gradient of p_i.
-    Running statistics are those of w_i^(p). Absent clients' core models stay as they are.
-    Ours: an unseen client has no core model; it starts with p_0 and learns p_i alone, for `unseen_epochs` passes.
+    A client downloads all core models; downloading only M of them under limited bandwidth is not offered.
+    All core models start equal. The server learns n_j from the first message of client j; until then p_0 uses the
+    average of the others for it, so p_0 is 1/T in round 0. L is a number of rounds, not a share of them.
+    The authors' code penalises μ·‖p_i − p_0‖², and updates p_i with momentum. Here steps of p_i are plain, and the
+    core model takes the solver's steps.
+    PFLlib uploads w_i^(p) in place of w_i^(c), and averages over the entries of a leaf in the gradient of p_i.
+    Running statistics are those of w_i^(p). Core models of absent clients do not change.
+    Ours: an unseen client has no core model; it starts with p_0 and learns only p_i, for `unseen_epochs` passes.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = ["APPLE", "AppleRun", "CoreModel", "CoreModels", "DirectedRelations"]
 
 Leaves = dict[str, Tensor]
 
-LOWEST = 1e-3  # of the exponential schedule, in round L
+LOWEST = 1e-3  # value of the exponential schedule in round L
 
 
 class CoreModels(NamedTuple):
-    """What the server keeps, and sends."""
+    """The server's state, which is also broadcast."""
 
     peers: Peers  # w_j^(c), leaves [T, 1, ...]
-    samples: Tensor  # n_j, [T] float64; 0 until it is known
+    samples: Tensor  # n_j, [T] float64; 0 while unknown
 
 
 class DirectedRelations(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # w_i^(p), leaves [1, ...]
     shift: Tensor  # p_i − p_0, [T] float64
@@ -68,14 +68,14 @@ class AppleRun(NamedTuple):
     optimizer: OptimizerState  # of w_i^(c)
     loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
     steps: Tensor  # [] steps taken
-    core: Leaves  # w_i^(c), leaves [1, ...]; of an unseen client not used
-    start: Leaves  # the same as the server has it, leaves [1, ...]
+    core: Leaves  # w_i^(c), leaves [1, ...]; unused for an unseen client
+    start: Leaves  # the server's copy of it, leaves [1, ...]
     shift: Tensor  # p_i − p_0, [T] float64
     place: Tensor  # [T] float64, 1 for the client itself
 
 
 class CoreModel(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # w_i^(c), leaves [1, ...]
     samples: Tensor  # n_i, [] float64; 1 with equal weights
@@ -87,10 +87,10 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
 
     Args:
         relation_lr: η_2, learning rate of the weights p_i.
-        proximal_weight: μ, how strongly p_i is pulled to p_0 at the start of the run.
-        regularised_rounds: L, rounds after which the pull is gone.
-        schedule: how λ falls from 1 by round r: `cosine`, (1 + cos(πr/L))/2; `exponential`, 0.001^(r/L).
-        unseen_epochs: passes in which a client that was not in training learns its weights before it is served.
+        proximal_weight: μ, weight of the pull of p_i towards p_0 at the start of the run.
+        regularised_rounds: L, rounds after which the pull ends.
+        schedule: decay of λ from 1 by round r: `cosine`, (1 + cos(πr/L))/2; `exponential`, 0.001^(r/L).
+        unseen_epochs: passes in which an unseen client learns its weights before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -113,7 +113,7 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
         check_settings(self, dict.fromkeys(names, ">= 0"))
 
     def shared_init(self, ctx: Context) -> CoreModels:
-        """Core models that start alike; no n_j is known yet."""
+        """Equal core models; no n_j is known yet."""
         peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
         return CoreModels(peers, torch.zeros(ctx.num_clients, dtype=torch.float64))
 
@@ -151,7 +151,7 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
         return self.proximal_weight * falls
 
     def client_final(self, ctx: Context, shared: CoreModels, work: AppleRun, data: ClientData) -> ClientResult:
-        """w_i^(c) and n_i go to the server, w_i^(p) and p_i stay (line 10)."""
+        """Send w_i^(c) and n_i; keep w_i^(p) and p_i (line 10)."""
         weight = ctx.client_weight(data)
         down = torch.full_like(weight, tree.bits(work.core) * (ctx.num_clients - 1))
         message = Message(CoreModel(work.models._replace(parameters=work.core), weight), weight, bits_down=down)
@@ -194,7 +194,7 @@ def _own_relation(shared: CoreModels, work: AppleRun) -> Tensor:
 
 
 def _personalised(shared: CoreModels, work: AppleRun) -> Leaves:
-    """w_i^(p) with the client's own core model as it is now, leaves [1, ...]."""
+    """w_i^(p) with the client's current core model, leaves [1, ...]."""
     moved = tree.scale(tree.sub(work.core, work.start), _own_relation(shared, work))
     return tree.add(_weighed(shared, work.shift), moved)  # type: ignore[no-any-return]
 

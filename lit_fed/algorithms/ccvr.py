@@ -1,4 +1,4 @@
-"""CCVR: FedAvg whose head is re-trained by the server, on virtual features drawn from Gaussians of the classes.
+"""CCVR: FedAvg whose head the server re-trains on virtual features, drawn from one Gaussian per class.
 
 Luo, Chen, Hu, Zhang, Liang, Feng. "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID
 Data". NeurIPS 2021. https://arxiv.org/abs/2106.05001, Section 4.
@@ -7,16 +7,16 @@ Symbols:
     θ̂, φ̂             -> shared.models       feature extractor and head of FedAvg, leaves [1, ...]
     φ̃                -> shared.head         the calibrated head, leaves [1, ...]; at first φ̂
     z_{c,k,j}        -> f_θ̂(x), inputs of the last layer in evaluation mode, [D]
-    N_{c,k}, μ_{c,k}, Σ_{c,k} -> a message: counts N_{c,k}, sums Σ_j z and products Σ_j z zᵀ, which say the same
+    N_{c,k}, μ_{c,k}, Σ_{c,k} -> a message: counts N_{c,k}, sums Σ_j z and products Σ_j z zᵀ, which determine them
     N_c, μ_c, Σ_c    -> class_gaussians     of all clients: Σ_c = (Σ_kj z zᵀ − N_c μ_c μ_cᵀ)/(N_c − 1)
     G_c, M_c         -> virtual_features    M_c draws of N(μ_c, Σ_c)
 Deviations:
-    Counts, sums and products are sent in the place of means and covariances: the server needs their sums alone, and the
+    Counts, sums and products are sent instead of means and covariances: the server needs only their sums, and the
     global mean and covariance are the paper's.
-    The head is calibrated after the last round; with `calibrate_every` also on the way. Training goes on from φ̂, so
-    that calibrations change nothing but what is served. A run that is stopped early has no calibrated head.
-    A class with one sample has the covariance 0; one without samples has no virtual features. Variances that rounding
-    of a rank-deficient covariance leaves are taken as 0.
+    The head is calibrated after the last round; with `calibrate_every` also during the run. Training continues from φ̂,
+    so calibrations affect serving only. A run that is stopped early has no calibrated head.
+    A class with one sample has covariance 0; a class without samples has no virtual features. Variances that are only
+    rounding errors of a rank-deficient covariance are set to 0.
     Steps, batches and optimizer of the calibration are settings. Drawing μ_c + Σ_c^½ε takes the symmetric square root,
     which does not depend on the signs of eigenvectors.
     An unseen client is served by the same model.
@@ -48,7 +48,7 @@ Leaves = dict[str, Tensor]
 
 
 class CalibratedModels(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # θ̂ and φ̂, leaves [1, ...]
     head: Leaves  # φ̃, leaves [1, ...]
@@ -64,15 +64,15 @@ class ClassMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class CCVR(Algorithm[CalibratedModels, tuple[()], LocalRun]):
-    """FedAvg, and a head that the server calibrates after training on Gaussians of the classes' features.
+    """FedAvg; after training, the server calibrates the head on Gaussians of the features of each class.
 
     Args:
-        virtual_features: M_c, of each class.
-        balanced: whether all classes have as many; else they have them by their share of the samples, N_c/|D|.
+        virtual_features: M_c, number per class.
+        balanced: use the same number for all classes; otherwise in proportion to their samples, N_c/|D|.
         calibrate_every: rounds between calibrations; null: only after the last round.
         server_steps: steps of a calibration; 0 is FedAvg.
-        server_batch_size: virtual features of a step.
-        server_optimizer: of the calibration; its schedule counts the steps.
+        server_batch_size: virtual features per step.
+        server_optimizer: optimizer of the calibration; its schedule counts the steps.
     """
 
     virtual_features: int = 100
@@ -115,7 +115,7 @@ class CCVR(Algorithm[CalibratedModels, tuple[()], LocalRun]):
         return (train, moments) if calibrates else (train,)
 
     def client_final(self, ctx: Context, shared: CalibratedModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """The model goes to the server; in a calibration N_{c,k}, Σ_j z and Σ_j z zᵀ under θ̂."""
+        """Send the model; in a calibration N_{c,k}, Σ_j z and Σ_j z zᵀ under θ̂."""
         if ctx.phase != "moments":
             return super().client_final(ctx, shared, work, data)
         moments = class_moments(ctx.task, shared.models, data)
@@ -148,7 +148,7 @@ class CCVR(Algorithm[CalibratedModels, tuple[()], LocalRun]):
         return z, torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
 
     def sent(self, ctx: Context, shared: CalibratedModels, client_id: int) -> CalibratedModels:
-        """The calibrated head only to clients that are served."""
+        """The calibrated head, for serving only."""
         return shared if ctx.phase == "adapt" else shared._replace(head={})
 
     def shared_outputs(self, ctx: Context, shared: CalibratedModels, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def class_gaussians(moments: ClassMoments, eps: float) -> tuple[Tensor, Tensor]:
     """μ_c [C, D] and the symmetric square root of Σ_c [C, D, D], in float64.
 
     Args:
-        moments: of all clients.
+        moments: sums over all clients.
         eps: relative rounding error of their features; the root would magnify it where the covariance has no full rank.
 
     Example:

@@ -1,4 +1,4 @@
-"""Clustered FL: clients are divided in two wherever their common model stands still while they would still move.
+"""Clustered FL: a cluster is split in two if its model has converged while its clients' updates have not.
 
 Sattler, Müller, Samek. "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
 Constraints". IEEE TNNLS 2020. https://arxiv.org/abs/1910.01991, Algorithms 1-3.
@@ -9,10 +9,10 @@ Symbols:
     Δ_i    -> updates          θ_i − θ_c(i), the update of client i, leaves [T, ...]
     ε1, ε2 -> mean_norm_below, max_norm_above
     γ_max  -> gamma_max        least √((1 − α)/2) of a division, α the largest cosine of two updates across
-    tree   -> shared.splits    split s divides a cluster and makes cluster s + 1 of those who leave it
+    tree   -> shared.splits    split s divides a cluster; the clients that leave it form cluster s + 1
 Deviations:
-    Updates are those of local training, the paper's practical variant, not single gradients. Both halves of a split are
-    looked at again in the next round, and there are at most `max_clusters` clusters.
+    Updates are those of local training, the paper's practical variant, not single gradients. Both halves of a split can
+    be split again in the next round, up to `max_clusters` clusters.
     The authors' code divides by complete linkage (`linkage`), which need not be optimal, takes plain means
     (`model.weighting: uniform`) and lets each client keep the best of all ancestors on held-out samples (not offered).
     The paper sends an unseen client down the tree of splits. Ours: `newcomers: loss`, which needs no cached updates.
@@ -48,16 +48,16 @@ __all__ = ["ClusteredFL", "Clusters", "DivisionRule", "SplitMemory", "bipartitio
 
 
 class SplitMemory(NamedTuple):
-    """What the server remembers of splits, down which unseen clients go: room for S splits of T clients."""
+    """The server's record of splits, which assigns unseen clients: room for S splits of T clients."""
 
     parent: Tensor  # [S] int64, the cluster that was divided; -1: no such split yet
-    side: Tensor  # [S, T] int64: 1 for a client that stayed in the parent, 2 for one that left it, 0 for all others
+    side: Tensor  # [S, T] int64: 1 for a client that stayed in the parent, 2 for one that left it, 0 for others
     models: ModelState  # the parent's model before the split, leaves [S, ...]
     updates: dict[str, Tensor]  # updates of the parent's clients from that model, leaves [S, T, ...]
 
 
 class Clusters(NamedTuple):
-    """What the server keeps: up to C clusters of its T clients, numbered as they appear."""
+    """The server's state: up to C clusters of its T clients, numbered in order of creation."""
 
     models: ModelState  # of each cluster, leaves [C, ...]; those that do not exist yet hold the initial model
     cluster: Tensor  # of each client, [T] int64
@@ -65,30 +65,30 @@ class Clusters(NamedTuple):
 
 
 class DivisionRule(NamedTuple):
-    """What has to hold for a cluster to be divided: the fields of `ClusteredFL` with these names."""
+    """Conditions for splitting a cluster: the fields of `ClusteredFL` with these names."""
 
-    mean_norm_below: float  # ε1, of the average update
-    max_norm_above: float  # ε2, of the longest update
+    mean_norm_below: float  # ε1, bound on the average update
+    max_norm_above: float  # ε2, bound on the longest update
     relative: bool  # whether ε1 is in units of the longest update
-    min_cluster_size: int  # clusters of no more clients stay together
-    gamma_max: float | None  # least separation of the two sets; None: any
+    min_cluster_size: int  # clusters of at most this size are not split
+    gamma_max: float | None  # minimum separation of the two sets; None: any
     linkage: Literal["single", "complete"]  # how to divide
 
 
 @dataclass(frozen=True)
 class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
-    """FedAvg within clusters, which are divided in two when averaging has nothing more to give.
+    """FedAvg within clusters, which are split in two when averaging brings no more progress.
 
     Args:
-        max_clusters: C, most clusters.
-        mean_norm_below: ε1; a cluster is divided only if its average update is shorter.
+        max_clusters: C, maximum number of clusters.
+        mean_norm_below: ε1; a cluster is split only if its average update is shorter.
         max_norm_above: ε2; and only if its longest update is longer.
-        relative: measure the average update in units of the longest: ε1, in [0, 1), then fits any learning rate.
-        warmup_rounds: rounds before the first division.
-        min_cluster_size: clusters of no more clients than this stay together.
-        gamma_max: divide only if √((1 − α)/2) is larger, α the largest cosine of updates across; null: always.
-        linkage: how to divide: `single` minimises that α (the paper), `complete` is the authors' code.
-        newcomers: how an unseen client finds its cluster: down the `tree` of splits by its own updates (the paper),
+        relative: measure the average update in units of the longest, so that ε1, in [0, 1), suits any learning rate.
+        warmup_rounds: rounds before the first split.
+        min_cluster_size: clusters of at most this size are not split.
+        gamma_max: split only if √((1 − α)/2) is larger, α the largest cosine of updates across; null: always.
+        linkage: how to split: `single` minimises that α (the paper), `complete` is the authors' code.
+        newcomers: cluster of an unseen client: down the `tree` of splits by its own updates (the paper),
             which takes (C − 1)·(T + 1) models in every checkpoint; or by the lowest `loss` on its training samples.
     """
 
@@ -121,27 +121,27 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        """Most clusters, C."""
+        """Maximum number of clusters, C."""
         return self.max_clusters
 
     def shared_init(self, ctx: Context) -> Clusters:
         """One cluster of all clients."""
         initial, remembers = ctx.task.init(1, ctx.seed), self.newcomers == "tree"
-        rows = self.max_clusters * (2 + ctx.num_clients if remembers else 1)  # of models, and of updates at each split
+        rows = self.max_clusters * (2 + ctx.num_clients if remembers else 1)  # models, and updates at each split
         place = f"--model.algorithm.max_clusters {self.max_clusters}"
         require_memory(rows * tree.bits(initial) // 8, place, "give at most as many as there are clients")
         return _one_cluster(initial, self.max_clusters, ctx.num_clients, remembers=remembers)
 
     def state_init(self, ctx: Context, shared: Clusters, data: ClientData) -> Member:
-        """Everybody starts in the first cluster."""
+        """Every client starts in the first cluster."""
         first = one_hot(torch.tensor(0), self.max_clusters, ctx.task.dtype)
         return UnseenMember(first) if ctx.phase == "adapt" else ClusterChoice(first)
 
     def client_init(self, ctx: Context, shared: Clusters, state: Member, data: ClientData, losses: None) -> ClusterRun:
-        """Training starts from the cluster's model; that of an unseen client from the models of all splits at once."""
+        """Training starts from the cluster's model; an unseen client trains from the models of all splits at once."""
         if isinstance(state, UnseenMember):
             return ClusterRun(*local_run(ctx, shared.splits.models), self._first_cluster(ctx, shared, data))
-        cluster = tree.take(shared.cluster, data.client_id).squeeze(0)  # who is only served trains no model
+        cluster = tree.take(shared.cluster, data.client_id).squeeze(0)  # serving alone trains no model
         models = tree.index(shared.models, slice(0, 0)) if ctx.phase == "adapt" else tree.take(shared.models, cluster)
         return ClusterRun(*local_run(ctx, models), cluster)
 
@@ -153,7 +153,7 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         return best_fit(losses, data.mask, shared.cluster.max() + 1)
 
     def client_final(self, ctx: Context, shared: Clusters, work: ClusterRun, data: ClientData) -> ClientResult:
-        """θ_i goes to the server, one model each way; an unseen client goes down the tree (Alg. 3)."""
+        """Send θ_i, one model each way; an unseen client descends the tree (Alg. 3)."""
         cluster = _descend(shared.splits, work.models, work.cluster) if ctx.phase == "adapt" else work.cluster
         weight = ctx.client_weight(data)
         message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.models)))
@@ -161,7 +161,7 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: Clusters, reduced: Reduced, client_ids: Tensor) -> Clusters:
-        """Divide the clusters that ask for it, then FedAvg within each (Alg. 2)."""
+        """Split the clusters that meet the conditions, then FedAvg within each (Alg. 2)."""
         sent: ModelState = tree.map_leaves(lambda leaf: leaf[:, 0], reduced.value)  # leaves [T, ...]
         if ctx.round_idx >= self.warmup_rounds:
             updates = tree.sub(sent.parameters, tree.index(shared.models.parameters, shared.cluster))
@@ -170,14 +170,14 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         return shared._replace(models=cluster_averages(shared.models, sent, shared.cluster, reduced.weight))
 
     def sent(self, ctx: Context, shared: Clusters, client_id: int) -> Clusters:
-        """The model of the client's cluster; an unseen client gets those of all, and the updates that lead to one."""
+        """The model of the client's cluster; an unseen client gets all models, and the updates for its descent."""
         if client_id >= ctx.num_clients:
             return shared._replace(cluster=shared.cluster.max().view(1))
         own = shared.cluster[client_id].view(1)
         return Clusters(tree.take(shared.models, own), own, NOT_SENT)
 
     def received(self, ctx: Context, sent: Clusters, client_id: int) -> Clusters:
-        """The one model stands for those of all clusters, in the one copy that there is."""
+        """The received model, expanded to all clusters without a copy."""
         models = tree.map_leaves(lambda leaf: leaf.expand(self.max_clusters, *leaf.shape[1:]), sent.models)
         return sent._replace(models=models, cluster=sent.cluster.expand(ctx.num_clients))
 
@@ -186,7 +186,7 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         return int(shared.cluster.max()) + 1
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """An unseen client trains as in a round if it goes down the tree; everybody else looks up its cluster."""
+        """An unseen client trains as in a round if it descends the tree; other clients only look up their cluster."""
         return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.work._replace(straggler_fraction=0.0)
 
     def served(self, ctx: Context, shared: Clusters, state: Member) -> ModelState:
@@ -195,14 +195,14 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
 
 
 def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers: bool) -> Clusters:
-    """All clients in one cluster; models [1, ...] stand in the place of the `most` that there can be."""
+    """All clients in one cluster; models [1, ...] are expanded to the maximum number `most`."""
     models = tree.map_leaves(lambda leaf: leaf.expand(most, *leaf.shape[1:]), initial)
     splits = _no_splits(initial, most - 1 if remembers else 0, num_clients)
     return Clusters(models, torch.zeros(num_clients, dtype=torch.int64), splits)
 
 
 def _no_splits(models: ModelState, num_splits: int, num_clients: int) -> SplitMemory:
-    """Memory without a split yet; models [1, ...] stand in the place of those to come."""
+    """Memory without a split; models [1, ...] are placeholders."""
     side = torch.zeros(num_splits, num_clients, dtype=torch.int64)
     updates = {n: leaf.new_zeros(()).expand(*side.shape, *leaf.shape[1:]) for n, leaf in models.parameters.items()}
     held = tree.map_leaves(lambda leaf: leaf.expand(num_splits, *leaf.shape[1:]), models)
@@ -210,15 +210,15 @@ def _no_splits(models: ModelState, num_splits: int, num_clients: int) -> SplitMe
 
 
 def _descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tensor:
-    """An unseen client's cluster: at each split to the side with an update that points most like its own (Alg. 3).
+    """An unseen client's cluster: at each split it takes the side with the most similar update (Alg. 3).
 
     Args:
         memory: the splits.
         trained: the unseen client's models, trained from those of the first splits, leaves [s, ...].
-        cluster: where it starts, [] int64.
+        cluster: the cluster where it starts, [] int64.
 
     Returns:
-        Where it arrives, [] int64; between equals it stays in the parent.
+        The cluster where it ends, [] int64; in a tie it stays in the parent.
     """
     count = len(tree.leaves(trained)[0])
     if not count:
@@ -237,13 +237,13 @@ def _descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tenso
 
 
 def divide(clusters: Clusters, updates: dict[str, Tensor], weight: Tensor, rule: DivisionRule) -> Clusters:
-    """The clusters after the splits of a round (Alg. 2), as far as there is room; new ones wait for the next round.
+    """The clusters after the splits of a round (Alg. 2), up to the maximum number; new ones are not split yet.
 
     Args:
-        clusters: before.
-        updates: of the clients from the models of their clusters, leaves [T, ...].
-        weight: of the clients, [T].
-        rule: which clusters are divided, and how.
+        clusters: the clusters before.
+        updates: updates of the clients from the models of their clusters, leaves [T, ...].
+        weight: weight of each client, [T].
+        rule: conditions and method of splitting.
     """
     products, most = inner_products(updates), len(tree.leaves(clusters.models)[0])
     for c in range(int(clusters.cluster.max()) + 1):
@@ -273,7 +273,7 @@ def _mean_and_longest(products: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
 
     Args:
         products: their inner products, [n, n].
-        weight: of each vector, [n].
+        weight: weight of each vector, [n].
 
     Example:
         >>> mean, longest = _mean_and_longest(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]), torch.tensor([1.0, 3.0]))
@@ -285,14 +285,14 @@ def _mean_and_longest(products: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
 
 
 def bipartition(similarity: Tensor, linkage: Literal["single", "complete"] = "single") -> Tensor:
-    """Divide n clients into two sets, by joining the most similar sets until two are left.
+    """Divide n clients into two sets, by merging the most similar sets until two are left.
 
-    With `single` linkage no division has a smaller largest similarity between the two sets: a pair that is more similar
-    than that is always joined before (Alg. 1). It is computed on the CPU, whichever device holds the similarities.
+    With `single` linkage no division has a smaller largest similarity between the two sets, since more similar pairs
+    are merged earlier (Alg. 1). It is computed on the CPU, whichever device holds the similarities.
 
     Args:
         similarity: cosines, symmetric, [n, n], n >= 2; the diagonal is not read.
-        linkage: similarity of two sets: that of their most similar pair (`single`) or their least (`complete`).
+        linkage: similarity of two sets: that of their most similar pair (`single`) or least similar pair (`complete`).
 
     Returns:
         Whether each client is in the set without the first client, [n] bool.
@@ -301,19 +301,19 @@ def bipartition(similarity: Tensor, linkage: Literal["single", "complete"] = "si
         >>> bipartition(torch.tensor([[1.0, -0.9, 0.8], [-0.9, 1.0, -0.7], [0.8, -0.7, 1.0]])).tolist()
         [False, True, False]
     """
-    from scipy.cluster import hierarchy  # here, since it takes half a second that other algorithms need not spend
+    from scipy.cluster import hierarchy  # imported here: it takes half a second that other algorithms save
 
     n = len(similarity)
     pairs = torch.triu_indices(n, n, offset=1)
     distance = (1 - similarity.detach().cpu().double()[pairs[0], pairs[1]]).clamp(min=0)
     root = hierarchy.to_tree(hierarchy.linkage(distance.numpy(), linkage))
     side = torch.zeros(n, dtype=torch.bool)
-    side[root.left.pre_order()] = True  # the sets of the last merge: there are two, also among equal similarities
+    side[root.left.pre_order()] = True  # the two sets of the last merge, also with equal similarities
     return (side != side[0]).to(similarity.device)
 
 
 def _separation(similarity: Tensor, side: Tensor) -> float:
-    """How far two sets of clients are apart: √((1 − α)/2), in [0, 1], α the largest similarity across.
+    """Separation of two sets of clients: √((1 − α)/2), in [0, 1], α the largest similarity across.
 
     Args:
         similarity: cosines, [n, n].
@@ -327,13 +327,13 @@ def _separation(similarity: Tensor, side: Tensor) -> float:
 
 
 def _split_cluster(clusters: Clusters, parent: int, leavers: Tensor, updates: dict[str, Tensor]) -> Clusters:
-    """The clusters with one more, of those who leave their parent.
+    """The clusters with one more, formed by clients that leave their parent.
 
     Args:
         clusters: the clusters so far.
         parent: the cluster that is divided.
         leavers: clients that leave it, [n] int64.
-        updates: of all clients from the models of their clusters, leaves [T, ...].
+        updates: updates of all clients from the models of their clusters, leaves [T, ...].
     """
     count = int(clusters.cluster.max()) + 1
     side = (clusters.cluster == parent).long().index_fill(0, leavers, 2)
@@ -350,9 +350,9 @@ def _remember_split(
         memory: the memory so far.
         split: s.
         parent: the cluster that is divided.
-        side: of each client, as in `SplitMemory`, [T].
-        models: the parent's, leaves without a leading axis.
-        updates: of all clients, leaves [T, ...]; those of other clusters are left out.
+        side: side of each client, as in `SplitMemory`, [T].
+        models: the parent's model, leaves without a leading axis.
+        updates: updates of all clients, leaves [T, ...]; those of other clusters are ignored.
     """
     if not len(memory.parent):
         return memory

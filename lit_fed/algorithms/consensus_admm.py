@@ -1,4 +1,4 @@
-"""Consensus ADMM: clients' own models, tied to a common one by dual variables, with exact or inexact local solves.
+"""Consensus ADMM: local models, tied to a common one by dual variables, with exact or inexact local solves.
 
 Boyd, Parikh, Chu, Peleato, Eckstein. "Distributed Optimization and Statistical Learning via the Alternating Direction
 Method of Multipliers". Foundations and Trends in Machine Learning 3(1), 2011. https://doi.org/10.1561/2200000016,
@@ -8,17 +8,17 @@ Symbols:
     z         -> shared.models  the common model, leaves [1, ...]
     x_i       -> state.models   the model of client i, leaves [1, ...]
     y_i       -> state.dual     its dual variable, leaves [1, ...]; Σ_i y_i = 0 after each round of all clients
-    x_i+y_i/ρ -> state.sent     what client i has told the server, leaves [1, ...]
+    x_i+y_i/ρ -> state.sent     its last value known to the server, leaves [1, ...]
     ρ         -> penalty_weight
     α         -> over_relaxation (Section 3.4.3)
 Deviations:
-    All clients take part in the paper. Ours: absent clients keep x_i and y_i, and z stays the mean of what each client
-    sent last: clients send the change of x_i + y_i/ρ, so that the server stores nothing but z.
+    All clients take part in the paper. Ours: absent clients keep x_i and y_i, and z stays the mean of the last values
+    of all clients: they send the change of x_i + y_i/ρ, so the server stores only z.
     Ours: `--model.weighting samples` gives f_i the weight N·n_i/n, so that the common solution minimises the mean loss
-    of all samples; by default all clients count alike. The local solve divides by that weight: a rate means the same
-    to all clients. Messages count alike in both.
-    The inexact solve takes the solver's steps on the augmented loss, from the client's last x_i; the exact one knows no
-    settings of the solver, weight decay among them.
+    of all samples; by default all clients have equal weights. The local solve divides by that weight: so a rate means
+    the same for all clients. Messages have equal weights in both cases.
+    The inexact solve takes the solver's steps on the augmented loss, from the client's last x_i; the exact one
+    ignores the solver's settings, weight decay included.
     ρ is fixed: the balancing of residuals (Section 3.4.1) is left out, and the number of rounds is the stopping rule.
 """
 
@@ -41,20 +41,20 @@ __all__ = ["ADMMState", "ConsensusADMM"]
 
 
 class ADMMState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     dual: dict[str, Tensor]  # y_i, leaves [1, ...]
     sent: dict[str, Tensor]  # x_i + y_i/ρ when it was last sent, leaves [1, ...]
-    received: Tensor  # [] int64, round whose z the client has already
+    received: Tensor  # [] int64, round whose z the client already has
 
 
 @dataclass(frozen=True)
 class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
-    """The minimiser of Σ_i f_i: local solves are pulled to a common model until all agree.
+    """The minimiser of Σ_i f_i: local solves are pulled towards a common model until all agree.
 
     Args:
-        penalty_weight: ρ; fastest where it is of the order of the curvature of the losses.
+        penalty_weight: ρ; fastest near the curvature of the losses.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         over_relaxation: α; 1.5 to 1.8 often takes fewer rounds than 1.
         serve: seen clients are served by z (`consensus`) or by x_i (`personal`); unseen ones always by z.
@@ -85,18 +85,18 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ADMMState, data: ClientData, losses: None
     ) -> PenalisedRun:
-        """The client goes on from x_i; what is added to f_i is ⟨y_i, x⟩ + ρ/2·‖x − z‖², over the weight of f_i."""
+        """Continue from x_i; the penalty on f_i is ⟨y_i, x⟩ + ρ/2·‖x − z‖², divided by the weight of f_i."""
         linear = tree.sub(state.dual, tree.scale(shared.models.parameters, self.penalty_weight))
         return penalised_run(ctx, state, self.penalty_weight, linear, ctx.client_share(data))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact x-update, where it is wanted, and its message; or the dual update."""
+        """The exact x-update, if chosen, and its message; or the dual update."""
         if ctx.phase == "dual":
             return self._dual_update(ctx, shared, work, data)
         return self._send(ctx, shared, self.solved(ctx, work, data), data)
 
     def _send(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The change of x_i + y_i/ρ goes up; z comes down only to a client that missed the end of the last round."""
+        """Send the change of x_i + y_i/ρ; only clients that missed the end of the last round receive z."""
         old, buffers = work.state, work.models.buffers
         relaxed = tree.lerp(shared.models.parameters, work.models.parameters, self.over_relaxation)
         sent = tree.add(relaxed, tree.scale(old.dual, 1 / self.penalty_weight))
@@ -116,12 +116,12 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
         return ClientResult(message, state, {"primal_residual": residual})
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
-        """The new z: the mean over all clients of what each sent last."""
+        """The new z: the mean of the last values of all clients."""
         if ctx.phase == "dual":
             return shared
         change = tree.scale(reduced.value, reduced.weight / ctx.num_clients)
         return GlobalModels(tree.add(shared.models, change))
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:
-        """Outputs of z, where clients are served by it."""
+        """Outputs of z, if clients are served by it."""
         return ctx.task.outputs(shared.models, x) if self.serve == "consensus" else None

@@ -1,25 +1,26 @@
-"""CQ-GGADMM: ADMM between neighbours of two groups, who send only what is worth it, in a few bits per number.
+"""CQ-GGADMM: ADMM between neighbours in two groups, which send only large changes, in a few bits per number.
 
 Ben Issaid, Elgabli, Park, Bennis, Debbah. "Communication Efficient Distributed Learning with Censored, Quantized, and
 Generalized Group ADMM". 2020. https://arxiv.org/abs/2009.06459
 GGADMM without censoring and quantisation, C-GGADMM with the first, Q-GGADMM with the second, CQ-GGADMM with both.
-The quantiser, which rounds at random so that nothing is lost on average, is that of Elgabli, Park, Bedi, Ben Issaid,
+The quantiser, which is unbiased by random rounding, is that of Elgabli, Park, Bedi, Ben Issaid,
 Bennis, Aggarwal. "Q-GADMM: Quantized Group ADMM for Communication Efficient Decentralized Machine Learning". IEEE
 Transactions on Communications 69(1), 2021. https://arxiv.org/abs/1910.10453
 
 Symbols:
     θ_i          -> state.models          the model of client i, leaves [1, ...]
-    θ̂_i          -> shared.network.peers  what it has sent last, as its neighbours know it, leaves [T, 1, ...]
+    θ̂_i          -> shared.network.peers  its last sent model, known to its neighbours, leaves [T, 1, ...]
     α_i          -> shared.network.dual   signed sum of the multipliers of its edges, leaves [T, 1, ...]; Σ_i α_i = 0
-    R_i, b_i     -> state.grid            range and bits per number of what it has sent last
+    R_i, b_i     -> state.grid            range and bits per number of its last message
     ρ, τ_0, ξ, ω -> penalty_weight, censor_threshold, censor_decay, bit_decay
 Deviations:
-    Ours: f_i is a client's mean loss, and all clients count alike; with `--model.weighting samples` it counts T·n_i/n,
-    and the local solve divides by that weight: a rate means the same to all clients.
+    Ours: f_i is a client's mean loss, and all clients have equal weights; with `--model.weighting samples` it counts
+        T·n_i/n,
+    and the local solve divides by that weight: so a rate means the same for all clients.
     All start from the common initial models instead of 0, and the threshold of the first round is τ_0·ξ.
-    The exact solve knows no settings of the solver; the inexact one takes its steps, from the last θ_i.
-    Ours: R_i and b_i change with what is sent; a change too small to be sent is measured again from θ̂_i.
-    Bits per number end at 32. Running statistics are sent in full, and with the model alone.
+    The exact solve ignores the solver's settings; the inexact one takes its steps, from the last θ_i.
+    Ours: R_i and b_i change only when something is sent; a censored change is measured again from θ̂_i.
+    Bits per number are at most 32. Running statistics are sent in full, and only with the model.
     Ours: an unseen client, which has no neighbours, is served by the mean of all θ̂_i.
 """
 
@@ -55,35 +56,35 @@ _WIDTH_BITS = 5  # a number of bits from 1 to 32
 class QuantiserGrid(NamedTuple):
     """The grid of 2^b points from −R to R on which a difference is sent."""
 
-    radius: Tensor  # R, [] float64; 0 before anything is sent
+    radius: Tensor  # R, [] float64; 0 before the first message
     bits: Tensor  # b, [] float64
 
 
 class QuantisedClient(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # θ_i, leaves [1, ...]
     grid: QuantiserGrid  # R_i and b_i
 
 
 class SentModel(NamedTuple):
-    """What is sent to receivers who know what was sent before."""
+    """A difference for receivers that know the previous value."""
 
-    value: Tree  # what they know then
+    value: Tree  # value that receivers know afterwards
     grid: QuantiserGrid
-    cost: Tensor  # [] float64, bits on the way
-    is_new: Tensor  # [] bool; False where they would learn nothing
+    cost: Tensor  # [] float64, bits sent
+    is_new: Tensor  # [] bool; False if the difference is 0
 
 
 @dataclass(frozen=True)
 class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
-    """The minimiser of Σ_i f_i without a server, on any graph in which neighbours can take turns.
+    """The minimiser of Σ_i f_i without a server, on any graph whose neighbours can alternate.
 
     Args:
-        penalty_weight: ρ; fastest where it is of the order of the curvature of the losses.
-        topology: the graph between clients, connected and bipartite; it stays the same.
+        penalty_weight: ρ; fastest near the curvature of the losses.
+        topology: the graph between clients: connected, bipartite and fixed.
         bits: bits per number of the first change that a client sends; 0 sends models in full (GGADMM, C-GGADMM).
-        bit_decay: ω, factor by which the spacing of a client's quantiser falls from one change to the next.
+        bit_decay: ω, factor by which the spacing of a client's quantiser shrinks from one change to the next.
         censor_threshold: τ_0; a change is sent if its norm is at least τ_0·ξ^k in round k; 0 sends all of them.
         censor_decay: ξ.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
@@ -125,7 +126,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         return QuantisedClient(own_models(shared.network.peers, data.client_id), QuantiserGrid(zero, zero + self.bits))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
-        """Heads, then tails, who have heard of the heads already."""
+        """Heads, then tails, which already have the heads' new models."""
         work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
         return group_admm.group_phases(client_ids, self._groups(ctx)[0], work)
 
@@ -140,7 +141,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: CostedNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact θ-update, where it is wanted; its change is quantised, and goes out if it is large enough."""
+        """The exact θ-update, if chosen; its change is quantised, and sent if it is large enough."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         known, last = own_models(shared.network.peers, data.client_id), work.state.grid
         new, old = work.models.parameters, known.parameters
@@ -149,14 +150,14 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         goes = sent.is_new & (tree.norm(tree.sub(sent.value, old)) >= threshold)
         told = ModelState(sent.value, work.models.buffers)
         value, grid = tree.map_leaves(lambda new, old: torch.where(goes, new, old), (told, sent.grid), (known, last))
-        cost = torch.where(goes, sent.cost + tree.bits(work.models.buffers), 1.0)  # a bit says that nothing comes
-        heard = group_admm.neighbours_of(self._groups(ctx)[1], data.client_id) @ shared.cost  # heads: a round ago
+        cost = torch.where(goes, sent.cost + tree.bits(work.models.buffers), 1.0)  # one bit signals an empty message
+        heard = group_admm.neighbours_of(self._groups(ctx)[1], data.client_id) @ shared.cost  # heads: one round ago
         message = Message((value, cost), ctx.client_weight(data), cost, heard)
         metrics = {"loss": work.loss / work.steps.clamp(min=1), "transmissions": goes.to(ctx.task.dtype)}
         return ClientResult(message, QuantisedClient(work.models, grid), metrics)
 
     def server_step(self, ctx: Context, shared: CostedNetwork, reduced: Reduced, client_ids: Tensor) -> CostedNetwork:
-        """What the network does: θ̂_i arrive; after the tails all take α_i <- α_i + ρ·Σ_j (θ̂_i − θ̂_j)."""
+        """The network's step: θ̂_i arrive; after the tails all take α_i <- α_i + ρ·Σ_j (θ̂_i − θ̂_j)."""
         value, cost = reduced.value
         network = shared.network._replace(peers=put_models(shared.network.peers, client_ids, value))
         if ctx.phase == "tails":
@@ -164,21 +165,21 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         return CostedNetwork(network, shared.cost.index_copy(0, client_ids, cost))
 
     def shared_outputs(self, ctx: Context, shared: CostedNetwork, x: Tensor) -> None:
-        """Nothing is shared by all: each client is served by its own model."""
+        """None: each client is served by its own model."""
 
 
 def _quantised(
     ctx: Context, value: Tree, known: Tree, last: QuantiserGrid, decay: float, client_id: Tensor
 ) -> SentModel:
-    """The difference on the next grid: d numbers of b bits, R in 32 bits and b in 5; a difference of 0 is not news.
+    """The difference on the next grid: d numbers of b bits, R in 32 bits and b in 5; a difference of 0 is not sent.
 
     Args:
-        ctx: what every client knows.
-        value: what there is to tell, leaves of any shape, d numbers in all.
-        known: what the receivers know.
-        last: the grid of the last difference that was sent, or the bits of the first one with R = 0.
-        decay: ω, by which the spacing falls from one grid to the next.
-        client_id: whose random numbers of the round decide, [].
+        ctx: the context.
+        value: the new value, leaves of any shape, d numbers in total.
+        known: the value that the receivers know.
+        last: the grid of the last difference sent, or the bits of the first one with R = 0.
+        decay: ω, factor of the spacing from one grid to the next.
+        client_id: client whose random numbers of the round are used, [].
     """
     change = tree.sub(value, known)
     count = sum(leaf.numel() for leaf in tree.leaves(change))
@@ -200,8 +201,8 @@ def quantise(difference: Tree, grid: QuantiserGrid, chances: Tensor) -> Tree:
     """The difference on a grid, in float64; its expectation is the difference itself.
 
     Args:
-        difference: δ, leaves of any shape, d numbers in all, none beyond the grid.
-        grid: R and b; where R is 0, so is the result.
+        difference: δ, leaves of any shape, d numbers in total, none beyond the grid.
+        grid: R and b; if R is 0, so is the result.
         chances: random numbers in [0, 1), [d].
     """
     parts = iter(torch.split(chances, [leaf.numel() for leaf in tree.leaves(difference)]))
@@ -209,6 +210,6 @@ def quantise(difference: Tree, grid: QuantiserGrid, chances: Tensor) -> Tree:
 
 
 def _in_full(value: Tree, grid: QuantiserGrid) -> SentModel:
-    """The value itself; the grid stays as it is."""
+    """The value itself; the grid is unchanged."""
     cost = torch.full_like(grid.bits, tree.bits(value))
     return SentModel(value, grid, cost, torch.ones_like(cost, dtype=torch.bool))

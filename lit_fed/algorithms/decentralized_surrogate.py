@@ -4,14 +4,14 @@ Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mi
 https://arxiv.org/abs/2108.10252, Algorithm 5 (Section 3.4, Appendix D.2); D-FedEM is an instance.
 
 Symbols:
-    u_t -> shared            models of client t, leaves [T, M, ...]; as u_t^k-1/2 in `work.models` before they are mixed
+    u_t -> shared            models of client t, leaves [T, M, ...]; u_t^k-1/2 in `work.models` before mixing
     v_t -> state.local       the local variable of client t, a tree of the surrogate's choice; never leaves the client
     g_t -> work.bound        the surrogate near (u_t, v_t), a tree of the surrogate's choice
     ω_t -> work.share        weight of f_t in the objective, times T: 1, or T·n_t/n
     W_k -> topology, mixing  mixing matrix of round k, [T, T]
 Deviations:
-    A doubly stochastic W averages the clients alike, so ω_t cannot be a weight of the average: it is one of g_t, and
-    1/T whatever `surrogate.weighting` says; `--model.weighting samples` makes it n_t/n.
+    A doubly stochastic W gives all clients equal weight, so ω_t cannot be a weight of the average: it is a weight of
+    g_t, and 1/T for any `surrogate.weighting`; `--model.weighting samples` makes it n_t/n.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
     Ours: an unseen client asks all clients for their models, and fits v_t `unseen_steps` times to their mean.
 """
@@ -38,10 +38,10 @@ __all__ = ["DecentralizedSurrogate", "PeerLocal", "PeerRun"]
 
 
 class PeerLocal(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     local: Tree  # v_t
-    client_id: Tensor  # [] int64, whose models it is served with
+    client_id: Tensor  # [] int64, client whose models serve it
 
 
 class PeerRun(NamedTuple):
@@ -52,7 +52,7 @@ class PeerRun(NamedTuple):
     local: Tree  # v_t
     bound: Tree  # g_t
     share: Tensor  # [] T·ω_t
-    loss: Tensor  # [] f_t(u_t, v_t) as mixed, before v_t is fitted
+    loss: Tensor  # [] f_t(u_t, v_t) with the mixed models, before v_t is fitted
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (D-FedEM), `MoreauSurrogate`
             (pFedMe), `IdentitySurrogate` (decentralised SGD), or a subclass of `lit_fed.Surrogate`.
         topology: the graph between clients.
-        mixing: how the weights of neighbours follow from the graph; `fmmc` agrees fastest.
-        unseen_steps: fits of the local variable of a client that was not in training, before it is served.
-        common_start: let all clients start from the same models; else each from models of its own.
+        mixing: rule for the weights of neighbours; `fmmc` converges fastest.
+        unseen_steps: fits of the local variable of an unseen client before it is served.
+        common_start: start all clients from the same models; otherwise each from different ones.
     """
 
     serving_settings = ("unseen_steps",)
@@ -111,16 +111,16 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
         return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: Peers, work: PeerRun, data: ClientData) -> ClientResult:
-        """u_t goes to each neighbour, and theirs come back; v_t stays."""
+        """Exchange u_t with each neighbour; keep v_t."""
         bits = traffic(ctx, self.topology, work.models, data.client_id)
         message = Message(work.models, ctx.client_weight(data), bits, bits)
         return ClientResult(message, PeerLocal(work.local, data.client_id), {"loss": work.loss})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
-        """u_t^k = Σ_j [W_k]_tj u_j^k-1/2: what the network does, in one place."""
+        """u_t^k = Σ_j [W_k]_tj u_j^k-1/2: computed for the whole network in one place."""
         return gossip(ctx, shared, client_ids, reduced.value, self.matrix(ctx))
 
     def log_prob(self, ctx: Context, shared: Peers, state: PeerLocal, x: Tensor, outputs: None) -> Tensor:
-        """The surrogate's prediction from the client's own models, [B, C]."""
+        """The surrogate's prediction from the client's models, [B, C]."""
         own = self.surrogate.outputs(ctx.task, own_models(shared, state.client_id), x)
         return self.surrogate.log_prob(ctx.task, state.local, x, own)

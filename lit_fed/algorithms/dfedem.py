@@ -13,14 +13,14 @@ Symbols:
 Deviations:
     A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_t/n.
     Ours, by `average` or in the first rounds of a `start`: θ_m,t <- Σ_j W_tj s_jm θ_m,j / Σ_j W_tj s_jm. That is one
-    round of ratio consensus, whose masses begin anew with each round's weights; if all s are 1 it is the paper's rule.
+    round of ratio consensus, restarted with each round's weights; if all s are 1 it is the paper's rule.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
     Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean, weighted
-    by each client's last s_t if they are averaged by shares; before its first round s_t is 1/M.
+    by each client's last s_t if averages use shares; before its first round s_t is 1/M.
     Sequences: the E-step takes the mean loss of a sequence's positions, or with `position_loss: sum` the likelihood of
-    the whole text, exp(−L·ℓ) for L positions of mean loss ℓ; serving mixes position by position, as FedEM does.
-    The authors' code forces the diagonal of W to zero, so that clients throw away their own models, and never updates
-    the models that unseen clients are served with; neither is offered.
+    the whole text, exp(−L·ℓ) for L positions of mean loss ℓ; serving mixes each position, as FedEM does.
+    The authors' code forces the diagonal of W to zero, so clients discard their own models, and never updates the
+    models that serve unseen clients; neither is offered.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["DFedEM", "PeerMixture", "PeerWork"]
 
 
 class PeerMixture(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     mixture: Tensor  # π_t, [M]
-    client_id: Tensor  # [] int64, whose components it is served with
+    client_id: Tensor  # [] int64, client whose components serve it
 
 
 class PeerMessage(NamedTuple):
-    """Message value of a client whose components count by shares."""
+    """Message value of a client whose components are averaged by shares."""
 
     models: ModelState  # θ_m,t, leaves [M, ...]
     share: Tensor  # s_t, [M] float64
@@ -72,19 +72,19 @@ class PeerWork(NamedTuple):
 
 @dataclass(frozen=True)
 class DFedEM(Gossiping[PeerMixture, PeerWork]):
-    """M component models at each client, kept together by averaging with neighbours; each learns its own mixture.
+    """M component models at each client, averaged with those of neighbours; each client learns its own mixture.
 
     Args:
         num_components: M.
         topology: the graph between clients.
-        mixing: how the weights of neighbours follow from the graph; `fmmc` agrees fastest.
-        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one.
-        common_start: let all clients start from the same models; else each from models of its own.
-        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+        mixing: rule for the weights of neighbours; `fmmc` converges fastest.
+        em_steps: E-steps of an unseen client before it is served; the paper takes one.
+        common_start: start all clients from the same models; otherwise each from different ones.
+        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        average: how a neighbour's component counts beside W_tj: like all others (`clients`), as in the paper; or with
-            π_jm (`responsibility`), which tells the neighbours each client's weights.
-        start: other first rounds, `Annealing` or `Clustering`; null: exact EM from the first round on.
+        average: weight of a neighbour's component besides W_tj: equal (`clients`), as in the paper; or π_jm
+            (`responsibility`), which reveals each client's weights to its neighbours.
+        start: method of the first rounds, `Annealing` or `Clustering`; null: exact EM from the first round.
     """
 
     serving_settings = ("em_steps",)
@@ -150,14 +150,14 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: Peers, work: PeerWork, data: ClientData) -> ClientResult:
-        """The components go to each neighbour, with s_t if they are averaged by it, and theirs come back."""
+        """Exchange the components with each neighbour, with s_t if averages use it."""
         value = PeerMessage(work.models, work.share) if self._counts_shares else work.models
         bits = traffic(ctx, self.topology, value, data.client_id)
         message = Message(value, ctx.client_weight(data), bits, bits)
         return ClientResult(message, PeerMixture(work.mixture, data.client_id), {"loss": work.loss})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
-        """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2, or by shares: what the network does, in one place."""
+        """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2, or by shares: computed for the whole network in one place."""
         models, share = reduced.value if self._counts_shares else (reduced.value, None)
         return gossip(ctx, shared, client_ids, models, self.matrix(ctx), share)
 

@@ -11,9 +11,9 @@ Symbols:
     η    -> solver.lr for w_k, personal_lr for v_k
     s    -> local steps times personal_steps
 Deviations:
-    As in the authors' code, both models step on the same batches, in turn, and both with the local solver's momentum
-    and weight decay, each with a state of its own; the paper's steps are plain. Their code averages clients alike and
-    chooses them by their samples; here the average is FedAvg's (`model.weighting` offers the other).
+    As in the authors' code, both models step on the same batches in turn, with the local solver's momentum and weight
+    decay and separate states; the paper's steps are plain. Their code averages clients uniformly and samples them by
+    size; here the average is FedAvg's (`model.weighting` offers the other).
     The paper's choice of λ by validation on each client and its robust aggregators are not offered.
     An unseen client has no model in the paper. Ours: v_k starts as w and trains `unseen_epochs` passes.
 """
@@ -47,13 +47,13 @@ class DittoWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
-    """FedAvg, and beside it a personal model for each client that is pulled towards the global one.
+    """FedAvg with an additional personal model per client, which is pulled towards the global one.
 
     Args:
         prox_weight: λ, the pull of a personal model towards the received global one; 0 is local training.
         personal_lr: learning rate of the personal models; null takes that of the solver, with its schedule.
-        personal_steps: steps of the personal model in each local step, all on its batch.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        personal_steps: steps of the personal model per local step, all on its batch.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -67,19 +67,19 @@ class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
         check_settings(self, prox_weight=">= 0", personal_lr=">= 0", personal_steps=">= 1", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
-        """v_k starts as the global model of the moment."""
+        """v_k starts as the current global model."""
         return shared.models
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ModelState, data: ClientData, losses: None
     ) -> DittoWork:
-        """w_k starts as w; v_k goes on from where it was."""
+        """w_k starts as w; v_k continues."""
         run = local_run(ctx, shared.models)
         optimizers = (run.optimizer, ctx.solver.init(state))
         return DittoWork(run.models, state, optimizers, run.loss, run.steps)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: DittoWork, batch: Batch) -> DittoWork:
-        """A step of w_k on f_k and steps of v_k on its own objective; while adapting, v_k alone."""
+        """A step of w_k on f_k and steps of v_k on its own objective; while adapting, steps of v_k only."""
         work = self._personal_steps(ctx, shared, work, batch)
         if ctx.phase == "adapt":
             return work
@@ -88,7 +88,7 @@ class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
         return work._replace(models=models, optimizer=(optimizer, personal))
 
     def _personal_steps(self, ctx: Context, shared: GlobalModels, work: DittoWork, batch: Batch) -> DittoWork:
-        """v_k <- v_k − η(∇f_k(v_k) + λ(v_k − w)), with the w that was received."""
+        """v_k <- v_k − η(∇f_k(v_k) + λ(v_k − w)), with the received w."""
         lr = ctx.lr if self.personal_lr is None else torch.full_like(ctx.lr, self.personal_lr)
         penalty = Penalty(self.prox_weight, shared.models.parameters)
         personal, (untouched, optimizer), total, own = work.personal, work.optimizer, work.loss, ctx.own
@@ -99,7 +99,7 @@ class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
         return work._replace(personal=personal, optimizer=(untouched, optimizer), loss=total, steps=steps)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: DittoWork, data: ClientData) -> ClientResult:
-        """w_k = w + Δ_k goes to the server, v_k stays."""
+        """Send w_k = w + Δ_k; keep v_k."""
         return super().client_final(ctx, shared, work, data)._replace(state=work.personal)
 
     # server_step: w <- w + Σ_k n_k/n Δ_k is the default

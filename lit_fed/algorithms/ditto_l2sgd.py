@@ -11,10 +11,10 @@ Symbols:
     λ   -> prox_weight    v_i <- v_i − η·(∇f_i(v_i) + λ·(v_i − w)), w as received
     N   -> num_clients    all clients: if all take part, w is the mean of the personal models
 Deviations:
-    If clients are weighted by samples, p_i takes the place of 1/N. A client that is drawn twice counts twice, and no
-    step goes past the mean.
-    It is ProxAvg up to the weights of the mean (ProxAvg: samples, as in the FedEM code) and to absent clients, who
-    count here with w, and in ProxAvg not at all or with their own models.
+    If clients are weighted by samples, p_i replaces 1/N. A client that is drawn twice counts twice, and no step
+    overshoots the mean.
+    It differs from ProxAvg in the weights of the mean (ProxAvg: samples, as in the FedEM code) and in absent clients,
+    which count here with w, and in ProxAvg not at all or with their own models.
     An unseen client has no personal model there. Ours: it trains `unseen_epochs` passes from w towards w.
 """
 
@@ -40,12 +40,12 @@ class DittoL2SGD(Personal[GlobalModels, OwnModel, LocalRun]):
 
     Args:
         prox_weight: λ, the pull towards the global model; 0 gives Local.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
 
-    participation = Participation(weighting="uniform", fills_in_absent=False)  # they always count with the global model
+    participation = Participation(weighting="uniform", fills_in_absent=False)  # absent ones count with the global model
 
     prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0)
     unseen_epochs: int = 1
@@ -56,7 +56,7 @@ class DittoL2SGD(Personal[GlobalModels, OwnModel, LocalRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> LocalRun:
-        """Training goes on from the client's own model."""
+        """Training continues from the client's own model."""
         return local_run(ctx, state.models)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
@@ -66,12 +66,12 @@ class DittoL2SGD(Personal[GlobalModels, OwnModel, LocalRun]):
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """v_i goes to the server, which averages, and stays."""
+        """Send v_i to be averaged, and keep it."""
         return super().client_final(ctx, shared, work, data)._replace(state=OwnModel(work.models))
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
-        """The step w <- w + 1/N·Σ_i (v_i − w), the smaller the fewer clients take part."""
-        share = (reduced.weight / ctx.total_weight).clamp(max=1)  # draws with replacement may be more than clients
+        """The step w <- w + 1/N·Σ_i (v_i − w), which is smaller if fewer clients take part."""
+        share = (reduced.weight / ctx.total_weight).clamp(max=1)  # with replacement, draws may exceed clients
 
         def step(new: Tensor, old: Tensor) -> Tensor:
             return share * new + (1 - share) * old.double()

@@ -1,4 +1,4 @@
-"""D-PSGD: decentralised parallel SGD; each client steps from its model while this is averaged with the neighbours'.
+"""D-PSGD: decentralised parallel SGD; clients average their models with neighbours' in parallel with SGD steps.
 
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu. "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for
 Decentralized Parallel Stochastic Gradient Descent". NeurIPS 2017. https://arxiv.org/abs/1705.09056, Algorithm 1.
@@ -10,11 +10,11 @@ Symbols:
     γ   -> ctx.lr
     W   -> topology, mixing  mixing matrix of the round, [T, T]
 Deviations:
-    A round is the solver's local work; the paper takes one step on one batch (`solver.local_steps: 1`). Of more steps
-    the sum of their changes is added to the average.
+    A round is the solver's local work; the paper takes one step on one batch (`solver.local_steps: 1`). With more
+    steps, the sum of their changes is added to the average.
     A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_i/n.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
-    Running statistics are averaged as they are after the steps.
+    Running statistics are averaged after the steps.
     A client is served by its own model, an unseen one by the mean of all, which is the paper's output.
 """
 
@@ -39,9 +39,9 @@ __all__ = ["DPSGD", "PeerNumber", "WeightedRun"]
 
 
 class PeerNumber(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
-    client_id: Tensor  # [] int64, whose model it is served with
+    client_id: Tensor  # [] int64, client whose model serves it
 
 
 class WeightedRun(NamedTuple):
@@ -56,14 +56,14 @@ class WeightedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class DPSGD(Gossiping[PeerNumber, WeightedRun]):
-    """Decentralised SGD, without a server: a model at each client, averaged with those of its neighbours.
+    """Decentralised SGD without a server: each client averages its model with those of its neighbours.
 
     Args:
         topology: the graph between clients.
-        mixing: how the weights of neighbours follow from the graph; on a ring `lazy_metropolis` is 1/3 for each.
-        order: what is averaged: the models from before the steps (`parallel`), so that clients may send while they
-            compute, as in D-PSGD; or those from after them (`after`).
-        common_start: let all clients start from the same model, as in the paper; else each from its own.
+        mixing: rule for the weights of neighbours; on a ring `lazy_metropolis` is 1/3 for each.
+        order: averaged models: those before the steps (`parallel`), so that clients can send while they compute, as in
+            D-PSGD; or those after the steps (`after`).
+        common_start: start all clients from the same model, as in the paper; otherwise each from a different one.
     """
 
     topology: Topology = Ring()  # noqa: RUF009 - frozen
@@ -75,13 +75,13 @@ class DPSGD(Gossiping[PeerNumber, WeightedRun]):
         check_settings(self)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerNumber:
-        """Its number: the network holds x_i."""
+        """The client's id: the network holds x_i."""
         return PeerNumber(data.client_id)
 
     def client_init(
         self, ctx: Context, shared: Peers, state: PeerNumber, data: ClientData, losses: None
     ) -> WeightedRun:
-        """Training goes on from x_i."""
+        """Training continues from x_i."""
         share = ctx.client_share(data).to(ctx.task.dtype)
         return WeightedRun(*local_run(ctx, own_models(shared, data.client_id)), share)
 
@@ -90,14 +90,14 @@ class DPSGD(Gossiping[PeerNumber, WeightedRun]):
         return local_step(ctx, work, batch, weight=work.share.expand(len(batch.mask), 1))
 
     def client_final(self, ctx: Context, shared: Peers, work: WeightedRun, data: ClientData) -> ClientResult:
-        """A model goes to each neighbour, and theirs come back; the network computes with the stepped ones."""
+        """Exchange models with each neighbour; the network computes with the models after the steps."""
         bits = traffic(ctx, self.topology, work.models, data.client_id)
         message = Message(work.models, ctx.client_weight(data), bits, bits)
         loss = work.loss / work.share / work.steps.clamp(min=1)
         return ClientResult(message, PeerNumber(data.client_id), {"loss": loss})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
-        """x_i <- Σ_j W_ij x_j − γ·∇F_i(x_i; ξ_i) for all i: what the network does, in one place."""
+        """x_i <- Σ_j W_ij x_j − γ·∇F_i(x_i; ξ_i) for all i: computed for the whole network in one place."""
         if self.order == "after":
             return gossip(ctx, shared, client_ids, reduced.value, self.matrix(ctx))
         before, stepped = models_of(shared, client_ids).parameters, reduced.value

@@ -7,15 +7,15 @@ Symbols:
     x^i -> state.models, work.models  the model of worker i, leaves [1, ...]
     x̃   -> shared.models              the centre, leaves [1, ...]
     v^i -> state.velocity             momentum of worker i, leaves [1, ...]
-    β   -> moving_rate                of the centre towards the mean of all workers
+    β   -> moving_rate                rate of the centre towards the mean of all workers
     α   -> _elasticity                β/p for p workers; = ηρ, the strength ρ of the elastic force
     η   -> solver.lr
     τ   -> solver.local_steps         steps between two exchanges
     δ   -> momentum
 Deviations:
-    Synchronous exchanges, too, take place every τ steps; the paper has τ = 1 there.
-    Asynchronous workers take turns: in each round every one comes once, in an order drawn anew.
-    Ours: with m sampled workers the centre moves by mα towards their mean, so that what they lose the centre gains.
+    Synchronous exchanges also take place every τ steps; the paper has τ = 1 there.
+    Asynchronous workers take turns: in each round each comes once, in a new random order.
+    Ours: with m sampled workers the centre moves by mα towards their mean, which balances the workers' moves.
     Ours: that balance needs each worker once, so `data.client_sampling: size` is refused.
     Ours: the elastic force acts on parameters; running statistics stay the worker's own and are averaged in the centre.
 """
@@ -39,7 +39,7 @@ __all__ = ["EASGD", "ElasticRun", "ElasticState"]
 
 
 class ElasticState(NamedTuple):
-    """What a worker keeps."""
+    """A worker's state."""
 
     models: ModelState  # x^i, leaves [1, ...]
     velocity: dict[str, Tensor]  # v^i, leaves [1, ...]; {} without momentum
@@ -54,16 +54,16 @@ class ElasticRun(NamedTuple):
     steps: Tensor  # [] steps taken
     sent: ModelState  # x^i at the exchange, leaves [1, ...]
     velocity: dict[str, Tensor]  # v^i, leaves [1, ...]; {} without momentum
-    elastic: dict[str, Tensor]  # α(x^i − x̃) until the first step has taken it off, then 0; leaves [1, ...]
+    elastic: dict[str, Tensor]  # α(x^i − x̃) until the first step subtracts it, then 0; leaves [1, ...]
 
 
 @dataclass(frozen=True)
 class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
-    """Every worker keeps a model of its own; it and a centre pull at each other.
+    """Every worker keeps a personal model; it and a centre attract each other.
 
     Args:
         moving_rate: β; each of p workers moves by α = β/p towards the centre; 0 trains each alone.
-        mode: `synchronous` exchanges with one centre for all, `asynchronous` with what the last worker made of it.
+        mode: `synchronous` exchanges with the same centre for all workers; `asynchronous`, one worker after another.
         momentum: δ of EAMSGD, kept from round to round; the solver's momentum is fresh in every round.
         serve: serve clients by the `centre` (the paper) or by their `personal` model; unseen ones by the centre.
     """
@@ -80,7 +80,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """If clients take turns, each is alone in its message, and their number shows."""
+        """If clients take turns, each message is that of a single client, and their number is visible."""
         reasons = {
             "size_sampling": "lets the centre gain what the workers lose, each of them once",
             "personal_parts": "lets workers send their models of before the local steps",
@@ -104,7 +104,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         return [Phase("train", client_ids.new_tensor([worker]), ctx.solver.work) for worker in order.tolist()]
 
     def _elasticity(self, ctx: Context, weight: Tensor) -> Tensor:
-        """α of a worker of this weight; the sum of those of some workers, given the sum of their weights."""
+        """α of a worker with this weight; or the sum of α over workers, given the sum of their weights."""
         return self.moving_rate * weight / (ctx.total_samples if ctx.weighting == "samples" else ctx.num_clients)
 
     def client_init(
@@ -128,7 +128,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         return ElasticRun(models, optimizer, loss, steps, work.sent, velocity, elastic)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ElasticRun, data: ClientData) -> ClientResult:
-        """The old x^i goes to the centre; a worker without a step feels the force nevertheless."""
+        """Send the old x^i to the centre; the force also acts on a worker without a step."""
         models = work.models._replace(parameters=tree.sub(work.models.parameters, work.elastic))
         message, loss = Message(work.sent, ctx.client_weight(data)), work.loss / work.steps.clamp(min=1)
         return ClientResult(message, ElasticState(models, work.velocity), {"loss": loss})
@@ -140,5 +140,5 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         return GlobalModels(moved)
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:
-        """Predictions of the centre, if clients are served by it."""
+        """Predictions of the centre, if it serves clients."""
         return ctx.task.outputs(shared.models, x) if self.serve == "centre" else None

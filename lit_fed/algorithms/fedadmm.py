@@ -1,4 +1,4 @@
-"""FedADMM: local steps on augmented Lagrangians of some clients, whose changes the server adds up.
+"""FedADMM: local steps on the sampled clients' augmented Lagrangians, whose changes the server sums.
 
 Gong, Li, Freris. "FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity". ICDE
 2022. https://arxiv.org/abs/2204.03529, Algorithm 1.
@@ -17,7 +17,7 @@ Deviations:
     The authors' code, and FL-bench after it, starts the local steps at θ (`start: server`) and takes θ in the place of
     the old w_i, so that Δ_i is 2(w_i − θ); here Δ_i is the change of u_i. Their η falls from 1 to 0.5 after 60 rounds.
     With `model.weighting: samples` changes are weighted, and the solution is that of all samples.
-    A client drawn twice counts once. Running statistics are averaged as they change, times η.
+    A client drawn twice counts once. The average change of running statistics is multiplied by η.
     Wang, Marella and Anderson (https://arxiv.org/abs/2203.15104) call another algorithm FedADMM.
     Clients, seen or unseen, are served by θ.
 """
@@ -41,7 +41,7 @@ __all__ = ["DualState", "FedADMM"]
 
 
 class DualState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # w_i, leaves [1, ...]
     dual: dict[str, Tensor]  # y_i, leaves [1, ...]
@@ -49,14 +49,14 @@ class DualState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedADMM(ProximalSplitting[GlobalModels, DualState]):
-    """The minimiser of the mean loss: clients keep models and duals, and send how both together have changed.
+    """The minimiser of the mean loss: clients keep models and duals, and send their combined change.
 
     Args:
         penalty_weight: ρ; the authors' code: 0.01.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         server_lr: η, the server's step along the mean change of the sampled clients; null takes their share of all
-            clients, with which θ stays the mean of all u_i.
-        start: where the local steps start, the client's own w_i (`local`) or θ (`server`).
+            clients, so that θ stays the mean of all u_i.
+            start: starting point of the local steps: the client's w_i (`local`) or θ (`server`).
     """
 
     server_lr: float | None = tuned(1.0, 0.5, 1.0)
@@ -84,7 +84,7 @@ class FedADMM(ProximalSplitting[GlobalModels, DualState]):
         return self.near(ctx, state, start, shared.models.parameters, state.dual)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """y_i <- y_i + ρ(w_i − θ); Δ_i, the change of u_i, goes to the server."""
+        """y_i <- y_i + ρ(w_i − θ); send Δ_i, the change of u_i."""
         work = self.solved(ctx, work, data)
         away = tree.sub(work.models.parameters, shared.models.parameters)
         new = DualState(work.models, tree.add(work.state.dual, tree.scale(away, self.penalty_weight)))

@@ -1,4 +1,4 @@
-"""FedALA: each client learns, number by number, how much of the global model to take into its own ahead of training.
+"""FedALA: ahead of training, each client learns elementwise weights between the global model and its own.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan. "FedALA: Adaptive Local Aggregation for Personalized Federated Learning". AAAI
 2023. https://arxiv.org/abs/2212.01197, Algorithm 1.
@@ -11,15 +11,15 @@ Symbols:
     η       -> weight_lr
     p, s %  -> num_layers, sample_fraction
 Deviations:
-    The paper learns W_i until its losses settle in the first round in which it can, and for one pass in the others. A
+    The paper learns W_i until its losses converge in the first possible round, and for one pass in later ones. A
     number of steps that depends on losses cannot run for all clients at once. Ours: `start_passes` passes in the first
-    `start_rounds` rounds after round 0, where all models agree and nothing can be learnt; one pass afterwards. A client
-    that is first sampled later learns by single passes.
-    The samples of W_i are drawn anew in each round, in shuffled batches of which those of other samples are left out;
-    the authors' code takes a contiguous window. It counts tensors, so that its `layer_idx 2` is one layer with a bias.
-    PFLlib forms Θ̂_i for all clients in each round, and it replaces Θ_i of those that were not sampled.
-    Clients are served by Θ_i after training; the authors' code evaluates Θ̂_i ahead of it, in the next round.
-    Running statistics are the global ones, as W_i does not weigh them.
+    `start_rounds` rounds after round 0, in which all models agree and W_i has no gradient; one pass afterwards. A
+    client that is first sampled later takes single passes.
+    The samples of W_i are drawn anew in each round, in shuffled batches that omit other samples; the authors' code
+    takes a contiguous window. It counts tensors, so its `layer_idx 2` is one layer with a bias.
+    PFLlib computes Θ̂_i for all clients in each round, and replaces Θ_i of clients that were not sampled.
+    Clients are served by Θ_i after training; the authors' code evaluates Θ̂_i in the next round, ahead of training.
+    Running statistics are the global ones, since W_i does not apply to them.
     An unseen client trains `unseen_epochs` passes from the global model.
 """
 
@@ -45,7 +45,7 @@ Leaves = dict[str, Tensor]
 
 
 class AggregationState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # Θ_i, leaves [1, ...]
     weights: Leaves  # W_i of the top layers, leaves [1, ...]
@@ -65,15 +65,15 @@ class AggregationRun(NamedTuple):
 
 @dataclass(frozen=True)
 class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
-    """FedAvg whose clients start from a mixture of the global model and their own, with a weight for each number.
+    """FedAvg whose clients start from an elementwise mixture of the global model and their own.
 
     Args:
-        num_layers: p, layers at the top of the network whose weights are learnt; those below are the global ones.
+        num_layers: p, number of top layers with learnt weights; lower layers are the global ones.
         weight_lr: η, learning rate of the weights.
         sample_fraction: s, share of the training samples on which weights are learnt in a round.
-        start_passes: passes over these samples in the first rounds, and one in the others.
-        start_rounds: rounds after round 0 that count as first.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        start_passes: passes over these samples in the first rounds; later rounds take one.
+        start_rounds: number of first rounds, after round 0.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -105,7 +105,7 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
         return AggregationState(shared.models, ones)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
-        """Weights are learnt, and then the model; in round 0 there is nothing to weigh."""
+        """Learn the weights, then the model; round 0 has no weights to learn."""
         work = ctx.solver.work
         if ctx.round_idx:
             passes = self.start_passes if ctx.round_idx <= self.start_rounds else 1
@@ -122,7 +122,7 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
         return AggregationRun(*local_run(ctx, models), state.weights, own, _drawn(ctx, data, self.sample_fraction))
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: AggregationRun, batch: Batch) -> AggregationRun:
-        """A step of W_i on Θ_i and Θ as they are; or of local training."""
+        """A step of W_i with fixed Θ_i and Θ; or a step of local training."""
         return (
             self._weigh(ctx, shared, work, batch)
             if ctx.stage == "ala"
@@ -140,7 +140,7 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
         return work._replace(models=_combined(shared.models, work.own, weights), weights=weights)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: AggregationRun, data: ClientData) -> ClientResult:
-        """Θ_i goes to the server, and stays with W_i (lines 13-14)."""
+        """Send Θ_i; keep Θ_i and W_i (lines 13-14)."""
         state = AggregationState(work.models, work.weights)
         return super().client_final(ctx, shared, work, data)._replace(state=state)
 
@@ -157,7 +157,7 @@ def _combined(models: ModelState, own: Leaves, weights: Leaves) -> ModelState:
 
 
 def _drawn(ctx: Context, data: ClientData, fraction: float) -> Tensor:
-    """A share of a client's samples, at least one, drawn for this round, [N] bool."""
+    """Mask of the client's samples drawn for this round, at least one, [N] bool."""
     most = max(ctx.most_samples, 1)
     rows = torch.arange(len(data.mask), device=data.mask.device) % most  # unseen clients may have more
     keys = draws(ctx, "weight samples", most, data.client_id)[rows]

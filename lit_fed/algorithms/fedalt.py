@@ -1,4 +1,4 @@
-"""FedAlt and FedSim: some leaves stay with their client, and are trained in turn with the others or together with them.
+"""FedAlt and FedSim: some leaves are personal, and are trained alternately with the shared ones or together with them.
 
 Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao. "Federated Learning with Partial Model Personalization". ICML 2022.
 https://arxiv.org/abs/2204.03809, Algorithms 1 (server), 2 (LocalAlt) and 3 (LocalSim).
@@ -14,9 +14,9 @@ Deviations:
     steps.
     `personal_l2` is λ of λ/2·‖v_i‖², with which the program regularises v_i, without the half; its other form, the
     distance to the start of v_i, is not here.
-    The mean over clients is the paper's, uniform; the program weights clients by their numbers of batches
-    (`--model.weighting samples` is near). Running statistics are averaged with rate 1. For other server optimizers
-    give FedAdam, FedAvgM, … with `--model.personal`.
+    The mean over clients is uniform, as in the paper; the program weights clients by their numbers of batches (similar:
+    `--model.weighting samples`). Running statistics are averaged with rate 1. For other server optimizers use
+    FedAdam, FedAvgM, … with `--model.personal`.
     The program starts from a model of FedAvg (here `--model.start_from`), and tunes v_i afterwards.
     An unseen client trains v_i, from the initial one, for `unseen_epochs` passes while u is fixed.
 """
@@ -64,7 +64,7 @@ class FedSim(PartialModel):
         personal_lr: their learning rate of the first round; null takes that of the solver.
         personal_l2: λ of the penalty λ/2·‖v‖² on them.
         server_lr: rate of the server's step; 1 takes the average.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its leaves.
+        unseen_epochs: passes over the training samples in which an unseen client fits its leaves.
     """
 
     participation = Participation(weighting="uniform")
@@ -121,7 +121,7 @@ class FedAlt(FedSim):
         personal_lr: their learning rate of the first round; null takes that of the solver.
         personal_l2: λ of the penalty λ/2·‖v‖² on them.
         server_lr: rate of the server's step; 1 takes the average.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its leaves.
+        unseen_epochs: passes over the training samples in which an unseen client fits its leaves.
         personal_epochs: passes over the local samples for the personal leaves.
         personal_steps: local steps for them instead of passes.
     """
@@ -134,7 +134,7 @@ class FedAlt(FedSim):
         check_settings(self, personal_epochs=">= 0", personal_steps=">= 1")
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """One exchange: τ_v of the personal part, then τ_u of the shared one."""
+        """One exchange: τ_v on the personal part, then τ_u on the shared one."""
         work = ctx.solver.work
         stages = in_turn(work, self.personal_epochs, Stage(SHARED, work.epochs, work.steps), self.personal_steps)
         return (Phase("train", client_ids, stages),)
@@ -150,7 +150,7 @@ class FedAlt(FedSim):
 
 
 def _on_part(models: ModelState, names: frozenset[str], weight: float) -> Penalty | None:
-    """The penalty weight/2·‖v‖² of some leaves: a linear one of the same gradient here."""
+    """The penalty weight/2·‖v‖² on some leaves, as a linear one with the same gradient."""
     if not weight:
         return None
     leaves = models.parameters.items()

@@ -14,10 +14,10 @@ Symbols:
     ξ_ii -> self_attention         HeurFedAMP's; there λ/α_k is one number, `prox_weight`
 Deviations:
     In the paper all clients take part in each round. Ours: the server keeps the models of absent clients, which count
-    with their last w_j; PFLlib counts the clients of the round alone.
+    with their last w_j; PFLlib counts only the clients of the round.
     The paper solves the clients' problem. Ours: the solver's local steps from w_i, as in PFLlib, which penalises the
-    norm ‖w − u_i‖ in place of its square and leaves HeurFedAMP out.
-    Beyond α_k/σ·(T − 1) = 1 a client could count negatively for itself, ξ_ii < 0; such settings are refused.
+    norm ‖w − u_i‖ instead of its square and does not have HeurFedAMP.
+    Beyond α_k/σ·(T − 1) = 1 a client's own weight ξ_ii could be negative; such settings are refused.
     Ours: cosines and distances are those of trained parameters; running statistics stay with their client.
     Ours: an unseen client starts from the mean of all models and takes `unseen_epochs` passes, pulled towards it.
     No program of the authors was found.
@@ -45,10 +45,10 @@ __all__ = ["AttendedPeers", "AttentiveMessagePassing", "AttentiveRun", "FedAMP",
 
 
 class AttendedPeers(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     peers: Peers  # w_i, leaves [T, 1, ...]
-    attention: Tensor  # ξ, [T, T] float64; [1, 1] at a client, whose peers hold u_i alone
+    attention: Tensor  # ξ, [T, T] float64; [1, 1] at a client, whose peers hold only u_i
 
 
 class AttentiveRun(NamedTuple):
@@ -63,7 +63,7 @@ class AttentiveRun(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], ABC):
-    """Algorithm 1 but for its weights ξ, in which the two methods differ."""
+    """Algorithm 1 without its weights ξ, in which the two methods differ."""
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
@@ -83,7 +83,7 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
         """λ/α_k, the weight of ½·‖w − u_i‖²."""
 
     def shared_init(self, ctx: Context) -> AttendedPeers:
-        """All w_i start alike."""
+        """All w_i start equal."""
         peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
         return AttendedPeers(peers, torch.eye(ctx.num_clients, dtype=torch.float64))
 
@@ -94,7 +94,7 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
     def client_init(
         self, ctx: Context, shared: AttendedPeers, state: OwnModel, data: ClientData, losses: None
     ) -> AttentiveRun:
-        """The search goes on from w_i; u_i comes from the server."""
+        """Training continues from w_i; u_i comes from the server."""
         return AttentiveRun(*local_run(ctx, state.models), _cloud(ctx, shared, data.client_id))
 
     def client_step(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, batch: Batch) -> AttentiveRun:
@@ -102,7 +102,7 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
         return local_step(ctx, work, batch, penalty=Penalty(self.pull(ctx), work.cloud))
 
     def client_final(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, data: ClientData) -> ClientResult:
-        """w_i goes to the server, and stays; u_i has come down."""
+        """Send w_i, and keep it; u_i was received."""
         weight = ctx.client_weight(data)
         message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.cloud)))
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
@@ -113,14 +113,14 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
         return AttendedPeers(peers, self.attention(peers.parameters))
 
     def sent(self, ctx: Context, shared: AttendedPeers, client_id: int) -> ModelState:
-        """u_i; the model to start from goes to a client that has none."""
+        """u_i; also the starting model for clients without one."""
         own = torch.tensor(client_id, device=shared.attention.device)
         if ctx.phase in ("init", "adapt"):
             return own_models(shared.peers, own)
         return ModelState(_cloud(ctx, shared, own), {})
 
     def received(self, ctx: Context, sent: ModelState, client_id: int) -> AttendedPeers:
-        """The one model stands for all."""
+        """The received model, in place of all."""
         one = torch.ones(1, 1, dtype=torch.float64, device=ctx.lr.device)
         return AttendedPeers(lone_peer(sent, client_id, ctx.num_clients), one)
 
@@ -135,13 +135,13 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
 
 @dataclass(frozen=True)
 class FedAMP(AttentiveMessagePassing):
-    """Models attract each other the more the closer they are: a descent on the sum of losses and of A.
+    """Models attract each other more strongly if they are closer: descent on the sum of losses plus that of A.
 
     Args:
         prox_weight: λ; the pull towards the cloud model is λ/α_k.
-        sigma: σ; models whose squared distance is far above it do not attract each other.
-        step_size: α_k; null takes the largest, σ/(T − 1), at which a client may count for nothing in its cloud model.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        sigma: σ; models at a squared distance far above it do not attract each other.
+        step_size: α_k; null takes the maximum, σ/(T − 1), at which a client's weight in its cloud model may reach 0.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     prox_weight: float = 0.1
@@ -183,13 +183,13 @@ class FedAMP(AttentiveMessagePassing):
 
 @dataclass(frozen=True)
 class HeurFedAMP(AttentiveMessagePassing):
-    """FedAMP whose weights are a softmax of cosines, for networks whose distances are too large to tell them apart.
+    """FedAMP with a softmax of cosines as weights, for large networks, whose distances discriminate poorly.
 
     Args:
         prox_weight: λ/α_k, the pull towards the cloud model.
-        sigma: σ, the factor of cosines: the larger, the more the most similar models count.
+        sigma: σ, the factor of cosines; larger values favour the most similar models.
         self_attention: ξ_ii, weight of a client's own model in its cloud model.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     prox_weight: float = 1.0

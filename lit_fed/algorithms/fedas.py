@@ -1,4 +1,4 @@
-"""FedAS: a shared body that each client first aligns with its own features, averaged by Fisher information.
+"""FedAS: a shared body that each client first aligns with its own features; averages use Fisher information.
 
 Yang, Huang, Ye. "FedAS: Bridging Inconsistency in Personalized Federated Learning". CVPR 2024.
 https://openaccess.thecvf.com/content/CVPR2024/html/Yang_FedAS_Bridging_Inconsistency_in_Personalized_Federated_Learning_CVPR_2024_paper.html
@@ -12,9 +12,9 @@ Symbols:
     F_i      -> work.trace      Σ over the batches of that pass of ‖∇ mean loss‖², trace of the Fisher information
     w_i      -> F_i/Σ_j F_j, weights of the average of the bodies
 Deviations:
-    The authors' code aligns the server's model in place, so that each client of a round hands on an altered body to the
-    next; here, as in the paper, all start from the same one. There unsampled clients compute their trace too, for
-    nothing. Its pass takes batches of 16; here it takes those of the local work, on which a trace of batches depends.
+    The authors' code aligns the server's model in place, so each client of a round passes an altered body to the next;
+    here, as in the paper, all start from the same one. There unsampled clients compute an unused trace. Its pass takes
+    batches of 16; here it takes those of the local work, on which the trace depends.
     The steps of alignment have a fresh optimizer with the rate `align_lr`, by default that of the round.
     A client in its first round aligns the body with the initial network's features, as in the authors' code.
     Buffers of the body, such as running statistics, are averaged with the same weights.
@@ -44,14 +44,14 @@ __all__ = ["AlignedRun", "BodyWithHead", "FedAS", "WeighedBody"]
 
 
 class BodyWithHead(NamedTuple):
-    """What the server knows; the initial head is no `ModelState`, since it is never sent."""
+    """The server's state; the initial head is no `ModelState`, since it is never sent."""
 
     models: ModelState  # θ, leaves [1, ...]
     head: dict[str, Tensor]  # the initial head, leaves [1, ...]
 
 
 class WeighedBody(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # F_i·θ_i, leaves [1, ...] float64
     trace: Tensor  # F_i, [] float64
@@ -61,22 +61,22 @@ class AlignedRun(NamedTuple):
     """A client's phase."""
 
     models: ModelState  # θ_i and φ_i, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of alignment, and of the local steps
+    optimizer: tuple[OptimizerState, OptimizerState]  # optimizers of the alignment and of the local steps
     loss: Tensor  # [] sum over local steps of the mean loss of the batch, before the step
     steps: Tensor  # [] local steps taken
     means: Tensor  # p_i^c, [C, D]
-    has: Tensor  # [C] bool, classes that the client has
+    has: Tensor  # [C] bool, classes present at the client
     trace: Tensor  # F_i so far, [] float64
 
 
 @dataclass(frozen=True)
 class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
-    """Personal heads on a shared body; clients align the body before they train it, and count by Fisher information.
+    """Personal heads on a shared body; clients align the body before training it, with Fisher information as weights.
 
     Args:
-        align_epochs: passes over the local samples in which the received body is aligned.
+        align_epochs: passes over the local samples that align the received body.
         align_lr: learning rate of these steps; null takes that of the round.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -116,7 +116,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
     def client_init(
         self, ctx: Context, shared: BodyWithHead, state: OwnModel, data: ClientData, losses: None
     ) -> AlignedRun:
-        """The received body under the own head, and the class means of the own features."""
+        """The received body under the personal head, and the class means of the client's features."""
         own = class_sums(lambda x: ctx.task.features(state.models, x)[:, 0], data, ctx.task.target.num_classes)
         run = local_run(ctx, whole_models(ctx.task.network, state.models, shared.models))
         optimizers = (run.optimizer, run.optimizer)
@@ -124,7 +124,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
         return AlignedRun(run.models, optimizers, run.loss, run.steps, own.means, own.counts > 0, trace)
 
     def client_step(self, ctx: Context, shared: BodyWithHead, work: AlignedRun, batch: Batch) -> AlignedRun:
-        """A step of the stage."""
+        """A step of the current stage."""
         task, solver, (of_aligning, of_training) = ctx.task, ctx.solver, work.optimizer
         if ctx.stage == "align":
             lr = ctx.lr if self.align_lr is None else torch.full_like(ctx.lr, self.align_lr)
@@ -143,7 +143,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
         )
 
     def client_final(self, ctx: Context, shared: BodyWithHead, work: AlignedRun, data: ClientData) -> ClientResult:
-        """The body times F_i, and F_i, go to the server; the whole model stays."""
+        """Send F_i times the body, and F_i; keep the whole model."""
         body, one = named_part(work.models, names_of(shared.models)), torch.ones_like(data.num_samples)
         value = WeighedBody(tree.map_leaves(lambda leaf: work.trace * leaf.double(), body), work.trace)
         up, down = (torch.full_like(one, tree.bits(sent, ctx.private)) for sent in ((body, work.trace), shared.models))
@@ -151,7 +151,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
         return ClientResult(Message(value, one, up, down), OwnModel(work.models), {"loss": loss})
 
     def server_step(self, ctx: Context, shared: BodyWithHead, reduced: Reduced, client_ids: Tensor) -> BodyWithHead:
-        """θ ← Σ_i F_i·θ_i/Σ_i F_i; unchanged where all traces are 0."""
+        """θ ← Σ_i F_i·θ_i/Σ_i F_i; unchanged if all traces are 0."""
         trace = reduced.value.trace
         divisor = torch.where(trace > 0, trace, 1.0)
         models = tree.map_leaves(
@@ -160,14 +160,14 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
         return shared._replace(models=models)
 
     def sent(self, ctx: Context, shared: BodyWithHead, client_id: int) -> BodyWithHead:
-        """The body; the initial head only to a client that has no model yet."""
+        """The body; the initial head only for clients without a model."""
         if client_id >= ctx.num_clients or ctx.phase == "init":
             return shared
         return shared._replace(head={})
 
 
 def alignment(view: ModelView) -> Tensor:
-    """Σ over the classes of the batch of the mean squared error of their features to the class mean, [B] equal ones."""
+    """Mean squared error of features to their class mean, summed over the classes of the batch; [B] equal values."""
     means, has = view.constants
     found = batch_sums((view.features - means[view.y]).square().mean(-1, keepdim=True), view.y, view.mask, len(has))
     return torch.where(has, found.means[:, 0], 0.0).sum().expand(len(view.outputs))

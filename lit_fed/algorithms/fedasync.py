@@ -1,20 +1,20 @@
-"""FedAsync: the server mixes in the model of each client as it comes in, the less the older the model it started from.
+"""FedAsync: the server mixes in each client's model on arrival, with less weight if it started from an older model.
 
 Xie, Koyejo, Gupta. "Asynchronous Federated Optimization". 2019. https://arxiv.org/abs/1903.03934, Algorithm 1.
 
 Symbols:
     x_t   -> shared.models   the global model after t steps of the server, leaves [1, ...]
-    x_τ   -> work.start      the model that a worker was sent, t − τ steps ago, leaves [1, ...]
+    x_τ   -> work.start      the model that a worker received, t − τ steps ago, leaves [1, ...]
     x_new -> work.models     the same after local training, leaves [1, ...]
     α     -> mixing          α_t = α·s(t − τ)
     s     -> staleness_factor  `constant`, `polynomial` or `hinge`
     a, b  -> power, slope; patience
     ρ     -> prox_weight     a worker minimises f(x) + ρ/2·‖x − x_τ‖²
 Deviations:
-    A round is one step of the server, for which one worker comes in. Who it is follows from the seed and the speeds of
-    the clients, on a virtual clock as for FedBuff; the paper draws the staleness itself.
-    The worker sends the change x_new − x_τ, as the server knows x_τ. Local steps are worked out in the round in which
-    the worker comes in, with its learning rate. Running statistics are mixed like parameters.
+    A round is one step of the server, for one arriving worker. The arrivals follow from the seed and the speeds of the
+    clients, on a virtual clock as for FedBuff; the paper draws the staleness itself.
+    The worker sends the change x_new − x_τ, since the server knows x_τ. Local steps are computed in the round of the
+    arrival, with its learning rate. Running statistics are mixed like parameters.
     The paper lowers α during the run, which is not offered.
     Clients, seen or unseen, are served by x_t.
 """
@@ -38,23 +38,23 @@ __all__ = ["FedAsync"]
 
 @dataclass(frozen=True)
 class FedAsync(LateArrivals):
-    """FedAvg without waiting: each client's model is mixed into the global one as soon as it is there.
+    """FedAvg without waiting: each client's model is mixed into the global one as soon as it arrives.
 
-    A client takes `compute_min` plus an exponential time with a mean of its own. Rounds tell the staleness, and as
-    `time/fedasync` when they ended. The server keeps a model for each client on its way.
+    A client takes `compute_min` plus an exponential time with a client-specific mean. Rounds log the staleness, and the
+    time of their end as `time/fedasync`. The server keeps one model per active client.
 
     Args:
         mixing: α, weight of a fresh model.
-        staleness: s(τ) of a model that started τ steps ago: `constant`, 1; `polynomial`, (τ + 1)^−power; `hinge`, 1 up
+        staleness: s(τ) for a model of τ steps ago: `constant`, 1; `polynomial`, (τ + 1)^−power; `hinge`, 1 up
             to `patience` steps and 1/(slope·(τ − patience) + 1) beyond.
         power: a of `polynomial`.
         slope: a of `hinge`.
         patience: b of `hinge`.
         prox_weight: ρ, the pull of local training towards the model that it started from.
-        concurrency: clients that are on their way at once; null: 2.
-        compute_min: least time from sending a client a model to its coming in.
-        compute_mean: mean of what chance adds to it, of the median client; 0: all clients always take `compute_min`.
-        compute_spread: standard deviation of the logarithm of that mean over clients; 0: all are alike.
+        concurrency: number of clients active at once; null: 2.
+        compute_min: minimum time between dispatch and arrival of a client.
+        compute_mean: mean of the random time added to it, for the median client; 0: clients always take `compute_min`.
+        compute_spread: standard deviation of the logarithm of that mean over clients; 0: all are equal.
     """
 
     mixing: float = 0.6
@@ -84,7 +84,7 @@ class FedAsync(LateArrivals):
         return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
-        """x_new goes to the server, as its change."""
+        """Send x_new as a change."""
         found = self.arrivals(ctx)
         start = old_models(shared, found, ctx.round_idx, data.client_id)
         message = Message(tree.sub(work.models, start), ctx.client_weight(data))

@@ -11,9 +11,8 @@ Symbols:
     B   -> data.batch_size
     η   -> solver.lr
 Deviations:
-    Sampling and aggregation are chosen beside the algorithm: `data.client_fraction` is the paper's C, and
-    `model.aggregation` offers next to the paper's average over the sampled clients (`renormalised`) the official FedEM
-    code's `stale_fill`.
+    Sampling and aggregation are separate settings: `data.client_fraction` is the paper's C. `model.aggregation` offers
+    the paper's average over the sampled clients (`renormalised`) and `stale_fill` of the official FedEM code.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ https://arxiv.org/abs/1909.12488; the FedEM paper (https://arxiv.org/abs/2108.10
 
 Symbols:
     w   -> shared.models  the global model, leaves [1, ...]
-    φ_i -> state.models   the tuned copy of client i, leaves [1, ...]; lives only while the client is served
+    φ_i -> state.models   the tuned copy of client i, leaves [1, ...]; exists only while the client is served
 Deviations:
     The copy is tuned with a fresh optimizer, by default at the initial learning rate. The official FedEM code carries
-    momentum and a schedule of its own from one evaluation to the next; that leak is not offered.
-    `tune` leaves some leaves of the copy as they are. With `[head]` it is the baseline of the FedRep paper
+    momentum and a separate schedule from one evaluation to the next; that leak is not offered.
+    `tune` restricts the tuned leaves. With `[head]` it is the baseline of the FedRep paper
     (https://arxiv.org/abs/2102.07078, Section 5), which tunes for 10 epochs.
 """
 
@@ -56,11 +56,11 @@ class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
         return ()
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client is tuned before it is served, seen or not."""
+        """Every client, seen or unseen, is tuned before it is served."""
         return LocalWork(epochs=self.fine_tune_epochs)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of FedAvg; while tuning, of the tuned leaves at the tuning's learning rate."""
+        """A step of FedAvg; while tuning, a step of the tuned leaves at the tuning rate."""
         if ctx.phase != "adapt":
             return local_step(ctx, work, batch)
         if self.fine_tune_lr is not None:

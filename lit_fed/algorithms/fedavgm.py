@@ -11,8 +11,8 @@ Symbols:
     β  -> server_momentum
     η  -> solver.lr, of the clients
 Deviations:
-    Hsu et al. take steps of rate 1 at the server; `server_lr` is that of Reddi et al. As in torch.optim.SGD, there is
-    no factor 1 − β on Δw.
+    Hsu et al. use rate 1 at the server; `server_lr` is that of Reddi et al. As in torch.optim.SGD, Δw has no factor
+    1 − β.
     Averages are weighted by samples, unless `model.weighting: uniform` is given.
     Ours: running statistics of BatchNorm are averaged as in FedAvg; they have no momentum.
 """
@@ -35,7 +35,7 @@ __all__ = ["FedAvgM", "Momentum"]
 
 
 class Momentum(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # w, leaves [1, ...]
     momentum: dict[str, Tensor]  # v, leaves [1, ...]
@@ -47,7 +47,7 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
 
     Args:
         server_lr: rate of the server's steps.
-        server_momentum: β, share of the last round's change that goes on in this one.
+        server_momentum: β, share of the last round's change that carries over to this one.
     """
 
     server_lr: float = 1.0

@@ -10,10 +10,10 @@ Symbols:
     τ     -> solver.work     local epochs of the body
     τ_f   -> adapt_epochs    epochs of tuning
 Deviations:
-    The head takes no steps. In the authors' program it takes steps of rate 0, the average over clients is unweighted
+    The head takes no steps. In the authors' program it takes steps at rate 0, the average over clients is unweighted
     (`--model.weighting uniform`), and the best round is chosen by the test data.
-    BatchNorm and its running statistics belong to the side they stand in, as in the program.
-    FedBABU+, whose server trains on data of its own, is not here.
+    BatchNorm and its running statistics belong to the part they are in, as in the program.
+    FedBABU+, whose server trains on its own data, is not offered.
     The tuning has a fresh optimizer at the initial rate (`solver.adapt_lr`).
 """
 
@@ -37,7 +37,7 @@ class FedBABU(PartialModel):
 
     Args:
         head: names of the head's leaves or modules, as patterns; `head` is the last layer.
-        tune: what is tuned before a client is served: the whole model (`all`), its `head`, or its `body`.
+        tune: part that is tuned before a client is served: the whole model (`all`), its `head`, or its `body`.
         adapt_epochs: passes over the local samples of that tuning; 0: clients are served by the trained body and the
             random head.
     """
@@ -57,18 +57,18 @@ class FedBABU(PartialModel):
         return named_leaves(ctx.task, self.head, "--model.algorithm.head")
 
     def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of the body under the fixed head; before serving one of the part that is tuned."""
+        """A step of the body under the fixed head; before serving, a step of the tuned part."""
         part = self.tune if ctx.phase == "adapt" else "body"
         moving = {"all": None, "head": names_of(shared.own), "body": names_of(shared.models)}[part]
         return local_step(ctx, work, batch, moving=moving)
 
     def client_final(self, ctx: Context, shared: SentPart, work: LocalRun, data: ClientData) -> ClientResult:
-        """The body goes to the server; the tuned model is the state of an adapted client."""
+        """Send the body; the tuned model is the state of an adapted client."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client is tuned before it is served, seen or not."""
+        """Every client, seen or unseen, is tuned before it is served."""
         return LocalWork(epochs=self.adapt_epochs)
 
     def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:

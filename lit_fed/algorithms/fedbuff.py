@@ -1,27 +1,27 @@
-"""FedBuff: nobody waits for slow clients; the server takes a step whenever K changes of models have come in.
+"""FedBuff: no waiting for slow clients; the server takes a step whenever K model updates have arrived.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. "Federated Learning with Buffered Asynchronous Aggregation".
 AISTATS 2022. https://arxiv.org/abs/2106.06639, Algorithms 1 (server) and 2 (client).
 
 Symbols:
     w^t     -> shared.models        the global model after t steps of the server, leaves [1, ...]
-    w^{t−τ} -> work.start           the model that a client was sent, τ steps ago, leaves [1, ...]
-    Δ_i     -> what a client learnt, w_i − w^{t−τ}, an ascent direction; the paper's is its negative
+    w^{t−τ} -> work.start           the model that a client received, τ steps ago, leaves [1, ...]
+    Δ_i     -> a client's update, w_i − w^{t−τ}, an ascent direction; the paper's is its negative
     τ_i     -> staleness            steps of the server since client i was sent a model
     s(τ)    -> staleness_weight     1/√(1 + τ)
     K, M_c  -> buffer_size, concurrency
     η_g     -> server_lr
 Deviations:
-    The sum of s(τ_i)·Δ_i is divided by K, as in the paper. Divided by Σ s(τ_i) it is another algorithm: of Δ = 1 with
-    τ = 0 and Δ = 2 with τ = 1 that makes 1.4142, and this 1.2071. `--model.weighting samples` weighs by samples, too.
-    A round is one step of the server. Who comes in when follows from the seed and the clients' speeds alone: on a
-    virtual clock, a place that a client leaves is taken at once by one that is drawn from those neither on their way
-    nor in the buffer. So each client is in a buffer once at most; in the paper a fast one may be in it twice.
-    Those who come in at one moment leave their places together: with equal speeds and K = M_c this is FedAvg, uniformly
-    weighted, on M_c clients drawn for each round; so it is at any speeds where K is the number of all clients.
-    Local steps are worked out in the round in which they come in, with its learning rate; what a client was sent counts
-    then. Clients on their way at the end of the run count for nothing.
-    Ours: running statistics of BatchNorm are averaged as they are, since differences to old ones may exceed new ones.
+    The sum of s(τ_i)·Δ_i is divided by K, as in the paper. Dividing by Σ s(τ_i) is another algorithm: for Δ = 1 with
+    τ = 0 and Δ = 2 with τ = 1 it gives 1.4142, and ours 1.2071. `--model.weighting samples` also weights by samples.
+    A round is one step of the server. The arrivals follow from the seed and the clients' speeds only. On a virtual
+    clock, the slot of an arriving client is refilled at once by a client drawn from those neither active nor in the
+    buffer. So each client is in the buffer at most once; in the paper a fast one may be in it twice.
+    Simultaneous arrivals free their slots together: with equal speeds and K = M_c this is uniformly weighted FedAvg on
+    M_c clients drawn in each round; with K equal to the number of clients it is FedAvg at any speeds.
+    Local steps are computed in the round of arrival, with its learning rate; the traffic to a client is counted then,
+    too. Clients still active at the end of the run are ignored.
+    Ours: running statistics of BatchNorm are averaged directly, since differences to old ones may exceed new ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ USUAL_BUFFER = 10  # the paper's K
 
 
 class LateChange(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     change: dict[str, Tensor]  # s(τ)·Δ_i, leaves [1, ...]
     buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
@@ -50,21 +50,21 @@ class LateChange(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBuff(LateArrivals):
-    """FedAvg without waiting: clients train on models of some steps ago, and count for less the older these are.
+    """FedAvg without waiting: clients train from older models, and have less weight the older these are.
 
-    A client takes `compute_min` plus an exponential time with a mean of its own. Fast clients come in more often than
-    slow ones and count for more: the model leans to their data. Clients are not drawn from the cohort of a round, which
-    has to be all of them: who comes in follows from the seed and the speeds. Rounds tell the mean staleness, and
-    as `time/fedbuff` when they ended; the callback `SimulatedTime` knows only rounds that wait for the slowest client.
-    The server keeps M_c models beside its own, which changes of any age find there.
+    A client takes `compute_min` plus an exponential time with a client-specific mean. Fast clients arrive more often
+    than slow ones, which biases the model towards their data. The cohort of a round must be all clients: the arrivals
+    follow from the seed and the speeds. Rounds log the mean staleness, and the time of their end as `time/fedbuff`;
+    the callback `SimulatedTime` supports only rounds that wait for the slowest client.
+    The server keeps M_c models beside its own, for updates of any age.
 
     Args:
-        buffer_size: K, changes for a step of the server; null: 10, or half the clients if these are fewer.
-        concurrency: M_c, clients that are on their way at once; null: 2K, or all clients if these are fewer.
+        buffer_size: K, updates per step of the server; null: 10, or half the clients if this is less.
+        concurrency: M_c, number of clients active at once; null: 2K, or all clients if there are fewer.
         server_lr: η_g.
-        compute_min: least time from sending a client a model to its coming in.
-        compute_mean: mean of what chance adds to it, of the median client; 0: all clients always take `compute_min`.
-        compute_spread: standard deviation of the logarithm of that mean over clients; 0: all are alike.
+        compute_min: minimum time between dispatch and arrival of a client.
+        compute_mean: mean of the random time added to it, for the median client; 0: clients always take `compute_min`.
+        compute_spread: standard deviation of the logarithm of that mean over clients; 0: all are equal.
     """
 
     buffer_size: int | None = None
@@ -84,7 +84,7 @@ class FedBuff(LateArrivals):
     # client_init: the client starts from w^{t−τ} (Alg. 2, line 1)
 
     def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
-        """s(τ)·Δ_i goes to the server."""
+        """Send s(τ)·Δ_i."""
         found = self.arrivals(ctx)
         staleness, weight = found.of(found.staleness, data.client_id), ctx.client_weight(data)
         change = tree.scale(tree.sub(work.models.parameters, work.start), staleness_weight(staleness))

@@ -1,4 +1,4 @@
-"""FedCAC: clients share their critical parameters with similar clients only, and all others with everybody.
+"""FedCAC: clients share their critical parameters with similar clients only, and other parameters with all clients.
 
 Wu, Liu, Niu, Zhu, Tang. "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
 Cautiously Aggressive Collaboration". ICCV 2023. https://arxiv.org/abs/2309.11103, Algorithm 1.
@@ -7,14 +7,14 @@ Symbols:
     w_i  -> work.models, state.models  the model of client i after local training, leaves [1, ...]
     M_i  -> message.critical    its critical parameters, the share τ of each leaf with the largest |Δw·w|
     w_g  -> shared.common       the mean of all models, leaves [1, ...]
-    O_ij -> _overlaps           1 − ‖M_i − M_j‖₁/(2·‖M_i‖₁), share of critical parameters that i has in common with j
+    O_ij -> _overlaps           1 − ‖M_i − M_j‖₁/(2·‖M_i‖₁), share of i's critical parameters that are critical for j
     C_i  -> _collaborators      i, and those j with O_ij >= O_avg + t/β·(O_max − O_avg) in round t
     τ, β -> critical_share, sharing_rounds
     start of client i -> shared.peers  M_i ⊙ mean of C_i + (1 − M_i) ⊙ w_g, leaves [T, 1, ...]
 Deviations:
     In the paper all clients take part. Ours: sampled ones are compared with each other; an absent one keeps its start.
-    As in the authors' library (Fling), sensitivity takes the change by local training for the gradient, masks are made
-    leaf by leaf, w_g is weighted by samples and the mean of C_i is not. What did not move is never critical.
+    As in the authors' library (Fling), sensitivity uses the change by local training as gradient, masks are computed
+    per leaf, w_g is weighted by samples and the mean over C_i is not. Unchanged parameters are never critical.
     Running statistics are those of w_g.
     Clients are served by w_i after training. An unseen client starts from w_g and takes `unseen_epochs` passes.
 """
@@ -42,9 +42,9 @@ Leaves = dict[str, Tensor]
 
 
 class Collaboration(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
-    peers: Peers  # where each client starts, leaves [T, 1, ...]
+    peers: Peers  # start of each client, leaves [T, 1, ...]
     common: ModelState  # w_g, leaves [1, ...]
 
 
@@ -55,11 +55,11 @@ class CriticalRun(NamedTuple):
     optimizer: OptimizerState
     loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
     steps: Tensor  # [] steps taken
-    start: Leaves  # where it started, leaves [1, ...]
+    start: Leaves  # start of its training, leaves [1, ...]
 
 
 class CriticalModel(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # w_i, leaves [1, ...]
     critical: Leaves  # M_i, bool leaves [1, ...]
@@ -67,12 +67,12 @@ class CriticalModel(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
-    """Parameters that matter little to a client come from all others; those that matter from fewer and fewer.
+    """A client's uncritical parameters come from all clients; its critical ones from ever fewer similar clients.
 
     Args:
         critical_share: τ, share of the parameters of each leaf that are critical.
-        sharing_rounds: β, rounds until critical parameters come from the most similar clients alone; later from none.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        sharing_rounds: β, rounds until critical parameters come from the most similar clients only; later from none.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -92,7 +92,7 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
         check_settings(self, critical_share="[0, 1]", sharing_rounds=">= 1", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Collaboration:
-        """One start for all."""
+        """The same start for all clients."""
         common = ctx.task.init(1, ctx.seed)
         return Collaboration(same_start(common, ctx.num_clients), common)
 
@@ -107,12 +107,12 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
     def client_init(
         self, ctx: Context, shared: Collaboration, state: OwnModel, data: ClientData, losses: None
     ) -> CriticalRun:
-        """Training starts where the server says; that of an unseen client at w_g."""
+        """Training starts from the client's start at the server; an unseen client starts from w_g."""
         start = own_models(shared.peers, data.client_id, shared.common)
         return CriticalRun(*local_run(ctx, start), start.parameters)
 
     def client_final(self, ctx: Context, shared: Collaboration, work: CriticalRun, data: ClientData) -> ClientResult:
-        """w_i and M_i go to the server, a number and a bit for each parameter; w_i stays."""
+        """Send w_i and M_i, a number and a bit per parameter; keep w_i."""
         critical = critical_parameters(work.start, work.models.parameters, self.critical_share)
         weight, bits = ctx.client_weight(data), tree.bits(work.models)
         up = bits + sum(leaf.numel() for leaf in critical.values())
@@ -132,11 +132,11 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
         return Collaboration(put_models(shared.peers, client_ids, ModelState(starts, buffers)), common)
 
     def sent(self, ctx: Context, shared: Collaboration, client_id: int) -> ModelState:
-        """Where the client starts."""
+        """The start of the client."""
         return own_models(shared.peers, torch.tensor(client_id, device=ctx.lr.device), shared.common)
 
     def received(self, ctx: Context, sent: ModelState, client_id: int) -> Collaboration:
-        """Nothing is known of others."""
+        """Other clients are unknown."""
         return Collaboration(lone_peer(sent, client_id, ctx.num_clients), sent)
 
     def num_payloads(self, ctx: Context, shared: Collaboration, num_clients: int) -> int:
@@ -145,7 +145,7 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
 
 
 def critical_parameters(start: Leaves, trained: Leaves, share: float) -> Leaves:
-    """M_i: the share of each leaf whose |Δw·w| is largest; of those that agree with the smallest of them, all.
+    """M_i: the share of each leaf with the largest |Δw·w|, including all ties with the smallest of them.
 
     Args:
         start: parameters ahead of local training, leaves [1, ...].
@@ -192,4 +192,4 @@ def _collaborators(overlaps: Tensor, progress: float) -> Tensor:
         return alone
     others = overlaps[~alone]
     threshold = others.mean() + progress * (others.max() - others.mean())
-    return (overlaps >= threshold - 1e-6) | alone  # the tolerance is for overlaps that are all alike
+    return (overlaps >= threshold - 1e-6) | alone  # the tolerance is for overlaps that are all equal

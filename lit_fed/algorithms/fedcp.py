@@ -15,10 +15,10 @@ Symbols:
 Deviations:
     The authors' code adds Gumbel noise to the policy's logits, in serving too; here the policy is their softmax.
     MMD² has their kernel, Σ_a exp(−‖·‖²/(2a)) with a of 10, 15, 20 and 50, over the pairs of a batch.
-    As there, a client sends (W_i^hd + W^hd)/2 as its global head. There v_i is random until a client was first in a
-    round; here it is that of the initial head.
-    All parts take a step at once, but Θ is trained on features of evaluation mode.
-    A client is served the received W^fe, W^hd and Θ under its personal head.
+    As there, a client sends (W_i^hd + W^hd)/2 as its global head. There v_i is random until a client's first round;
+    here it is computed from the initial head.
+    All parts step together, but Θ is trained on features in evaluation mode.
+    A client is served by the received W^fe, W^hd and Θ with its personal head.
     An unseen client has no personal head in the paper. Ours: a copy of W^hd trains `unseen_epochs` passes.
 """
 
@@ -53,7 +53,7 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 class PersonalPolicy(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     head: Leaves  # W_i^hd, leaves [1, ...]
 
@@ -71,11 +71,11 @@ class ConditionalRun(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
-    """Clients share a body, a global head and a policy that says which part of a sample's features each head sees.
+    """Clients share a body, a global head and a policy that divides a sample's features between the heads.
 
     Args:
-        weight: λ of the distance between features and those of the received body.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        weight: λ, weight of the distance to the features of the received body.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -92,7 +92,7 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
         check_settings(self, weight=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial model, with a fresh policy beside it."""
+        """The initial model, with a fresh policy."""
         width, models = feature_width(ctx.task, "FedCP"), ctx.task.init(1, ctx.seed)
         head_leaves(ctx.task, models)
         return GlobalModels(with_module(ctx, models, partial(_Policy, width), "policy"))
@@ -104,13 +104,13 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, data: ClientData, losses: None
     ) -> ConditionalRun:
-        """W^fe and Θ as received, the personal head, and its v_i."""
+        """The received W^fe and Θ, the personal head, and its v_i."""
         run, policy = local_run(ctx, _own(ctx.task, shared, state)), module_leaves(shared.models, "policy")
         optimizer = (run.optimizer, ctx.solver.init(ModelState(policy, {})))
         return ConditionalRun(run.models, policy, optimizer, run.loss, run.steps, context(ctx.task, state.head))
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, batch: Batch) -> ConditionalRun:
-        """A step of W^fe, W_i^hd and Θ on the loss, from the same values; of an unseen client's head alone."""
+        """A step of W^fe, W_i^hd and Θ on the loss, from the same values; an unseen client steps its head only."""
         task, solver, (of_models, of_policy), adapts = ctx.task, ctx.solver, work.optimizer, ctx.phase == "adapt"
         features, own = task.features(work.models, batch.x)[:, 0], head_leaves(task, work.models)
         received = task.features(_own(task, shared, PersonalPolicy({})), batch.x)
@@ -145,7 +145,7 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
         )
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, data: ClientData) -> ClientResult:
-        """W^fe, Θ and the mean of both heads go to the server, which averages them; W_i^hd stays."""
+        """Send W^fe, Θ and the mean of both heads to be averaged; keep W_i^hd."""
         own = head_leaves(ctx.task, work.models)
         both = {name: torch.lerp(shared.models.parameters[name], leaf, 0.5) for name, leaf in own.items()}
         sent = work.models._replace(parameters=work.models.parameters | both | work.policy)
@@ -211,7 +211,7 @@ def policy(h: Tensor, leaves: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, Te
 
 
 def discrepancy(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """MMD² of two samples of vectors, [] from [B, D] or [B, L, D]; rows whose mask [B] is 0 do not count."""
+    """MMD² of two samples of vectors, [] from [B, D] or [B, L, D]; rows whose mask [B] is 0 are ignored."""
     mask = mask.to(x.dtype)
     share = (mask / mask.sum().clamp(min=1)).view(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
     share = (share / share[:1].numel()).flatten()

@@ -1,4 +1,4 @@
-"""FedDBE: FedAvg with the domain bias eliminator, personal biases of the features and a regulariser of their mean.
+"""FedDBE: FedAvg with the domain bias eliminator: personal feature biases and a regulariser of mean features.
 
 Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan. "Eliminating Domain Bias for Federated Learning in Representation Space".
 NeurIPS 2023. https://arxiv.org/abs/2311.14975, Algorithm 1.
@@ -11,11 +11,11 @@ Symbols:
     μ      -> momentum        z̄_i^g ← (1 − μ)·z̄_i^g + μ·(mean of the batch)
     κ      -> weight          of the mean regulariser (MR), ½·mean over D of (z̄_i^g − z̄^g)²
 Deviations:
-    The initial period is the first round with clients, which train without DBE; z̄^g, which stays as it is, is the mean
-    over these and not over all clients, unless all are sampled. A client's part is the mean over its batches while the
-    model moves; the authors' code has the moving mean of the last ones. There the models of this period are dropped;
-    here they are averaged as in every round.
-    Both steps are taken at once, as in their code, but z̄_i^p is trained on features of evaluation mode, and with the
+    The initial period is the first round with clients, which train without DBE; z̄^g is then fixed, and is the mean
+    over these clients, not over all. A client's part is the mean over its batches during training; the authors' code
+    has the moving mean of the last ones. There the models of this period are discarded; here they are averaged as in
+    every round.
+    Both steps are simultaneous, as in their code, but z̄_i^p is trained on features in evaluation mode, and with the
     solver's momentum and weight decay.
     An unseen client has no bias in the paper. Ours: 0, which trains `unseen_epochs` passes under the global model.
 """
@@ -45,7 +45,7 @@ Bias = dict[str, Tensor]
 
 
 class UnbiasedModels(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # f and g, leaves [1, ...]
     mean: Tensor  # z̄^g, [D]
@@ -53,14 +53,14 @@ class UnbiasedModels(NamedTuple):
 
 
 class ModelsWithMean(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # f and g, leaves [1, ...]
     mean: Tensor  # of f(x) over the batches of the round, [D]
 
 
 class FeatureBias(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     bias: Bias  # z̄_i^p, one leaf [1, D]
 
@@ -79,12 +79,12 @@ class UnbiasedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
-    """FedAvg whose clients add a personal bias to their features, and hold the mean of these near a global one.
+    """FedAvg whose clients add a personal bias to their features, and keep their mean features near the global mean.
 
     Args:
         weight: κ of the mean regulariser.
         momentum: μ of the moving mean, in (0, 1]; 1: the mean of the batch.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -114,14 +114,14 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
     def client_init(
         self, ctx: Context, shared: UnbiasedModels, state: FeatureBias, data: ClientData, losses: None
     ) -> UnbiasedRun:
-        """A copy of the global model, the own bias, and z̄_i^g = 0."""
+        """A copy of the global model, the personal bias, and z̄_i^g = 0."""
         optimizer = (ctx.solver.init(shared.models), ctx.solver.init(ModelState(state.bias, {})))
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         nothing = torch.zeros_like(shared.mean)
         return UnbiasedRun(shared.models, state.bias, optimizer, zero, zero.clone(), nothing, nothing.clone())
 
     def client_step(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, batch: Batch) -> UnbiasedRun:
-        """Steps of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without both while z̄^g is not known."""
+        """Steps of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without either while z̄^g is unknown."""
         task, solver, (of_models, of_bias) = ctx.task, ctx.solver, work.optimizer
         z = task.features(work.models, batch.x)
 
@@ -154,7 +154,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
         return losses + weight * regulariser  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, data: ClientData) -> ClientResult:
-        """The model and the mean of its features go to the server; z̄_i^p stays."""
+        """Send the model and the mean of its features; keep z̄_i^p."""
         weight, steps = ctx.client_weight(data), work.steps.clamp(min=1)
         down = torch.full_like(weight, tree.bits(shared, ctx.private))
         message = Message(ModelsWithMean(work.models, work.total / steps), weight, bits_down=down)

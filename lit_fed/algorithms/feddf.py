@@ -1,4 +1,4 @@
-"""FedDF: the server trains the average of the clients' models on what these models say of public samples.
+"""FedDF: the server trains the average of the clients' models on their predictions for public samples.
 
 Lin, Kong, Stich, Jaggi. "Ensemble Distillation for Robust Model Fusion in Federated Learning". NeurIPS 2020.
 https://arxiv.org/abs/2006.07242, Algorithm 1 with AVGLOGITS.
@@ -6,15 +6,15 @@ https://arxiv.org/abs/2006.07242, Algorithm 1 with AVGLOGITS.
 Symbols:
     x_t   -> shared.models     the global model, leaves [1, ...]
     x̂_k   -> a message         the model of client k after its local steps, leaves [1, ...]
-    d     -> a batch           of `ctx.public`, whose labels are not looked at
+    d     -> a batch           of `ctx.public`, whose labels are unused
     N     -> server_steps      steps of distillation in a round
     η     -> server_optimizer  fresh in each round, its rate by step; the paper takes Adam, 0.001 and `cosine`
 Deviations:
     The paper stops when the accuracy on held-out samples has not risen for 1,000 steps, after 10,000 at most. Ours: a
     fixed number of steps, since the server has no samples of the clients' task.
-    As in the paper the ensemble's logits are a plain mean, whatever the clients' samples; the start is their average.
-    Steps of the server take no dropout, and leave running statistics of BatchNorm at the clients' average.
-    Clients have one architecture.
+    As in the paper the ensemble's logits are an unweighted mean; the start is the weighted average of the models.
+    Steps of the server use no dropout, and keep running statistics of BatchNorm at the clients' average.
+    All clients have the same architecture.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
 
     Args:
         server_steps: steps of distillation in each round; 0 is FedAvg.
-        server_batch_size: public samples of a step.
+        server_batch_size: public samples per step.
         server_optimizer: the server's optimizer; its schedule counts steps of a round.
     """
 
@@ -77,7 +77,7 @@ class FedDF(Algorithm[GlobalModels, tuple[()], LocalRun]):
         return GlobalModels(student)
 
     def _batch(self, ctx: Context, public: PublicSamples, teachers: ModelState, order: torch.Generator) -> Batch:
-        """Public samples, with what the ensemble predicts as their labels."""
+        """Public samples, labelled by the ensemble's predictions."""
         size = min(self.server_batch_size, len(public.x))
         rows = torch.randperm(len(public.x), generator=order)[:size].to(public.x.device)
         logits = ctx.task.outputs(teachers, public.x[rows]).mean(1)

@@ -1,4 +1,4 @@
-"""FedDistill (FD): clients with own models share their mean outputs by class, and learn from those of the others.
+"""FedDistill (FD): clients with personal models share mean outputs per class, and learn from those of the others.
 
 Jeong, Oh, Kim, Park, Bennis, Kim. "Communication-Efficient On-Device Machine Learning: Federated Distillation and
 Augmentation under Non-IID Private Data". 2018. https://arxiv.org/abs/1811.11479, Algorithm 1.
@@ -10,16 +10,16 @@ Symbols:
     F̂_ℓ^(i)   -> (F̄_ℓ − F̄_ℓ^(i))/(M − 1), the teacher of client i for class ℓ: the mean of the other clients
     γ         -> weight           of the distance between the outputs for a sample and the teacher for its class
 Deviations:
-    Client i is left out of its teacher where F̄_ℓ holds what it sent last. M counts the clients that have class ℓ; a
-    class that no other client has is not distilled, and one that no client of a round has keeps its sums. A client
-    does not learn that its message was lost (`model.faults`), and leaves it out all the same.
-    Mean outputs are those of the model after its local steps, over all local samples; the paper adds them up while the
-    model moves.
+    Client i is subtracted from its teacher if F̄_ℓ contains its last message. M counts the clients with class ℓ; a
+    class that no other client has is not distilled, and a class absent from a round keeps its sums. A client does not
+    learn that its message was lost (`model.faults`), and subtracts it nevertheless.
+    Mean outputs are those of the model after its local steps, over all local samples; the paper accumulates them
+    during training.
     The distance is the cross-entropy between the softmax of teacher and outputs, the paper's φ. PFLlib had the mean
     squared error of the logits (`distance: mse`) until April 2024, and since November 2025 has the cross-entropy with
-    mean logits in the place of probabilities. There a client is part of its own teacher, and outputs are added up while
-    the model moves, as in the paper.
-    Federated augmentation, the paper's second half, is not offered. All clients have one architecture and one start.
+    mean logits instead of probabilities. There a client is part of its own teacher, and outputs are accumulated
+    during training, as in the paper.
+    Federated augmentation, the paper's second half, is not offered. All clients have the same architecture and start.
     An unseen client has no model in the paper. Ours: the initial one trains `unseen_epochs` passes, distilling the mean
     of all clients.
 """
@@ -45,7 +45,7 @@ __all__ = ["DistillRun", "Distilled", "FedDistill", "MeanOutputs", "SharedOutput
 
 
 class SharedOutputs(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # the start of all clients, leaves [1, ...]
     sums: Tensor  # F̄_ℓ, [C, K]
@@ -54,14 +54,14 @@ class SharedOutputs(NamedTuple):
 
 
 class MeanOutputs(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
-    means: Tensor  # F̄_ℓ^(i), [C, K]; 0 for a class that it does not have
-    has: Tensor  # [C] 1 for a class that it has
+    means: Tensor  # F̄_ℓ^(i), [C, K]; 0 for absent classes
+    has: Tensor  # [C] 1 for a class that is present
 
 
 class Distilled(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # w^(i), leaves [1, ...]
     sent: MeanOutputs  # its last message
@@ -81,12 +81,12 @@ class DistillRun(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
-    """Personal models that distil the mean outputs of the other clients for the class of each sample.
+    """Personal models that distil the other clients' mean outputs for the class of each sample.
 
     Args:
         weight: γ; 0 is Local.
-        distance: between teacher and outputs: `cross_entropy` of their softmax, or `mse` of the logits.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        distance: distance between teacher and outputs: `cross_entropy` of their softmax, or `mse` of the logits.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -109,7 +109,7 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
         check_settings(self, weight=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> SharedOutputs:
-        """No class has a teacher."""
+        """No class has a teacher yet."""
         target = ctx.task.target
         check_classes(target, "FedDistill")
         sums = class_vectors(ctx.task, target.num_outputs)
@@ -124,7 +124,7 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
     def client_init(
         self, ctx: Context, shared: SharedOutputs, state: Distilled, data: ClientData, losses: None
     ) -> DistillRun:
-        """The own model, and the mean outputs of the others (line 16)."""
+        """The client's model, and the mean outputs of the others (line 16)."""
         within = state.sent.has * (shared.summed_in == state.round_idx)
         others = shared.counts - within
         teacher = (shared.sums - within.unsqueeze(-1) * state.sent.means) / others.clamp(min=1).unsqueeze(-1)
@@ -147,7 +147,7 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
         return view.losses + self.weight * per_sample(torch.where(known[view.y], away, 0.0))
 
     def client_final(self, ctx: Context, shared: SharedOutputs, work: DistillRun, data: ClientData) -> ClientResult:
-        """Mean outputs of each class go to the server (line 9); the model stays."""
+        """Send the mean outputs of each class (line 9); keep the model."""
         found = class_sums(lambda x: ctx.task.outputs(work.models, x)[:, 0], data, len(shared.counts))
         sent = MeanOutputs(found.means, (found.counts > 0).to(found.counts.dtype))
         one = torch.ones_like(data.num_samples)
@@ -166,6 +166,6 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
         return shared._replace(sums=sums, counts=counts, summed_in=summed_in)
 
     def sent(self, ctx: Context, shared: SharedOutputs, client_id: int) -> SharedOutputs:
-        """The sums; the start only to a client that has no model yet."""
+        """The sums; the start only for clients without a model."""
         starts = client_id >= ctx.num_clients or ctx.phase == "init"
         return shared if starts else shared._replace(models=ModelState({}, {}))

@@ -7,7 +7,7 @@ Symbols:
     x̄   -> shared.models   prox_{ηg}(x̃), the common model, leaves [1, ...]
     x̃   -> shared.mean     mean of all x̂_i, leaves [1, ...]; {} without g, where it is x̄
     x_i -> state.models    the model of user i, prox_{ηf_i}(y_i), leaves [1, ...]
-    y_i -> state.centre    where it is pulled to, leaves [1, ...]
+    y_i -> state.centre    centre of its proximal step, leaves [1, ...]
     x̂_i -> _reflected      2x_i − y_i, leaves [1, ...]
     1/η -> penalty_weight
     α   -> relaxation
@@ -16,10 +16,10 @@ Deviations:
     Users start with x_i = y_i = x̂_i = x̄, so that x̃ is the mean of all x̂_i from the start; the paper starts with one
     proximal step of all users, which is here that of the first round.
     An inexact proximal step is the solver's local work from x_i, as in the authors' code, in place of a bound on its
-    error. Of the regularisers only the L1 norm is offered. asyncFedDR is not offered.
-    With `model.weighting: samples` x̃ is a weighted mean, as in the authors' code, and the solution that of all samples.
-    fl-sim averages over n + 1 blocks, the last of them a y of the server.
-    A user drawn twice counts once. Running statistics are averaged as they change.
+    error. The only regulariser offered is the L1 norm. asyncFedDR is not offered.
+    With `model.weighting: samples` x̃ is a weighted mean, as in the authors' code, and the solution that of all
+    samples. fl-sim averages over n + 1 blocks, the last of them a y of the server.
+    A user drawn twice counts once. Changes of running statistics are averaged.
     Users, seen or unseen, are served by x̄.
 """
 
@@ -42,14 +42,14 @@ __all__ = ["DRState", "FedDR", "Reflections", "soft_threshold"]
 
 
 class Reflections(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # x̄, leaves [1, ...]
     mean: dict[str, Tensor]  # x̃, leaves [1, ...]
 
 
 class DRState(NamedTuple):
-    """What a user keeps."""
+    """A user's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     centre: dict[str, Tensor]  # y_i, leaves [1, ...]
@@ -57,13 +57,13 @@ class DRState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDR(ProximalSplitting[Reflections, DRState]):
-    """The minimiser of the mean loss plus an L1 penalty: proximal steps of some users, whose reflections are averaged.
+    """The minimiser of the mean loss plus an L1 penalty: proximal steps of sampled users, with averaged reflections.
 
     Args:
-        penalty_weight: 1/η; fastest where it is of the order of the curvature of the losses.
+        penalty_weight: 1/η; fastest near the curvature of the losses.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         relaxation: α, in (0, 2) for convex losses; the authors' code: 1.9.
-        l1_weight: weight of the L1 norm of the common model, beside the mean loss; 0: none.
+        l1_weight: weight of the L1 norm of the common model, relative to the mean loss; 0: none.
     """
 
     relaxation: float = 1.0
@@ -100,7 +100,7 @@ class FedDR(ProximalSplitting[Reflections, DRState]):
         return tree.add(state.centre, tree.scale(away, self.relaxation))  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: Reflections, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The change of x̂_i goes to the server."""
+        """Send the change of x̂_i."""
         work = self.solved(ctx, work, data)
         new = DRState(work.models, self._moved(shared, work.state))
         change = tree.sub(_reflected(new), _reflected(work.state))

@@ -13,9 +13,8 @@ Symbols:
 Deviations:
     The local problem is solved by the solver's steps, as in the authors' code; a client without steps keeps its linear
     term. Running statistics are averaged as in FedAvg.
-    The authors' code divides α by the client's relative size, and has α·θ as weight decay, so that its clipping at norm
-    10 leaves this part of the penalty's gradient out; `solver.clip_norm` counts it. PFLlib penalises the norm, not its
-    square.
+    The authors' code divides α by the client's relative size, and implements α·θ as weight decay, which its clipping at
+    norm 10 ignores; `solver.clip_norm` includes it. PFLlib penalises the norm, not its square.
     The average is unweighted as in the paper; with `model.weighting: samples` p_k = n_k/n takes the place of 1/m.
     θ^t = mean_k θ_k − h/α may be far from every client in the first rounds. `serve_mean` predicts with the mean of the
     clients of the last round, θ^t + h/α, which the authors' code evaluates too.
@@ -38,7 +37,7 @@ __all__ = ["FedDyn"]
 
 @dataclass(frozen=True)
 class FedDyn(DynamicRegularizer):
-    """FedAvg with a proximal term and a linear term that makes up for its pull; the server corrects its average.
+    """FedAvg with a proximal term and a linear term that compensates its pull; the server corrects its average.
 
     Args:
         alpha: α, weight of the proximal term, > 0.
@@ -55,5 +54,5 @@ class FedDyn(DynamicRegularizer):
     # server_step: h ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α
 
     def shared_outputs(self, ctx: Context, shared: DynamicModels, x: Tensor) -> Tensor:
-        """Outputs of the model that is served, [B, 1, K]."""
+        """Outputs of the serving model, [B, 1, K]."""
         return ctx.task.outputs(self.serving_model(shared), x)

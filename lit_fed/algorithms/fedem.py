@@ -11,11 +11,11 @@ Symbols:
     θ_m,t -> work.models          component m after client t's local steps, leaves [M, ...]
     n_t   -> message.weight       samples of client t
 Deviations:
-    The authors name clients that send only some components as future work. Ours: those of the largest weights
-    (`min_weight`, `most_components`), each averaged over the clients that sent it, as `model.aggregation` says.
+    The authors leave clients that send only some components to future work. Ours: those with the largest weights
+    (`min_weight`, `most_components`), each averaged over the clients that sent it, by `model.aggregation`.
     The paper averages a component over all clients by n_t, also over those that hardly use it. Its step is then
-    proportional to its share of all samples: the component that leads learns fastest, and two groups of clients may
-    end with one component between them. Ours, where the server may know π_t, are the M-step's own weights:
+    proportional to its share of all samples: the leading component learns fastest, and two groups of clients may
+    end up sharing one component. Ours, if the server may know π_t, are the weights of the exact M-step:
     θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm. `average: samples` is the paper's rule. Other first rounds: `start`.
     The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
     The authors' code keeps momentum from round to round (`solver.persist_optimizer`; ours: until components are
@@ -23,12 +23,12 @@ Deviations:
     weights at every evaluation; here an unseen client takes `em_steps` E-steps from uniform weights (the paper: one)
     each time it is served.
     Sequences: the paper's samples have one label each. Ours: ℓ is the mean loss of a sequence's L positions, in the
-    local steps and, by default, in the E-step, which so takes the L-th root of the text's likelihood. With
-    `position_loss: sum` it takes the likelihood itself: one component writes the whole text, so p(y | x, θ_m) =
-    Π_l p(y_l | x, θ_m) = exp(−L·ℓ) and q_m ∝ π_m·exp(−L·ℓ). Serving mixes position by position in both cases:
-    Σ_m π_m p(y_l | x, θ_m) is the probability of one label where the others are not known. Losses are per position.
-    The paper allows another local solver for each client (Section 3.2): rates and steps may differ
-    (`solver.client_lr`, `client_work`), the optimizer is common.
+    local steps and, by default, in the E-step, which thus uses the L-th root of the text's likelihood. With
+    `position_loss: sum` it uses the likelihood itself: one component generates the whole text, so p(y | x, θ_m) =
+    Π_l p(y_l | x, θ_m) = exp(−L·ℓ) and q_m ∝ π_m·exp(−L·ℓ). Serving mixes each position in both cases:
+    Σ_m π_m p(y_l | x, θ_m) is the probability of one label if the others are unknown. Losses are per position.
+    The paper allows a different local solver for each client (Section 3.2): here rates and steps may differ
+    (`solver.client_lr`, `client_work`), the optimizer may not.
     The authors' code weighs characters by inverse frequency, in the E-step too; here likelihoods are unweighted, unless
     `--model.loss CrossEntropy` has weights (`in_e_step`: exp(−weighted loss) is no likelihood, and q_t no posterior).
 """
@@ -83,16 +83,16 @@ LEAST_SHARE = 1e-3
 
 
 class MixtureState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     mixture: Tensor  # π_t, [M]
 
 
 class StartedMixture(NamedTuple):
-    """What a client keeps where the start exchanges components."""
+    """A client's state if the start exchanges components."""
 
     mixture: Tensor  # π_t, [M]
-    exchanges: Tensor  # [] int64, how many of them π_t and the optimizer have seen
+    exchanges: Tensor  # [] int64, number of exchanges that π_t and the optimizer have seen
 
 
 class MixtureWork(NamedTuple):
@@ -103,14 +103,14 @@ class MixtureWork(NamedTuple):
     mixture: Tensor  # π_t, [M]
     responsibility: Tensor  # q_t, [N, M]; 0 in padded rows
     loss: Tensor  # [] mean negative log-likelihood of the local samples under the received models and the old π_t
-    share: Tensor  # [M] float64, with which θ_m,t counts beside n_t
-    report: dict[str, Tensor]  # to the server in the start; {}: nothing
-    exchanges: Tensor | None = None  # [] int64, how many of them the optimizer has seen; None: there are none
+    share: Tensor  # [M] float64, weight of θ_m,t besides n_t
+    report: dict[str, Tensor]  # report to the server during the start; {}: none
+    exchanges: Tensor | None = None  # [] int64, number of exchanges that the optimizer has seen; None: none take place
 
 
 @dataclass(frozen=True)
 class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
-    """FedEM's settings; how clients count in the average of a component, and how a run begins."""
+    """FedEM's settings; weights of clients in the average of a component, and the start of a run."""
 
     num_components: int = 3
     em_steps: int = 1
@@ -135,31 +135,31 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """Mixture weights need noise of their own, and so do their sums over clients."""
+        """Mixture weights and their sums over clients need separate noise."""
         return reasons_against(self)
 
     def settled(self, held: Collection[str]) -> Self:
-        """By samples where the server may not know π_t, or has no use for it."""
+        """`auto` becomes `samples` if the server may not know π_t or cannot use it."""
         ties = not {"privacy", "robust", "ef21", "average", "deployed"}.isdisjoint(held)
         return self if self.average != "auto" else replace(self, average="samples" if ties else "responsibility")
 
     def as_stored(self, stored: Mapping[str, Any]) -> Self:
-        """Checkpoints of before there was a choice are by samples."""
+        """Older checkpoints without this setting average by samples."""
         return self if self.average != "auto" else replace(self, average=stored.get("average", "samples"))
 
     @property
     def server_only(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the server keeps for the start."""
+        """The server's state for the start."""
         return ("kept",) if self._exchanges else ()
 
     @property
     def _by_responsibility(self) -> bool:
-        """Where all use the only component alike, it is averaged by samples."""
+        """A single component is averaged by samples."""
         return self.average in ("auto", "responsibility") and self.num_models > 1
 
     @property
     def _sends_shares(self) -> bool:
-        """Whether messages are `Chosen`, whose components are averaged one by one."""
+        """Whether messages are `Chosen`, with components averaged separately."""
         return not self.message.complete and self.average != "rescaled"
 
     @property
@@ -172,12 +172,12 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
         return self.start is not None and bool(self.start.reports)
 
     def _share(self, mixture: Tensor) -> Tensor:
-        """With which a client's components count beside its weight, [M] float64: π_t, or 1 as in the paper."""
+        """Weights of a client's components besides its own weight, [M] float64: π_t, or 1 as in the paper."""
         by_use = self._by_responsibility or self.average == "rescaled"
         return (mixture if by_use else torch.ones_like(mixture)).double()
 
     def shared_init(self, ctx: Context) -> Any:
-        """θ_m^0, and what the start needs."""
+        """θ_m^0, with the state of the start."""
         shared = super().shared_init(ctx)
         if not self._exchanges:
             return shared
@@ -185,14 +185,14 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
         return StartedModels(shared.models, none, none - 1, self.start.memory(shared.models))  # type: ignore[union-attr]
 
     def _message(self, ctx: Context, shared: Any, work: MixtureWork, weight: Tensor) -> Message:
-        """The components, with what their average needs; in the start also the client's report."""
+        """The components, with the weights for their average; during the start also the client's report."""
         down = torch.full_like(weight, tree.bits(shared.models, ctx.private)) if self._exchanges else None
         if ctx.phase == ASK:
             return Message(work.report, weight, torch.full_like(weight, NUMBER), down)
         message: Message = Message(work.models, weight, bits_down=down)
         if self._sends_shares:
             start = under_way(self.start, ctx, self.num_models)
-            some = start is None or not start.chooses  # a start that chooses has a say of its own
+            some = start is None or not start.chooses  # a start may choose components itself
             taken = work.share * (largest(work.mixture, self.most_components, self.min_weight) if some else 1)
             each = tree.bits(work.models, ctx.private) / self.num_models
             shares = tree.bits(work.mixture) if self._by_responsibility else self.num_models  # one bit for 0 or 1
@@ -211,14 +211,14 @@ class AveragedComponents(Algorithm[Any, Any, MixtureWork]):
             return shared if start is None else start.exchanged(ctx, shared, shared.models, {})
         if start is not None and ctx.phase == ASK:
             return start.answered(shared, reduced.value)
-        if start is not None and start.asks:  # each component is the model of one client: absent ones do not count
+        if start is not None and start.asks:  # each component is the model of one client: absent clients do not count
             ctx = ctx._replace(aggregation="renormalised")
         if isinstance(reduced.value, Reported):
             reduced, report = reduced._replace(value=reduced.value.value), reduced.value.report
         if self._sends_shares:
             models = average_chosen(ctx, shared.models, reduced, absent_alike=self._by_responsibility)
         elif self.average == "rescaled":
-            alone = start is not None and start.chooses  # a step is then that of the component's clients alone
+            alone = start is not None and start.chooses  # a step then depends on the component's clients only
             models = rescaled_average(ctx, shared.models, reduced, 0.0 if alone else LEAST_SHARE)
         else:
             models = server_average(ctx, shared.models, reduced)
@@ -233,22 +233,22 @@ class FedEM(AveragedComponents):
 
     Args:
         num_components: M.
-        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one. Where clients
-            contradict each other ten bring it level with clients of the training: docs/results/when-mixtures-help.md.
-        refresh_mixture_at_eval: let a client of the training take one more E-step before it is served, since its
+        em_steps: E-steps of an unseen client before it is served; the paper takes one. If clients contradict each
+            other, ten bring it level with seen clients: docs/results/when-mixtures-help.md.
+            refresh_mixture_at_eval: let a seen client take one more E-step before it is served, since its
             weights were fitted to the models of its last round.
         shuffle_per_component: give each component its own order of batches, as the official code does.
-        min_weight: smallest weight of a component that a client sends; it sends that of the largest weight anyway.
-        most_components: most components that a client sends, those of the largest weights; null: all.
-        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+        min_weight: minimum weight of a component that a client sends; it always sends the one with the largest weight.
+        most_components: maximum number of components that a client sends, by largest weight; null: all.
+        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        average: the weight of a client in the average of a component: its `samples`, as in the paper, or those of them
-            that the component explains, Σ_i q_im (`responsibility`), which tells the server each π_t. `rescaled` is by
-            samples, and the server's step on a component is divided by the component's share of all samples, which
-            needs sums over clients alone. `auto` is `responsibility`, and `samples` under privacy, robust rules and
-            attacks, with EF21 or averages that correct for absent clients, and for clients on machines of their own:
-            docs/results/fedem-starts.md.
-        start: other first rounds, such as `Clustering`; null: exact EM from the first round on.
+        average: the weight of a client in the average of a component: its `samples`, as in the paper, or the number of
+            them that the component explains, Σ_i q_im (`responsibility`), which reveals each π_t to the server.
+            `rescaled` is by samples, and the server's step on a component is divided by the component's share of all
+            samples, which needs only sums over clients. `auto` is `responsibility`, but `samples` under privacy, robust
+            rules and attacks, with EF21 or averages that correct for absent clients, and for clients on separate
+            machines: docs/results/fedem-starts.md.
+        start: method of the first rounds, such as `Clustering`; null: exact EM from the first round.
     """
 
     serving_settings = ("em_steps", "refresh_mixture_at_eval")
@@ -277,7 +277,7 @@ class FedEM(AveragedComponents):
         return StartedMixture(uniform, shared.exchanges.clone()) if self._exchanges else MixtureState(uniform)  # type: ignore[attr-defined]
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
-        """One phase; each component gets batches of its own if asked for."""
+        """One phase; each component gets separate batches if requested."""
         streams = self.num_components if self.shuffle_per_component else 1
         start, work = under_way(self.start, ctx, self.num_models), ctx.solver.work._replace(batches_per_step=streams)
         if start is None:
@@ -295,7 +295,7 @@ class FedEM(AveragedComponents):
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
         factors, mixture = num_factors(ctx.task, data, self.position_loss), mixture_of(shared, state)
         pi, q, negative_log_likelihood = private_expectation(ctx, mixture, losses, data, factors)
-        unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
+        unseen = data.client_id >= ctx.num_clients  # a seen client takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             more = expectation(pi, losses, counted_rows(ctx.task, data), factors)
             pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
@@ -313,7 +313,7 @@ class FedEM(AveragedComponents):
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
-        """The components go to the server with the weight n_t, or n_t π_tm (Alg. 1, line 8); q_t stays."""
+        """Send the components with weight n_t, or n_t π_tm (Alg. 1, line 8); q_t stays at the client."""
         message, state = self._message(ctx, shared, work, ctx.client_weight(data)), MixtureState(work.mixture)
         if self._exchanges:
             seen = work.exchanges if ctx.phase == ASK else shared.exchanges  # type: ignore[attr-defined]
@@ -321,7 +321,7 @@ class FedEM(AveragedComponents):
         return ClientResult(message, state, {} if ctx.phase == ASK else {"loss": work.loss})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """An E-step and no local steps: for unseen clients, and for seen ones if asked for."""
+        """An E-step and no local steps: for unseen clients, and for seen ones if requested."""
         return LocalWork() if self.refresh_mixture_at_eval or not seen else None
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
@@ -330,14 +330,14 @@ class FedEM(AveragedComponents):
 
 
 def mixture_of(shared: Any, state: Any) -> Tensor:
-    """π_t; uniform if it was fitted to other components, before an exchange."""
+    """π_t; uniform if it was fitted to the components before an exchange."""
     if not isinstance(state, StartedMixture):
         return state.mixture  # type: ignore[no-any-return]
     return torch.where(state.exchanges == shared.exchanges, state.mixture, 1 / len(state.mixture))
 
 
 def without_old_moments(ctx: Context, shared: Any, work: MixtureWork) -> MixtureWork:
-    """The work with a fresh optimizer, if the client kept it from before an exchange of components."""
+    """The work with a fresh optimizer, if the stored one predates an exchange of components."""
     if work.exchanges is None or not ctx.solver.persist_optimizer:
         return work
     kept = work.exchanges == shared.exchanges
@@ -349,7 +349,7 @@ def opened(
     algorithm: AveragedComponents, ctx: Context, shared: Any, work: MixtureWork, mixture: Tensor, losses: Tensor,
     data: ClientData, num_factors: int | Tensor,
 ) -> MixtureWork:  # fmt: skip
-    """The work with the E-step of the start, while it is under way, from the old π_t."""
+    """The work with the E-step of the start, during its rounds, from the old π_t."""
     start = under_way(algorithm.start, ctx, algorithm.num_models)
     if start is None:
         return work
@@ -360,7 +360,7 @@ def opened(
 
 
 def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
-    """What averages and starts cannot be combined with → the reason and the fix, see `Algorithm.incompatible`."""
+    """Features that averages and starts exclude → the reason and the fix, see `Algorithm.incompatible`."""
     start, reasons = algorithm.start, {"noise_in_steps_alone": "the mixture weights"}
     named = f"--model.algorithm.start {type(start).__name__}"
     other = "give --model.algorithm.start Annealing or null"
@@ -386,7 +386,7 @@ def reasons_against(algorithm: AveragedComponents) -> dict[str, str]:
 
 
 def _used(work: MixtureWork, received: ModelState) -> ModelState:
-    """The components that a client uses as it trained them, the others as it received them."""
+    """The trained components that the client uses, and the received values of the others."""
 
     def use(new: Tensor, old: Tensor) -> Tensor:
         return torch.where(work.share.view(-1, *[1] * (old.ndim - 1)) > 0, new, old)
@@ -395,13 +395,13 @@ def _used(work: MixtureWork, received: ModelState) -> ModelState:
 
 
 def rescaled_average(ctx: Context, models: ModelState, reduced: Reduced, least: float = LEAST_SHARE) -> ModelState:
-    """The server's models plus their mean change divided by the share of all samples that a component has.
+    """The server's models plus their mean change, divided by each component's share of all samples.
 
     Args:
-        ctx: what every client knows.
-        models: the server's, leaves [M, ...].
+        ctx: the context.
+        models: the server's models, leaves [M, ...].
         reduced: the mean of messages `ModelsWithShare`.
-        least: what takes the place of a smaller share; a component of share 0 stays as it is.
+        least: minimum share to divide by; a component of share 0 is unchanged.
     """
     share = reduced.value.share.clamp(min=least)
     factor = torch.where(share > 0, 1 / share, 0.0)

@@ -10,10 +10,10 @@ Symbols:
     v_i -> state.local    the local model of client i, leaves [1, ...]; never leaves the client
     w_i -> work.models    client i's copy of w during a round, leaves [1, ...]
 Deviations:
-    Both models start alike and take their steps on the same batches; in the FedEM code each has its own initial seed,
-    and a round is one batch (`solver.local_steps: 1`).
-    There a sample has half its weight in the loss of either model, so that its steps are those of half the learning
-    rate and twice the weight decay here.
+    Both models start equal and step on the same batches; in the FedEM code each has its own initial seed, and a round
+    is one batch (`solver.local_steps: 1`).
+    There a sample has half its weight in the loss of either model, so its steps correspond to half the learning rate
+    and twice the weight decay here.
     An unseen client has no local model there. Ours: it is served by the global model alone.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["EnsembleRun", "FedEMAPFL", "LocalModel"]
 
 
 class LocalModel(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     local: ModelState  # v_i, leaves [1, ...]
 
@@ -64,19 +64,19 @@ class FedEMAPFL(Algorithm[GlobalModels, LocalModel, EnsembleRun]):
         check_settings(self, local_share="[0, 1]")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> LocalModel:
-        """v_i starts as the global model; for an unseen client it stays that, so both predict the same."""
+        """v_i starts as the global model; an unseen client keeps this, so both predict the same."""
         return LocalModel(shared.models)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: LocalModel, data: ClientData, losses: None
     ) -> EnsembleRun:
-        """A copy of the received model beside the client's own."""
+        """A copy of the received model, and the client's own."""
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         optimizer = (ctx.solver.init(shared.models), ctx.solver.init(state.local))
         return EnsembleRun(shared.models, state.local, optimizer, zero, zero.clone())
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: EnsembleRun, batch: Batch) -> EnsembleRun:
-        """A step of each model by itself."""
+        """A separate step of each model."""
         task, solver, (first, second) = ctx.task, ctx.solver, work.optimizer
         models, first, loss = solver.step(task, work.models, first, batch, ctx.lr)
         local, second, own_loss = ctx.own.solver.step(ctx.own.task, work.local, second, batch, ctx.lr)
@@ -84,7 +84,7 @@ class FedEMAPFL(Algorithm[GlobalModels, LocalModel, EnsembleRun]):
         return EnsembleRun(models, local, (first, second), loss, work.steps + 1)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: EnsembleRun, data: ClientData) -> ClientResult:
-        """w_i goes to the server, which averages as FedAvg does; v_i stays."""
+        """Send w_i to be averaged as in FedAvg; keep v_i."""
         return super().client_final(ctx, shared, work, data)._replace(state=LocalModel(work.local))
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: LocalModel, x: Tensor, outputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedeRiCo: every client predicts with the models of the right others, and trains the models that it uses.
+"""FedeRiCo: every client predicts with the models of suitable others, and trains the models that it uses.
 
 Sui, Wen, Lau, Ross, Cresswell. "Find Your Friends: Personalized Federated Learning with the Right Collaborators". 2022.
 https://arxiv.org/abs/2210.06597, Algorithm 1 (Appendix B), Section 3.3.
@@ -8,18 +8,20 @@ Symbols:
     ℓ_ij -> state.last      loss of φ_j on the samples of client i when it last saw φ_j, [T]
     L̂_ij -> state.tracked   its moving average, [T]; with `tracking: accumulated` its sum over rounds, L_ij
     w_ij -> state.weights   weight of φ_j for client i, [T], sums to 1
-    B^t  -> work.owners     whom the client asks, [k]
+    B^t  -> work.owners     clients whose models it requests, [k]
     g_bi -> message.value   gradient of φ_b, or φ_b after local steps, with the weight w_ib, leaves [k, ...]
 Deviations:
     The pseudo-code leaves open whether B^t holds the client itself; Section 4.5 (M = 0 is like Local) says so.
-    Ours: the losses 0 of models that were never seen let them be asked first, as printed, but give them no weight.
+    Ours: the initial losses 0 of unknown models select them first, as printed, but give them no weight.
     "Multiple gradient steps" are a remark in the paper. Ours: each model of B^t takes the solver's local work on the
-    plain loss and w_ib weighs its change, since Adam would not feel a factor on the loss; weights that sum to more than
-    1 are scaled to 1. Optimizers are fresh in every round; `solver.persist_optimizer` keeps one per place in B^t.
-    A gradient goes through the owner's solver, which keeps its state; BatchNorm sees each batch of it by itself.
-    Sequences: ℓ_ij adds up the samples' losses, each the mean over its positions; with `position_loss: sum` the E-step
-    takes the likelihood of all positions, L·ℓ_ij for texts of L. Serving mixes position by position.
-    Ours: absent clients are not asked and take no step. An unseen client asks all; its weights follow from one E-step.
+    plain loss and w_ib scales its change, since Adam is invariant to a factor on the loss; weights that sum to more
+    than 1 are scaled to 1. Optimizers are fresh in every round; `solver.persist_optimizer` keeps one per position in
+    B^t. A gradient is applied by the owner's solver, which keeps its state; BatchNorm sees its batches separately.
+    Sequences: ℓ_ij sums the samples' losses, each the mean over its positions; with `position_loss: sum` the E-step
+    uses the likelihood of all positions, L·ℓ_ij for texts of L. Serving mixes each position.
+    Ours: absent clients are not selected and take no step. An unseen client requests all models; its weights follow
+        from
+    one E-step.
 """
 
 from __future__ import annotations
@@ -54,46 +56,47 @@ class Owned(NamedTuple):
     """One model for each client, and its owner's optimizer."""
 
     peers: Peers  # leaves [T, 1, ...]
-    optimizer: OptimizerState | None  # leaves [T, ...]; None where no gradients are given back
+    optimizer: OptimizerState | None  # leaves [T, ...]; None if no gradients are returned
 
 
 class Borrowed(NamedTuple):
-    """A client's work in a phase: the models that it borrows from B^t, and what it makes of them."""
+    """A client's work in a phase: the models borrowed from B^t, and their gradients or updates."""
 
     models: ModelState  # leaves [k, ...]
-    optimizer: Tree  # of the local steps; () without any
-    gradient: dict[str, Tensor]  # so far, leaves [k, ...]; {} where local steps are taken
-    divisor: Tensor  # by what the sum of losses is divided, []
-    owners: Tensor  # whose models, [k]
+    optimizer: Tree  # optimizer of the local steps; () without any
+    gradient: dict[str, Tensor]  # gradient so far, leaves [k, ...]; {} with local steps
+    divisor: Tensor  # divisor of the sum of losses, []
+    owners: Tensor  # owners of the models, [k]
     asked: Tensor  # False for owners that are absent, [k]
-    weights: Tensor  # with which they are given back, [k] float64; 0 where the owner is absent
-    kept: Tree = None  # what the client keeps of its own
+    weights: Tensor  # weights of the returned models, [k] float64; 0 if the owner is absent
+    kept: Tree = None  # the client's state
 
 
 class Returned(NamedTuple):
-    """What a client sends: for each of B^t a gradient or a new model, with the weight of that model."""
+    """A client's message value: for each of B^t a gradient or a new model, with the weight of that model."""
 
     owners: Tensor  # [k]
     weights: Tensor  # [k] float64
-    models: ModelState  # the gradient or the new parameters, and the running statistics, leaves [k, ...]
+    models: ModelState  # the gradient or new parameters, and the running statistics, leaves [k, ...]
 
 
 @dataclass(frozen=True)
 class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
-    """One model for each client, trained by those who use it; each predicts with a mixture of the models that fit it.
+    """One model per client, trained by the clients that use it; each predicts with a mixture of suitable models.
 
     Args:
-        num_neighbours: M, clients that are asked in a round.
-        explore_probability: ε, how often all neighbours of a round are drawn at random; else those of largest weight.
+        num_neighbours: M, models that a client requests in a round.
+        explore_probability: ε, probability of choosing them at random; otherwise by largest weight.
         loss_momentum: β, share of the new loss in the moving average.
-        tracking: `ema`, the moving average from 0 as printed; `corrected_ema`, without its bias for models that are
-            seen for the first time; `accumulated`, the sum over rounds, the exact posterior if all clients are asked.
-        loss: `sum` over a client's samples, or their `mean`, a temperature of n_i; gradients are scaled alike.
-        exchange: `gradient` over all samples, once in a round; or `pseudo_gradient`, the change by local steps.
-        most_models: models of largest weight that a client predicts with; null: all T, as in the paper.
-        include_self: whether a client always asks itself; else it is one like the others.
-        common_start: let all clients start from the same model, which stay alike if all ask all; else from their own.
-        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+        tracking: `ema`, the moving average from 0 as printed; `corrected_ema`, without its bias for new models;
+            `accumulated`, the sum over rounds, the exact posterior if all models are requested.
+        loss: `sum` over a client's samples, or their `mean`, a temperature of n_i; gradients are scaled likewise.
+        exchange: `gradient` over all samples, once per round; or `pseudo_gradient`, the change by local steps.
+        most_models: number of models, by largest weight, that a client predicts with; null: all T, as in the paper.
+        include_self: whether a client always selects its own model; otherwise it is ranked like the others.
+        common_start: start all clients from the same model (they stay equal if all request all); otherwise from
+            different ones.
+        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
     """
 
@@ -163,18 +166,18 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
         return _work_on(ctx, self.exchange, work, batch)
 
     def client_final(self, ctx: Context, shared: Owned, work: Borrowed, data: ClientData) -> ClientResult:
-        """Send g_bi to each of B^t (line 15), from whom a model came; w_i stays. The loss is Σ_j w_ij ℓ_ij / n_i."""
+        """Send g_bi to each of B^t (line 15), whose model was received; keep w_i. The loss is Σ_j w_ij ℓ_ij / n_i."""
         state: Acquaintance = work.kept
         samples = data.num_samples.clamp(min=1) * num_factors(ctx.task, data, self.position_loss)
         loss = (state.weights * state.last).sum() * work.divisor / samples
         return ClientResult(_give_back(ctx, work, data), state, {"loss": loss})
 
     def server_step(self, ctx: Context, shared: Owned, reduced: Reduced, client_ids: Tensor) -> Owned:
-        """φ_i <- Opt(φ_i, Σ_j g_ij) over the clients j that asked i (lines 17-21): what all owners do, in one place."""
+        """φ_i <- Opt(φ_i, Σ_j g_ij) over the clients j that requested i (lines 17-21), computed for all owners here."""
         return _take_back(ctx, shared, reduced.value)
 
     def collaboration(self, ctx: Context, shared: Owned, states: Acquaintance) -> Tensor:
-        """w_ij, a row for each client i that is served."""
+        """w_ij, one row per served client i."""
         return states.weights
 
     def log_prob(self, ctx: Context, shared: Owned, state: Acquaintance, x: Tensor, outputs: None) -> Tensor:
@@ -185,7 +188,7 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
 
 
 def _first_models(ctx: Context, exchange: Exchange, *, common_start: bool) -> Owned:
-    """The first models of all clients: all alike, or each from a seed of its own."""
+    """The initial models of all clients: equal, or each from a separate seed."""
     peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
     if not common_start:
         own = tree.map_leaves(lambda leaf: leaf.unsqueeze(1), ctx.task.init(ctx.num_clients, ctx.seed))
@@ -207,13 +210,13 @@ def _loan_work(
     """The start of the work on borrowed models.
 
     Args:
-        ctx: what every client knows.
-        exchange: what will be given back.
+        ctx: the context.
+        exchange: the kind of result.
         models: leaves [k, ...].
         ids: their owners, [k].
         asked: False for owners that are absent, [k].
-        divisor: by what the sum of losses is divided, [].
-        weights: of all clients' models for this client, [T] float64.
+        divisor: divisor of the sum of losses, [].
+        weights: weights of all clients' models for this client, [T] float64.
     """
     steps = exchange == "pseudo_gradient"
     optimizer = ctx.solver.init(models) if steps else ()
@@ -234,7 +237,7 @@ def _work_on(ctx: Context, exchange: Exchange, work: Borrowed, batch: Batch) -> 
 
 
 def _give_back(ctx: Context, work: Borrowed, data: ClientData) -> Message:
-    """What goes to the owners; from each of them but the client itself a model came, and as much goes back."""
+    """The message for the owners; the client exchanges one model with each of them, except itself."""
     found = ModelState(work.gradient or work.models.parameters, work.models.buffers)
     others = (work.asked & (work.owners != data.client_id)).sum(dtype=torch.float64)
     bits = tree.bits(found) // len(work.owners) * others
@@ -242,11 +245,11 @@ def _give_back(ctx: Context, work: Borrowed, data: ClientData) -> Message:
 
 
 def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
-    """All owners, after they took in what clients gave back, leaves [C, k, ...]: φ_i ← Opt(φ_i, Σ_j w_ji g_ji).
+    """All owners after applying the returned results, leaves [C, k, ...]: φ_i ← Opt(φ_i, Σ_j w_ji g_ji).
 
-    Changes by local steps, and running statistics, move a model at most to the weighted mean of what came back,
-    φ_i + Σ_j w_ji (φ_ji − φ_i) / max(1, Σ_j w_ji): the length of Adam's steps knows nothing of how many clients use a
-    model, and a variance would become negative beyond it. Owners that are absent stay as they are.
+    Changes by local steps, and running statistics, move a model at most to the weighted mean of the returned ones,
+    φ_i + Σ_j w_ji (φ_ji − φ_i) / max(1, Σ_j w_ji): the length of Adam's steps does not depend on the number of clients
+    that use a model, and a variance would become negative beyond the mean. Absent owners are unchanged.
     """
     rows: Returned = tree.map_leaves(lambda leaf: leaf.flatten(0, 1), returned)
     rows = rows._replace(models=tree.map_leaves(lambda leaf: leaf.unsqueeze(1), rows.models))
@@ -256,7 +259,7 @@ def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
     share = 1 / total.clamp(min=1)
     means = tree.map_leaves(partial(_times, share), found)
     moved: ModelState = tree.map_leaves(partial(_plus_old_share, 1 - share * total), old, means)
-    optimizer, parameters = None, moved.parameters  # which mean nothing where gradients came back
+    optimizer, parameters = None, moved.parameters  # meaningless if gradients were returned
     if owned.optimizer is not None:
         gradient = cast_like(found.parameters, old.parameters)
         step = vmap(lambda *own: ctx.solver.update(own[0], own[1], own[2], ctx.lr))
@@ -280,12 +283,12 @@ def _sums(num_clients: int, rows: Returned, leaves: Tree) -> Tree:
 
 
 def _times(factor: Tensor, leaf: Tensor) -> Tensor:
-    """Row t of a leaf [T, ...] times a factor of its own, [T]."""
+    """Each row t of a leaf [T, ...] times its factor, [T]."""
     return factor.view(-1, *[1] * (leaf.ndim - 1)) * leaf
 
 
 def _plus_old_share(kept: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """A share of the old rows, [T], and the new ones."""
+    """Interpolation between old and new rows by shares [T]."""
     return _times(kept, old) + new
 
 

@@ -1,22 +1,22 @@
-"""FedFOMO: every client mixes the models of others by how much each helps on samples that it held out.
+"""FedFOMO: every client mixes the models of others by their benefit on held-out samples.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez. "Personalized Federated Learning with First Order Model Optimization". ICLR 2021.
 https://arxiv.org/abs/2012.08565, Section 3, Algorithm 1.
 
 Symbols:
-    θ_i^(l-1) -> state.models     what client i was left with, leaves [1, ...]
-    θ_n^l     -> shared.peers     model that client n uploaded last, leaves [T, 1, ...]
+    θ_i^(l-1) -> state.models     the model of client i after its last round, leaves [1, ...]
+    θ_n^l     -> shared.peers     the model that client n uploaded last, leaves [T, 1, ...]
     P         -> shared.affinity  sums of the weights of client n for client i, [T, T]
-    w_n       -> state.weights    by how much θ_n lowers the loss of client i, for the length of the way to it, [T];
-                 state.shares     the positive ones, scaled so that they sum to 1; 0 where none is
+    w_n       -> state.weights    decrease of client i's loss by θ_n, per distance to it, [T];
+                 state.shares     the positive ones, scaled to sum to 1; 0 if there are none
 Deviations:
-    Held-out samples are drawn once and left out of the batches that they fall into; only BatchNorm's statistics see
-    their inputs, and a batch that is wholly held out is no step.
-    Ours: a client that has too few samples to hold one out validates on those that it trains on.
+    Held-out samples are drawn once and masked in their batches; only BatchNorm's statistics see their inputs, and a
+    batch of held-out samples alone takes no step.
+    Ours: a client with too few samples to hold one out validates on its training samples.
     A client's own new model always counts, and costs no traffic. P starts at 0. The authors' code divides by an L1 norm
-    by default and scales the affinities; neither is offered. Ours: absent clients' models are offered as they are.
-    Ours: an unseen client starts from the mean of all models and weighs them once, on its training samples.
-    The server passes models of clients on to others, who can tell whose they are: so it is in the paper.
+    by default and scales the affinities; neither is offered. Ours: the last models of absent clients can be downloaded.
+    Ours: an unseen client starts from the mean of all models and weights them once, on its training samples.
+    As in the paper, the server sends models of clients to other clients, which can identify their owners.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = ["FedFOMO", "FomoWork", "Mixed", "Offered", "first_order_step", "first
 
 
 class Offered(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     peers: Peers  # θ_n, leaves [T, 1, ...]
     affinity: Tensor  # P, [T, T] float64
 
 
 class Mixed(NamedTuple):
-    """What a client makes of the models of some clients."""
+    """A client's mixture of the models of some clients."""
 
     models: ModelState  # leaves [1, ...]
-    weights: Tensor  # [T] float64; 0 for a model that was not at hand
-    shares: Tensor  # [T] float64; sums to 1, or is 0 where no weight is positive
+    weights: Tensor  # [T] float64; 0 for a model that was not downloaded
+    shares: Tensor  # [T] float64; sums to 1, or is 0 if no weight is positive
 
 
 class FomoWork(NamedTuple):
@@ -63,19 +63,19 @@ class FomoWork(NamedTuple):
     loss: Tensor  # [] sum over steps
     steps: Tensor  # []
     held: Tensor  # [N]
-    state: Mixed  # of the round before
+    state: Mixed  # of the previous round
 
 
 @dataclass(frozen=True)
 class FedFOMO(Personal[Offered, Mixed, FomoWork]):
-    """Local training, then a first-order step towards those models that do better on held-out samples.
+    """Local training, then a first-order step towards the models that perform better on held-out samples.
 
     Args:
         num_neighbours: M, models of others that a client downloads in a round.
-        explore_probability: ε, how often they are drawn at random in round 0; else those of largest affinity.
-        explore_decay: by how much ε falls in each round.
-        val_fraction: share of a client's training samples that is held out; 0 validates on those that it trains on.
-        keep: what a client is left with if no model helps: the `previous` one, or its own `trained` one.
+        explore_probability: ε, probability in round 0 of choosing them at random; otherwise by largest affinity.
+        explore_decay: decrease of ε per round.
+        val_fraction: share of a client's training samples that is held out; 0 validates on the training samples.
+        keep: the client's model if no model helps: the `previous` one, or its own `trained` one.
     """
 
     num_neighbours: int = tuned(5, 5, 10)
@@ -97,7 +97,7 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
         )
 
     def shared_init(self, ctx: Context) -> Offered:
-        """All models start alike; P = 0."""
+        """All models start equal; P = 0."""
         peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
         return Offered(peers, torch.zeros(ctx.num_clients, ctx.num_clients, dtype=torch.float64))
 
@@ -107,22 +107,22 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
         return Mixed(own_models(shared.peers, data.client_id), none, none.clone())
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, Phase]:
-        """Models are trained and go up; then those of others come down."""
+        """Clients train and upload their models; then they download those of others."""
         return Phase("train", client_ids, ctx.solver.work), Phase("combine", client_ids, LocalWork())
 
     def client_init(self, ctx: Context, shared: Offered, state: Mixed, data: ClientData, losses: None) -> FomoWork:
-        """From θ_i^(l-1)."""
+        """Start from θ_i^(l-1)."""
         return FomoWork(*local_run(ctx, state.models), _held_out(ctx, data, self.val_fraction), state)
 
     def client_step(self, ctx: Context, shared: Offered, work: FomoWork, batch: Batch) -> FomoWork:
-        """A local step on the samples that are not held out; a batch that is wholly held out is none."""
+        """A local step on the samples that are not held out; no step on a batch of held-out samples alone."""
         batch = batch._replace(mask=batch.mask * ~work.held[batch.index])
         after, before = super().client_step(ctx, shared, work, batch), work
         trains = batch.mask.sum() > 0
         return tree.map_leaves(lambda new, old: torch.where(trains, new, old), after, before)  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: Offered, work: FomoWork, data: ClientData) -> ClientResult:
-        """θ_i^l goes up and θ_i^(l-1) stays; then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and w goes up."""
+        """Send θ_i^l and keep θ_i^(l-1); then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and send w."""
         if ctx.phase == "train":
             message = Message(work.models, ctx.client_weight(data), bits_down=torch.zeros_like(data.num_samples))
             return ClientResult(message, work.state, {"loss": work.loss / work.steps.clamp(min=1)})
@@ -133,14 +133,14 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
         return ClientResult(message, step, {})
 
     def _chosen(self, ctx: Context, affinity: Tensor, client_id: Tensor) -> Tensor:
-        """Whose models a client weighs, itself first, by P or its own row of it; an unseen one those of all."""
+        """Ids of the models that a client weights, its own first, by P or its row of P; all of them if it is unseen."""
         rank = -affinity.index_select(0, client_id.clamp(max=len(affinity) - 1).view(1))[0]
         count = ctx.num_clients if ctx.phase == "adapt" else self.num_neighbours
         epsilon = max(self.explore_probability - self.explore_decay * ctx.round_idx, 0.0)
         return greedy_neighbours(ctx, client_id, rank, count, epsilon, include_self=ctx.phase != "adapt")[0]
 
     def sent(self, ctx: Context, shared: Offered, client_id: int) -> Offered:
-        """To combine, the models that a client chooses, its own among them; for all else it needs none of others."""
+        """The models that a client chose, its own included, for phase `combine`; otherwise only its own."""
         if client_id >= ctx.num_clients:
             return Offered(shared.peers, shared.affinity[-1:])
         own = torch.tensor([client_id], device=ctx.lr.device)
@@ -164,16 +164,16 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
 
 
 def _held_out(ctx: Context, data: ClientData, fraction: float) -> Tensor:
-    """The samples that a client of the training puts aside, the same in every round.
+    """The held-out samples of a seen client, the same in every round.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         data: the client's samples.
         fraction: share of the samples, rounded down.
 
     Returns:
-        True for ⌊fraction·n⌋ samples drawn at random, False for the others and for padding, [N]; of a client that was
-        not in training for none, as it does not train.
+        True for ⌊fraction·n⌋ samples drawn at random, False for the others and for padding, [N]; for an unseen client,
+        which does not train, all False.
     """
     positions = torch.arange(len(data.mask), device=data.mask.device).clamp(max=ctx.most_samples - 1)
     drawn = draws(ctx._replace(round_idx=0), "held out", ctx.most_samples, data.client_id).index_select(0, positions)
@@ -194,13 +194,13 @@ def first_order_step(
     """θ⁻ + Σ_n w_n (θ_n − θ⁻) with the shares of `first_order_weights`.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         previous: θ⁻, leaves [1, ...].
         peers: the models of all clients, leaves [T, 1, ...].
-        ids: whose models are at hand, each once, [k].
+        ids: clients whose models are available, without duplicates, [k].
         data: the client's samples.
-        held: True for those that L is the mean over, [N]; where it never is, L is the mean over all.
-        keep: what is left where no weight is positive, θ⁻ or the client's own model among the peers.
+        held: True for the samples in the mean L, [N]; if none is, L is the mean over all.
+        keep: result if no weight is positive: θ⁻ or the client's own model among the peers.
     """
     fallback = previous if keep == "previous" else own_models(peers, data.client_id)
     models: ModelState = tree.map_leaves(lambda leaf: leaf[:, 0], models_of(peers, ids))
@@ -211,7 +211,7 @@ def first_order_step(
     away = tree.leaves(tree.sub(models.parameters, previous.parameters))
     distances = torch.stack([leaf.double().reshape(len(leaf), -1).square().sum(1) for leaf in away]).sum(0).sqrt()
     weights, shares = first_order_weights(losses, distances)
-    # shares sum to 1, so the step is a mean: the only model that helps is kept bit for bit
+    # shares sum to 1, so the step is a mean: a single helpful model is kept bit for bit
     mean = tree.map_leaves(
         lambda leaf: (shares @ leaf.double().reshape(len(leaf), -1)).view(1, *leaf.shape[1:]), models
     )

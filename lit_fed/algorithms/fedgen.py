@@ -1,4 +1,4 @@
-"""FedGen: clients also learn from features that a generator of the server makes for each label.
+"""FedGen: clients also learn from features that a generator at the server produces for each label.
 
 Zhu, Hong, Zhou. "Data-Free Knowledge Distillation for Heterogeneous Federated Learning". ICML 2021.
 https://arxiv.org/abs/2105.10056, Algorithm 1, Equations 4 and 5.
@@ -6,17 +6,17 @@ https://arxiv.org/abs/2105.10056, Algorithm 1, Equations 4 and 5.
 Symbols:
     θ     -> shared.models      body and head, leaves [1, ...]
     w     -> shared.generator   G_w(z | y), from a label and Gaussian noise ε to features z [D]
-    p̂(y)  -> shared.labels      how often each label occurred at the clients of the last round, [C]; at first uniform
+    p̂(y)  -> shared.labels      frequency of each label at the clients of the last round, [C]; initially uniform
     c_k   -> message.counts     label counts of client k, [C]
     K     -> clients of a round, whose heads the generator is trained against
 Deviations:
-    A client draws `generated` features when its round begins, and goes through them batch by batch; the paper draws for
-    each step, of the same generator.
+    A client draws `generated` features at the start of its round, and uses them batch by batch; the paper draws for
+    each step, from the same generator.
     The generator is the authors', without its BatchNorm: a hidden layer of `width` with ReLU, and a linear one.
-    The paper mentions a term against alike features. Ours is the authors' (`diversity`; 0: Equation 4 alone):
+    The paper mentions a term for diverse features. Ours is the authors' (`diversity`; 0: Equation 4 only):
     exp(-mean over pairs of mean (ε_i - ε_j)² · mean |z_i - z_j|).
-    Their program, not the paper, trains the generator on the clients' losses, weighted by their shares of the label
-    (`by_label`), and not on the loss of the mean logits. Not reproduced: broadcasting multiplies each loss by the
+    Their program, unlike the paper, trains the generator on the clients' losses, weighted by their shares of the label
+    (`by_label`), not on the loss of the mean logits. Not reproduced: broadcasting multiplies each loss by the
     weights of all samples of the batch; labels are counted from 1 and drawn uniformly; noise is uniform; clients use
     generated features from the second round on, with a third term in their loss; both terms decay by 0.98 a round.
     PFLlib weights logits by samples, and keeps the authors' BatchNorm, in training mode also at clients.
@@ -54,12 +54,12 @@ Leaves = dict[str, Tensor]
 
 
 class GenerativeModels(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # θ, leaves [1, ...]
     generator: Leaves  # w
     labels: Tensor  # p̂(y), [C]
-    moments: ServerMoments  # of the generator
+    moments: ServerMoments  # parameters of the generator
 
 
 class GenerativeRun(NamedTuple):
@@ -74,7 +74,7 @@ class GenerativeRun(NamedTuple):
 
 
 class ModelsWithCounts(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # θ_k, leaves [1, ...]
     counts: Tensor  # c_k, [C]
@@ -82,19 +82,19 @@ class ModelsWithCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
-    """FedAvg whose clients' heads also learn generated features, of a generator that fools none of their heads.
+    """FedAvg whose heads also train on generated features; the generator learns features that all heads classify well.
 
     Args:
-        weight: of the loss of generated features at the clients; 0 is FedAvg.
-        generated: features that a client draws in a round.
+        weight: weight of the loss on generated features at the clients; 0 is FedAvg.
+        generated: features that a client draws per round.
         noise_size: entries of ε.
         width: hidden units of the generator.
-        server_steps: steps of the generator in a round.
-        server_batch_size: features of a step.
-        diversity: weight of the term against alike features.
+        server_steps: steps of the generator per round.
+        server_batch_size: features per step.
+        diversity: weight of the term for diverse features.
         by_label: whether the generator's loss is the mean of the clients' losses, weighted by their shares of the
-            label, as in the authors' program, and not the loss of their mean logits.
-        server_optimizer: the generator's.
+            label, as in the authors' program, instead of the loss of their mean logits.
+        server_optimizer: the generator's optimizer.
     """
 
     weight: float = 1.0
@@ -153,20 +153,20 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
 
     def client_step(self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, batch: Batch) -> GenerativeRun:
         """θ_k <- θ_k - β ∇J(θ_k), on as many generated features as samples (line 8, Eq. 5)."""
-        begin = work.steps.long() * (ctx.batch_size or ctx.most_samples)  # whatever the padding of the batch
+        begin = work.steps.long() * (ctx.batch_size or ctx.most_samples)  # independent of the padding of the batch
         place = (begin + torch.arange(len(batch.mask), device=batch.mask.device)) % self.generated
         rows = tuple(leaf.index_select(0, place).unsqueeze(1) for leaf in (work.features, work.labels))
         return local_step(ctx, work, batch, objective=Objective(self.loss, rows=rows))
 
     def loss(self, view: ModelView) -> Tensor:
-        """ℓ(x, y) + ℓ(h(ẑ), ŷ) of each sample and the feature beside it, [B]."""
+        """ℓ(x, y) + ℓ(h(ẑ), ŷ) of each sample and its generated feature, [B]."""
         features, labels = view.rows
         return view.losses + self.weight * class_cross_entropy(view.head(features), labels)
 
     def client_final(
         self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, data: ClientData
     ) -> ClientResult:
-        """θ_k and c_k go to the server (line 10)."""
+        """Send θ_k and c_k (line 10)."""
         counts, weight = class_counts(data, len(shared.labels), ctx.task.dtype), ctx.client_weight(data)
         down = torch.full_like(weight, tree.bits((shared.models, shared.generator, shared.labels), ctx.private))
         message = Message(ModelsWithCounts(work.models, counts), weight, bits_down=down)
@@ -227,7 +227,7 @@ def _features(generator: Leaves, noise: Tensor, labels: Tensor, num_classes: int
 
 
 def _alike(noise: Tensor, features: Tensor) -> Tensor:
-    """exp(-mean of how far noise and features are apart), over all pairs of rows; [] in (0, 1]."""
+    """exp(-mean product of the distances of noise and of features) over all pairs of rows; [] in (0, 1]."""
     apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
     differ = (features.unsqueeze(0) - features.unsqueeze(1)).abs().mean(2)
     return torch.exp(-(apart * differ).mean())

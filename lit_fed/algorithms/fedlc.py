@@ -1,4 +1,4 @@
-"""FedLC: FedAvg whose clients calibrate their logits by how many samples of each class they have.
+"""FedLC: FedAvg whose clients calibrate their logits by their number of samples of each class.
 
 Zhang, Li, Li, Xu, Wu, Ding, Wu. "Federated Learning with Label Distribution Skew via Logits Calibration". ICML 2022.
 https://arxiv.org/abs/2209.00189, Section 4.
@@ -9,12 +9,12 @@ Symbols:
     τ         -> tau
     Δ_(y,c)   -> τ·(n_y^{−1/4} − n_c^{−1/4}), pairwise margin: the loss is log Σ_c exp(f_c − f_y + Δ_(y,c))
 Deviations:
-    A class that the client does not have has an infinite margin: it takes no part in the client's softmax.
-    The paper's last formula leaves the true class out of the denominator: `denominator: others`. That loss has no lower
-    bound; `all` is the softmax with the pairwise margins, as public programs such as fluke have it.
+    A class without samples at the client has an infinite margin: it is excluded from the client's softmax.
+    The paper's last formula omits the true class from the denominator: `denominator: others`. That loss has no lower
+    bound; `all` is the softmax with the pairwise margins, as in public programs such as fluke.
     Counts are those of all local samples, of positions for sequences; PFLlib's are those of all clients together. The
     exponent −1/4 is that of label-distribution aware margins (Cao et al. 2019).
-    An unseen client is served the global model, whose logits are not calibrated.
+    An unseen client is served by the global model, whose logits are not calibrated.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
     """FedAvg whose local loss has larger margins for rarer classes.
 
     Args:
-        tau: τ, size of the margins; 0 is FedAvg, apart from classes that a client does not have.
-        denominator: classes in the denominator of the calibrated softmax: `all`, or the `others` than the true one.
+        tau: τ, size of the margins; 0 is FedAvg, apart from classes without samples at a client.
+        denominator: classes in the denominator of the calibrated softmax: `all`, or the `others`, without the true one.
     """
 
     tau: float = 1.0

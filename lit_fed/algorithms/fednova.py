@@ -1,4 +1,4 @@
-"""FedNova: clients that took different numbers of steps are averaged by what a step achieved.
+"""FedNova: clients with different numbers of local steps are averaged by their change per step.
 
 Wang, Liu, Liang, Joshi, Poor. "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization".
 NeurIPS 2020. https://arxiv.org/abs/2007.07481, Section 5 on the framework of Section 4.
@@ -7,7 +7,7 @@ Symbols:
     x       -> shared.models       the global model, leaves [1, ...]
     x_i     -> work.models         the model of client i, leaves [1, ...]
     τ_i     -> work.steps          its local steps; each client counts its own
-    a_i                            weights with which the gradients of the steps count: x − x_i = η G_i a_i
+    a_i                            weights of the gradients of the steps: x − x_i = η G_i a_i
     ‖a_i‖₁  -> work.norm           τ_i for plain SGD
     η d_i   -> message.change      (x − x_i)/‖a_i‖₁, η times the normalised direction, leaves [1, ...]
     p_i     -> message.weight      share of client i among the clients of the round
@@ -16,17 +16,17 @@ Symbols:
     ρ       -> solver.momentum
     μ       -> prox_weight
 Deviations:
-    ‖a_i‖₁ is not taken from the paper's formulas for momentum and the proximal term but counted along: it is how far
-    the solver would move, in units of η, were every gradient 1. This is the same number, and holds for Nesterov's form
-    and for momentum together with the proximal term as well; their weights stay positive, as the paper wants them, as
-    long as ημ is at most (1 − √ρ)², with Nesterov's form ((1 − ρ)/(1 + ρ))². Larger ones are refused.
+    ‖a_i‖₁ is not taken from the paper's formulas for momentum and the proximal term but accumulated: it is the
+    solver's total move, in units of η, if every gradient were 1. This is the same number, and also covers Nesterov's
+    form and momentum together with the proximal term. Their weights stay positive, as the paper requires, if ημ is at
+    most (1 − √ρ)², with Nesterov's form ((1 − ρ)/(1 + ρ))². Larger values are refused.
     The proximal term is part of the gradient that momentum sees, as in FedProx; the authors' code adds it to the
     momentum. There τ_eff is Σ p_i τ_i with a proximal term; here Σ p_i ‖a_i‖₁ with which equal clients give FedAvg.
     Weight decay and clipping are part of the gradient. Clipping with a proximal term is refused, since it would clip
-    the term as well; so are Adam, whose steps are no sum of gradients, and `solver.persist_optimizer`, with which the
-    gradients of earlier rounds would move a client, too.
-    Only those that take part count; `aggregation: stale_fill` is refused. The paper draws clients in proportion to
-    their samples and weights them alike, which is `data.client_sampling: size`.
+    the term as well; so are Adam, whose steps are no sum of gradients, and `solver.persist_optimizer`, with which
+    gradients of earlier rounds would also move a client.
+    Only participating clients count; `aggregation: stale_fill` is refused. The paper samples clients in proportion to
+    their size and weights them equally, which is `data.client_sampling: size`.
     Ours: running statistics are averaged as in FedAvg. A client without steps counts with d_i = 0 and ‖a_i‖₁ = 0.
     The authors' momentum at the server is not offered.
 """
@@ -57,11 +57,11 @@ class NormalisedRun(NamedTuple):
     loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
     steps: Tensor  # [] τ_i
     norm: Tensor  # [] float64 ‖a_i‖₁ so far
-    velocity: Tensor  # [] float64 the momentum of gradients that are all 1
+    velocity: Tensor  # [] float64 momentum if all gradients are 1
 
 
 class NormalisedChange(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     change: ModelState  # η d_i, and the running statistics of x_i, leaves [1, ...]
     norm: Tensor  # [] ‖a_i‖₁, in the models' type, so that sums over clients are exact
@@ -69,12 +69,12 @@ class NormalisedChange(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
-    """FedAvg whose average does not favour clients that took more steps; with equal numbers of steps it is FedAvg.
+    """FedAvg whose average does not favour clients with more local steps; with equal numbers of steps it is FedAvg.
 
     Args:
-        prox_weight: μ of a proximal term that keeps local models near the global one; 0 is without.
-        effective_steps: τ_eff, how many local steps the server's step is long; null takes the weighted mean of the
-            clients' own, as the paper does.
+        prox_weight: μ of a proximal term that keeps local models near the global one; 0: no such term.
+        effective_steps: τ_eff, length of the server's step in local steps; null takes the weighted mean over the
+            clients, as in the paper.
     """
 
     prox_weight: float = 0.0
@@ -94,7 +94,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
         check_settings(self, prox_weight=">= 0", effective_steps="> 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """A fresh model x; solvers whose weights a_i are not known are refused."""
+        """A fresh model x; solvers with unknown weights a_i are refused."""
         solver, pulled = ctx.solver, self.prox_weight > 0
         checks = {
             "optimizer": (solver.optimizer == "sgd", "sgd, since FedNova takes only steps that are sums of gradients"),
@@ -123,7 +123,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
         return NormalisedRun(*local_run(ctx, shared.models), norm=zero, velocity=zero.clone())
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: NormalisedRun, batch: Batch) -> NormalisedRun:
-        """A local step, and the same step where every gradient is 1, which adds up to ‖a_i‖₁."""
+        """A local step, and the same step with every gradient 1, whose sum is ‖a_i‖₁."""
         solver, mu, rho = ctx.solver, self.prox_weight, ctx.solver.momentum
         penalty = Penalty(mu, shared.models.parameters) if mu else None
         models, optimizer, loss = solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=penalty)
@@ -133,7 +133,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
         return NormalisedRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, norm, velocity)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: NormalisedRun, data: ClientData) -> ClientResult:
-        """The normalised change η d_i = (x − x_i)/‖a_i‖₁ and ‖a_i‖₁, which is 1 at least, go to the server."""
+        """Send the normalised change η d_i = (x − x_i)/‖a_i‖₁ and ‖a_i‖₁, which is at least 1."""
         norm, way = work.norm.to(ctx.task.dtype), tree.sub(shared.models.parameters, work.models.parameters)
         change = work.models._replace(parameters=tree.scale(way, 1 / norm.clamp(min=1)))
         message = Message(NormalisedChange(change, norm), ctx.client_weight(data))
@@ -148,10 +148,10 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
 
 
 def largest_pull(solver: LocalSolver) -> float:
-    """The largest μ with which no gradient counts against itself, however many steps a client takes.
+    """The largest μ for which all weights of gradients are non-negative for any number of steps.
 
-    The weight of a gradient k steps later follows a linear recursion; its roots are real, and its weights so never
-    negative, where ημ is at most (1 − √ρ)², or with Nesterov's form ((1 − ρ)/(1 + ρ))².
+    The weight of a gradient k steps later follows a linear recursion. Its roots are real, so its weights are never
+    negative, if ημ is at most (1 − √ρ)², or with Nesterov's form ((1 − ρ)/(1 + ρ))².
     """
     rho = solver.momentum
     most: float = ((1 - rho) / (1 + rho)) ** 2 if solver.nesterov else (1 - rho**0.5) ** 2

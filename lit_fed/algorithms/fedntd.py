@@ -1,4 +1,4 @@
-"""FedNTD: FedAvg whose clients distil from the global model what it predicts for the classes that are not true.
+"""FedNTD: FedAvg whose clients distil the global model's predictions for the classes other than the true one.
 
 Lee, Jeong, Shin, Bae, Yun. "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning".
 NeurIPS 2022. https://arxiv.org/abs/2106.03097, Section 4, Algorithm 1.
@@ -15,8 +15,8 @@ Deviations:
     The gradient of the KL falls with 1/τ². Later versions of the authors' code multiply it by τ², as is usual in
     distillation: `scaled: true`; the paper has no such factor, and with τ = 1 there is no difference. PFLlib has it,
     and averages models without weights.
-    With two classes one class is left, and FedNTD is FedAvg. Positions of sequences are distilled one by one.
-    An unseen client is served the global model.
+    With two classes one class is left, and FedNTD is FedAvg. Positions of sequences are distilled separately.
+    An unseen client is served by the global model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["FedNTD", "not_true"]
 
 @dataclass(frozen=True)
 class FedNTD(Algorithm[GlobalModels, tuple[()], LocalRun]):
-    """FedAvg whose local loss keeps the global model's view of the classes that are not true.
+    """FedAvg whose local loss preserves the global model's predictions for the classes other than the true one.
 
     Args:
         beta: β, weight of the distillation; 0 is FedAvg.

@@ -1,4 +1,4 @@
-"""FedOpt: the averaged change of the clients' models is the gradient of an optimizer at the server.
+"""FedOpt: a server optimizer uses the average change of the clients' models as its gradient.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021.
 https://arxiv.org/abs/2003.00295, Algorithms 1 (FedOpt) and 2 (FedAdagrad, FedYogi, FedAdam).
@@ -11,14 +11,14 @@ Symbols:
     η, η_l    -> server_lr (server_optimizer.lr), solver.lr
     β1, β2, τ -> beta1, beta2, tau
 Deviations:
-    The algorithms average Δ_i alike; the paper's experiments weight them by samples, as is done here unless
+    The algorithms average Δ_i uniformly; the paper's experiments weight them by samples, as here unless
     `model.weighting: uniform` is given.
-    The square in v_t is that of Δ_t; an early text of the paper overwrites Δ_t by its moment and so squares m_t
-    (`square: moment`). As in the paper, no moment is corrected for its start, and v_0 is τ².
+    The square in v_t is that of Δ_t; an early version of the paper overwrites Δ_t by its moment and so squares m_t
+    (`square: moment`). As in the paper, moments have no bias correction, and v_0 is τ².
     The paper tunes η for each task. Ours: 0.1.
     Ours: running statistics of BatchNorm are averaged as in FedAvg; they have no moments.
-    FedOpt takes PyTorch's update rules with -Δ_t as the gradient, which correct moments for their start and have no τ;
-    their rate may follow a schedule. With SGD and momentum it is FedAvgM, with SGD of rate 1 FedAvg.
+    FedOpt takes PyTorch's update rules with -Δ_t as the gradient, which have bias correction and no τ; their rate may
+    follow a schedule. With SGD and momentum it is FedAvgM, with SGD of rate 1 FedAvg.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Leaves = dict[str, Tensor]
 
 
 class OptimizedModels(NamedTuple):
-    """What the server of FedOpt knows."""
+    """The server's state in FedOpt."""
 
     models: ModelState  # x_t, leaves [1, ...]
-    moments: ServerMoments  # of the server's optimizer, leaves [1, ...]
+    moments: ServerMoments  # state of the server's optimizer, leaves [1, ...]
 
 
 @dataclass(frozen=True)
 class FedOpt(Algorithm[OptimizedModels, tuple[()], LocalRun]):
-    """Algorithm 1: any optimizer of the server, with a schedule of its own.
+    """Algorithm 1: any server optimizer, with its own schedule.
 
     Args:
         server_optimizer: an optimizer of `torch.optim`, its rate and other options.
@@ -82,7 +82,7 @@ class FedOpt(Algorithm[OptimizedModels, tuple[()], LocalRun]):
 
 
 class Moments(NamedTuple):
-    """What the server of Algorithm 2 knows."""
+    """The server's state in Algorithm 2."""
 
     models: ModelState  # x_t, leaves [1, ...]
     first: Leaves  # m_t, leaves [1, ...]
@@ -91,7 +91,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
-    """Algorithm 2 but for its second moment, in which the three methods differ."""
+    """Algorithm 2 without its second moment, in which the three methods differ."""
 
     server_lr: float = tuned(0.1, 0.01, 0.0316, 0.1, 0.316, 1.0)
     tau: float = tuned(1e-3, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
@@ -126,18 +126,18 @@ class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
 
     @abstractmethod
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The next v of a leaf from the last and the square of Δ_t, or of m_t."""
+        """The next v of a leaf from the last one and the square of Δ_t, or of m_t."""
 
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveFedOpt):
-    """The server's steps shrink as squares add up.
+    """The server's steps shrink as squared changes accumulate.
 
     Args:
         server_lr: η.
-        tau: τ, how adaptive the steps are: the larger, the closer to plain ones; v starts at τ².
+        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
         beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its moment.
+        square: `raw` squares the change of the round, `moment` its first moment.
     """
 
     beta1: float = 0.0
@@ -149,13 +149,13 @@ class FedAdagrad(AdaptiveFedOpt):
 
 @dataclass(frozen=True)
 class FedYogi(AdaptiveFedOpt):
-    """The second moment follows the squares by steps of their own size.
+    """The second moment moves towards the squares by steps proportional to them.
 
     Args:
         server_lr: η.
-        tau: τ, how adaptive the steps are: the larger, the closer to plain ones; v starts at τ².
+        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
         beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its moment.
+        square: `raw` squares the change of the round, `moment` its first moment.
         beta2: decay of the second moment.
     """
 
@@ -172,9 +172,9 @@ class FedAdam(AdaptiveFedOpt):
 
     Args:
         server_lr: η.
-        tau: τ, how adaptive the steps are: the larger, the closer to plain ones; v starts at τ².
+        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
         beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its moment.
+        square: `raw` squares the change of the round, `moment` its first moment.
         beta2: decay of the second moment.
     """
 

@@ -1,4 +1,4 @@
-"""FedPAC: a shared body aligned by global class means, and for each client the best mixture of all heads.
+"""FedPAC: a shared body aligned with global class means, and the best mixture of all heads for each client.
 
 Xu, Tong, Huang. "Personalized Federated Learning with Feature Alignment and Classifier Collaboration". ICLR 2023.
 https://arxiv.org/abs/2306.11867, Algorithm 1.
@@ -14,15 +14,15 @@ Symbols:
     α_i    -> argmin over the simplex of αᵀ(diag(v) + D_i)α, D_i[j, l] = Σ_k ⟨h_ik − h_jk, h_ik − h_lk⟩;
                                  φ_i ← Σ_j α_ij φ_j
 Deviations:
-    A class without a global centroid is aligned with the client's own mean under the received body, and nothing is
-    aligned before the first centroids, both as in the authors' code. A class of which no client of a round has a sample
-    keeps its centroid.
+    A class without a global centroid is aligned with the client's own mean under the received body, and there is no
+    alignment before the first centroids, both as in the authors' code. A class without samples in a round keeps its
+    centroid.
     The quadratic program is solved exactly, as non-negative least squares. The authors' code drops eigenvalues below
     0.01 of a matrix that rounding made indefinite, and weights below 0.001. PFLlib averages centroids without weights,
     aligns no class that lacks one, overwrites heads while it mixes them, and applies the weights to the heads in
     another, random order.
-    Heads are mixed among the clients of a round; those of the others stay. A client is served the received body under
-    the head that the server mixed for it.
+    Heads are mixed among the clients of a round; other heads do not change. A client is served by the received body
+    with the head that the server mixed for it.
     An unseen client has no head in the paper. Ours: the mean of all heads trains `unseen_epochs` passes on the body.
 """
 
@@ -77,7 +77,7 @@ Received = tuple[ModelState, ModelState, Tensor, Tensor]
 
 
 class BodyAndHeads(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # θ, leaves [1, ...]
     heads: Peers  # φ_i, leaves [T, 1, ...]
@@ -86,7 +86,7 @@ class BodyAndHeads(NamedTuple):
 
 
 class AlignedClassifier(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # θ_i, leaves [1, ...]
     head: dict[str, Tensor]  # φ_i, leaves [1, ...]
@@ -96,9 +96,9 @@ class AlignedClassifier(NamedTuple):
 
 
 class OwnHead(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
-    head: dict[str, Tensor]  # φ_i after its local steps, with which an unseen client is served, leaves [1, ...]
+    head: dict[str, Tensor]  # φ_i after its local steps, which serves an unseen client, leaves [1, ...]
     client_id: Tensor  # [] int64
 
 
@@ -122,7 +122,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         weight: λ of the alignment with class means.
         head_epochs: passes over the local samples in which the head is trained.
         head_lr: learning rate of these steps; null takes that of the round.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -144,7 +144,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> BodyAndHeads:
-        """All heads start alike; no class has a centroid."""
+        """Equal heads; no class has a centroid."""
         check_classes(ctx.task.target, "FedPAC")
         whole = ctx.task.init(1, ctx.seed)
         head = head_leaves(ctx.task, whole)
@@ -154,7 +154,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         return BodyAndHeads(named_part(whole, names_of(whole) - head.keys()), heads, prototypes, known)
 
     def state_init(self, ctx: Context, shared: BodyAndHeads, data: ClientData) -> OwnHead:
-        """The initial head; of an unseen client the mean of all."""
+        """The initial head; the mean of all heads for an unseen client."""
         return OwnHead(own_models(shared.heads, data.client_id).parameters, data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
@@ -166,7 +166,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
     def client_init(
         self, ctx: Context, shared: BodyAndHeads, state: OwnHead, data: ClientData, losses: None
     ) -> HeadBodyRun:
-        """The received body under the received head, and what the client's features are under it."""
+        """The received body and head, and statistics of the client's features."""
         head = _head(shared, state)
         run = local_run(ctx, whole_models(ctx.task.network, shared.models, head))
         own, centre, variance = statistics(ctx.task, run.models, data)
@@ -175,7 +175,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         return HeadBodyRun(run.models, optimizers, run.loss, run.steps, aims, centre, variance)
 
     def client_step(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, batch: Batch) -> HeadBodyRun:
-        """A step of the body under its head; or of the head on its body."""
+        """A step of the body under the head, or of the head on the body."""
         task, solver, (of_head, of_body) = ctx.task, ctx.solver, work.optimizer
         head = head_leaves(task, work.models)
         if ctx.stage == "body":
@@ -199,7 +199,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         return view.losses + self.weight * torch.where(aligns, per_sample(away), 0.0)
 
     def client_final(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, data: ClientData) -> ClientResult:
-        """Body, head, class sums under the new body, and h_i and v_i go to the server."""
+        """Send body, head, class sums under the new body, h_i and v_i."""
         head, body = head_leaves(ctx.task, work.models), named_part(work.models, names_of(shared.models))
         classes = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
         weight = ctx.client_weight(data)
@@ -222,7 +222,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         return BodyAndHeads(models, heads, prototypes, shared.known | seen)
 
     def sent(self, ctx: Context, shared: BodyAndHeads, client_id: int) -> Received:
-        """Body, own head, centroids; the mean of all heads to an unseen client."""
+        """Body, the client's head and centroids; the mean of all heads for an unseen client."""
         own = own_models(shared.heads, torch.tensor(client_id, device=shared.known.device))
         return shared.models, own, shared.prototypes, shared.known
 
@@ -232,7 +232,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         return BodyAndHeads(body, lone_peer(own, client_id, ctx.num_clients), *centroids)
 
     def num_payloads(self, ctx: Context, shared: BodyAndHeads, num_clients: int) -> int:
-        """One for each client, with its own head."""
+        """One message per client, with its head."""
         return num_clients
 
     def served(self, ctx: Context, shared: BodyAndHeads, state: OwnHead) -> ModelState:
@@ -241,7 +241,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
 
 
 def _head(shared: BodyAndHeads, state: OwnHead) -> ModelState:
-    """The head that the server keeps for a client; of an unseen one its own."""
+    """The head that the server keeps for a client; an unseen client's own head."""
     return own_models(shared.heads, state.client_id, ModelState(state.head, {}))
 
 

@@ -1,19 +1,19 @@
-"""FedPD: local primal-dual steps, whose results are averaged in some of the rounds only.
+"""FedPD: local primal-dual steps, with averages in some rounds only.
 
 Zhang, Hong, Dhople, Yin, Liu. "FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data". IEEE TSP 2021.
 https://arxiv.org/abs/2005.11418, Algorithm 1 with Oracle I.
 
 Symbols:
     x_0   -> shared.models   the common model of the last communication, leaves [1, ...]
-    x_0,i -> state.centre    client i's copy of it, which it moves alone where communication is skipped, leaves [1, ...]
+    x_0,i -> state.centre    client i's copy of it, updated locally if communication is skipped, leaves [1, ...]
     x_i   -> state.models    the model of client i, leaves [1, ...]
     λ_i   -> state.dual      its dual variable, leaves [1, ...]; −∇f_i at the solution
     L_i   -> f_i(x_i) + ⟨λ_i, x_i − x_0,i⟩ + 1/(2η)·‖x_i − x_0,i‖²
     1/η   -> penalty_weight
     p     -> skip_probability
 Deviations:
-    A round is one iteration; where communication is skipped, nothing is sent. The coins follow from the seed and the
-    round. fl-sim and the authors' code also skip by a fixed pattern.
+    A round is one iteration; if communication is skipped, nothing is sent. The coins follow from the seed and the
+    round. fl-sim and the authors' code also offer a fixed pattern.
     The oracle is the solver's local work on L_i from x_i; or its minimiser. Oracle II, with variance reduction, is not
     offered. All clients take part in each round, as in the paper.
     With `model.weighting: samples` the mean is weighted, and the solution is that of all samples.
@@ -39,7 +39,7 @@ __all__ = ["FedPD", "PrimalDualState"]
 
 
 class PrimalDualState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     dual: dict[str, Tensor]  # λ_i, leaves [1, ...]
@@ -51,10 +51,10 @@ class FedPD(ProximalSplitting[GlobalModels, PrimalDualState]):
     """The minimiser of the mean loss: each client works on its augmented Lagrangian, and communication may be skipped.
 
     Args:
-        penalty_weight: 1/η; fastest where it is of the order of the curvature of the losses.
+        penalty_weight: 1/η; fastest near the curvature of the losses.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
-        skip_probability: p, probability of a round without communication; where clients differ, above 0 the models end
-            beside the minimiser, the further the more they differ.
+        skip_probability: p, probability of a round without communication; with heterogeneous clients, values above 0
+            lead away from the minimiser, the more so the more they differ.
     """
 
     skip_probability: float = 0.0
@@ -70,13 +70,13 @@ class FedPD(ProximalSplitting[GlobalModels, PrimalDualState]):
         return PrimalDualState(shared.models, tree.zeros_like(parameters), parameters)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
-        """One iteration, whose phase says whether clients communicate in this and in the last round."""
+        """One iteration; the phase's name says whether clients communicate in this and in the last round."""
         now, before = (self._communicates(ctx, one) for one in (ctx.round_idx, ctx.round_idx - 1))
         name = f"{'train' if now else 'local'}/{'common' if before else 'own'}"
         return (Phase(name, client_ids, self.local_work(ctx)),)
 
     def _communicates(self, ctx: Context, round_idx: int) -> bool:
-        """The coin of a round; ahead of the first all know x_0."""
+        """The coin of a round; before the first round all clients know x_0."""
         if round_idx < 0:
             return True
         return bool(generator(ctx.seed, round_idx, 0, "fedpd").random() >= self.skip_probability)
@@ -84,12 +84,12 @@ class FedPD(ProximalSplitting[GlobalModels, PrimalDualState]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PrimalDualState, data: ClientData, losses: None
     ) -> PenalisedRun:
-        """x_i <- Oracle(L_i; x_i), with x_0 in the place of x_0,i if it came down."""
+        """x_i <- Oracle(L_i; x_i), with x_0 in place of x_0,i if it was received."""
         centre = shared.models.parameters if ctx.phase.endswith("common") else state.centre
         return self.near(ctx, state._replace(centre=centre), state.models, centre, state.dual)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """λ_i <- λ_i + 1/η·(x_i − x_0,i) and x_0,i <- x_i + ηλ_i, which goes to the server unless skipped."""
+        """λ_i <- λ_i + 1/η·(x_i − x_0,i) and x_0,i <- x_i + ηλ_i, which is sent unless skipped."""
         work = self.solved(ctx, work, data)
         old, x = work.state, work.models.parameters
         dual = tree.add(old.dual, tree.scale(tree.sub(x, old.centre), self.penalty_weight))

@@ -9,11 +9,11 @@ Symbols:
     K_P   -> private_layers  number of personalisation layers
     γ_j   -> message.weight  samples of client j
 Deviations:
-    All heads start alike, with the head of the initial network.
+    All heads start from that of the initial network.
     Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
-    belong to the side they stand in.
+    belong to the part they are in.
     An unseen client has no head in the paper. Ours: the initial head trains `unseen_epochs` passes on the base, whose
-    parameters and running statistics stay as they are.
+    parameters and running statistics are fixed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["FedPer"]
 
 @dataclass(frozen=True)
 class FedPer(PartialModel):
-    """Clients train base and head together; the server averages the base, every client keeps its head.
+    """Clients train base and head together; the server averages the base, and every client keeps its head.
 
     Args:
         private_layers: trained layers of the head, counted from the end of the network: 0 gives FedAvg, all of them
             Local.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     private_layers: int = 1
@@ -56,21 +56,21 @@ class FedPer(PartialModel):
         return KeptPart(ModelState(*shared.own))
 
     def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> LocalRun:
-        """The received base under the own head (Alg. 1: merge); on a frozen base only the head has an optimizer."""
+        """The received base with the client's head (Alg. 1: merge); on a frozen base only the head has an optimizer."""
         work = local_run(ctx, self.whole(ctx, shared, state))
         return work._replace(optimizer=ctx.solver.init(state.own)) if ctx.phase == "adapt" else work
 
     def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of both parts together (Alg. 1); of the head alone where the base is frozen."""
+        """A step of both parts together (Alg. 1); of the head only if the base is frozen."""
         if ctx.phase != "adapt":
             return local_step(ctx, work, batch)
         parameters, _ = shared.own
         loss, gradient, buffers = ctx.task.value_and_grad(work.models, batch, moving=parameters)
         old = tree.named(work.models.parameters, parameters)
         head, optimizer = ctx.solver.update(old, gradient, work.optimizer, ctx.lr)
-        models = ModelState(work.models.parameters | head, buffers)  # of the base's, nothing is kept
+        models = ModelState(work.models.parameters | head, buffers)  # no optimizer state of the base is kept
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no head yet trains one."""
+        """Only a client without a head trains one."""
         return LocalWork(epochs=self.unseen_epochs) if self.private_layers and not seen else None

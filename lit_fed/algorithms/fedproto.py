@@ -1,4 +1,4 @@
-"""FedProto: clients with own models share the means of their features by class, and nothing else.
+"""FedProto: clients with personal models share only their class means of features.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. "FedProto: Federated Prototype Learning across Heterogeneous Clients". AAAI
 2022. https://arxiv.org/abs/2105.00243, Algorithm 1.
@@ -10,18 +10,19 @@ Symbols:
     C̄^(j)    -> shared.prototypes  mean of C_i^(j) over the clients that have class j, weighted |D_ij|/N_j, [C, D]
     λ        -> weight             of the regulariser Σ_j d(C_i^(j), C̄^(j)), d the mean squared error over D
 Deviations:
-    The paper's d is the Euclidean distance. The mean squared error, to which λ = 1 belongs in the authors' code, is
-    smooth also where a class is one client's, whose mean the prototype then is; the norm would turn rounding errors
-    into steps of full length there. The squared norm, D times as large, diverged on digits at a rate of 0.1.
-    In a step C_i^(j) is the mean over the class's samples in the batch. The authors' code has the mean squared error of
-    each sample to the prototype of its class instead: `distance: samples`.
-    Their code averages prototypes without weights, and adds up features in the last epoch while the model still moves
-    (PFLlib: without weights, in all epochs); here C_i^(j) is that of the model after its local steps, over all local
-    samples. It predicts one of the client's own classes; here all classes that have a prototype can be predicted.
-    A class of which no client of a round has a sample keeps its prototype; one that has none yet is not compared.
-    Ours: probabilities are the softmax of −‖f(x) − C̄^(j)‖², whose largest is the nearest prototype; a class without a
-    prototype gets the smallest positive number. Before the first round, and with `predict: head`, the last layer does.
-    All clients have one architecture and one start; the paper lets architectures differ.
+    The paper's d is the Euclidean distance. The mean squared error, used with λ = 1 in the authors' code, is also
+    smooth if a single client has a class, so that its mean is the prototype; the norm would turn rounding errors into
+    steps of full length there. The squared norm, D times as large, diverged on digits at a rate of 0.1.
+    In a step C_i^(j) is the mean over the class's samples in the batch. The authors' code uses the mean squared error
+    of each sample to the prototype of its class instead: `distance: samples`.
+    Their code averages prototypes without weights, and accumulates features in the last epoch during training (PFLlib:
+    without weights, in all epochs); here C_i^(j) is that of the model after its local steps, over all local samples.
+    It predicts one of the client's own classes; here all classes with a prototype can be predicted.
+    A class without samples in a round keeps its prototype; a class without a prototype is ignored.
+    Ours: probabilities are the softmax of −‖f(x) − C̄^(j)‖², so the nearest prototype is predicted; a class without a
+    prototype gets the smallest positive number. Before the first round, and with `predict: head`, the last layer
+    predicts.
+    All clients have the same architecture and start; the paper allows different architectures.
     An unseen client has no model in the paper. Ours: the initial one trains `unseen_epochs` passes with
     the regulariser.
 """
@@ -47,7 +48,7 @@ __all__ = ["FedProto", "Prototypes"]
 
 
 class Prototypes(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # the start of all clients, leaves [1, ...]
     prototypes: Tensor  # C̄^(j), [C, D]
@@ -56,14 +57,14 @@ class Prototypes(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
-    """Personal models whose class means of features are drawn to those of all clients.
+    """Personal models whose class means of features are pulled towards those of all clients.
 
     Args:
         weight: λ; 0 is Local, apart from predictions.
-        distance: whose mean squared error to the prototypes counts, that of the `class_means` of a batch, as in the
-            paper, or that of the features of all `samples`, as in the authors' code.
+        distance: mean squared error to the prototypes of the `class_means` of a batch, as in the paper, or of the
+            features of all `samples`, as in the authors' code.
         predict: by the nearest of the `prototypes`, or by the last layer, `head`.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("predict", "unseen_epochs")
@@ -84,7 +85,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         check_settings(self, weight=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Prototypes:
-        """No class has a prototype."""
+        """No class has a prototype yet."""
         target, models = ctx.task.target, ctx.task.init(1, ctx.seed)
         check_classes(target, "FedProto")
         prototypes = class_vectors(ctx.task, feature_width(ctx.task, "FedProto"))
@@ -93,7 +94,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
     def client_init(
         self, ctx: Context, shared: Prototypes, state: OwnModel, data: ClientData, losses: None
     ) -> LocalRun:
-        """Training goes on from the client's own model."""
+        """Training continues from the client's own model."""
         return local_run(ctx, state.models)
 
     def client_step(self, ctx: Context, shared: Prototypes, work: LocalRun, batch: Batch) -> LocalRun:
@@ -120,7 +121,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         return view.losses + self.weight * per_sample(torch.where(known[view.y], error, 0.0))
 
     def client_final(self, ctx: Context, shared: Prototypes, work: LocalRun, data: ClientData) -> ClientResult:
-        """Sums and counts of the features of each class go to the server; the model stays."""
+        """Send sums and counts of the features of each class; keep the model."""
         sums = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
         one = torch.ones_like(data.num_samples)  # classes are weighted by their counts
         down = torch.full_like(one, tree.bits((shared.prototypes, shared.known)))
@@ -134,7 +135,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         return shared._replace(prototypes=prototypes, known=shared.known | seen)
 
     def sent(self, ctx: Context, shared: Prototypes, client_id: int) -> Prototypes:
-        """The prototypes; the start only to a client that has no model yet."""
+        """The prototypes; the start only for clients without a model."""
         starts = client_id >= ctx.num_clients or ctx.phase == "init"
         return shared if starts else shared._replace(models=ModelState({}, {}))
 

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the model that they received, and may do unequal amounts of work.
+"""FedProx: FedAvg whose clients stay near the received model, and may do unequal amounts of work.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. "Federated Optimization in Heterogeneous Networks". MLSys 2020.
 https://arxiv.org/abs/1812.06127, Algorithm 2.
@@ -10,13 +10,13 @@ Symbols:
     μ    -> prox_weight
     γ    -> inexactness         w_k is a γ-inexact solution if ‖∇h_k(w_k)‖ <= γ·‖∇h_k(w^t)‖ (Definition 1)
 Deviations:
-    Algorithm 2 draws clients in proportion to their samples and averages them alike: `data.client_sampling: size` with
-    `model.weighting: uniform`. The defaults are those of the authors' code, uniform draws and weights by samples.
-    Stragglers (Section 5.2) are `solver.straggler_fraction`; whatever they have done is averaged.
+    Algorithm 2 samples clients in proportion to their size and averages them uniformly: `data.client_sampling: size`
+    with `model.weighting: uniform`. The defaults are those of the authors' code, uniform sampling and weights by
+    samples. Stragglers (Section 5.2) are `solver.straggler_fraction`; their partial work is averaged.
     The proximal term is part of the gradient that momentum and Adam see; the official FedEM code adds it to the
     momentum itself. The solver's weight decay is no part of h_k.
-    γ is one number for all clients and rounds (Definition 2 lets it vary). Ours: a client holds still from the first
-    step at which its model is γ-inexact.
+    γ is one number for all clients and rounds (Definition 2 lets it vary). Ours: a client stops at the first step at
+    which its model is γ-inexact.
     Ours: `local_solve: exact` takes the minimiser of h_k (γ = 0) by Newton's method.
 """
 
@@ -57,8 +57,8 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
 
     Args:
         prox_weight: μ; 0 is FedAvg.
-        inexactness: γ, at which a client stops; null lets it take all its steps. The rule costs a pass over all local
-            samples before each step, and takes no BatchNorm.
+        inexactness: γ, at which a client stops; null: it takes all its steps. The rule costs a pass over all local
+            samples before each step, and excludes BatchNorm.
         local_solve: `sgd` takes the solver's local steps; `exact` finds the minimiser of h_k, for small networks
             without BatchNorm and dropout.
     """
@@ -83,7 +83,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
         return {} if self.inexactness is None else {"noise_in_steps": "the stop rule"}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """w^0; networks that the solve or the stop rule cannot take are refused."""
+        """w^0; networks that do not suit the solve or the stop rule are refused."""
         if self.inexactness is not None:
             check_sample_losses(ctx.task.network, "--model.algorithm.inexactness", "null")
         return GlobalModels(solvable_start(ctx, self.local_solve))
@@ -113,7 +113,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
         return after if self.inexactness is None else self.unless_solved(ctx, shared, work, after)
 
     def unless_solved(self, ctx: Context, shared: GlobalModels, before: ProxRun, after: ProxRun) -> ProxRun:
-        """The work after a step, or before it where ‖∇h_k(w_k)‖ <= γ‖∇h_k(w^t)‖ held (Definition 1)."""
+        """The work after a step, or before it if ‖∇h_k(w_k)‖ <= γ‖∇h_k(w^t)‖ (Definition 1)."""
         x, y, mask, client_id = before.samples
         _, gradient = ctx.task.full_gradient(before.models, ClientData(x, y, None, mask, client_id))
         slope = tree.norm(tree.add(gradient, self.penalty(shared).gradient(before.models.parameters)))
@@ -123,7 +123,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
         return run._replace(samples=before.samples)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ProxRun, data: ClientData) -> ClientResult:
-        """The model w_k goes to the server (Alg. 2); for an exact solve, the loss is that of w^t."""
+        """Send the model w_k (Alg. 2); for an exact solve, the loss is that of w^t."""
         if self.local_solve == "exact":
             loss, _ = ctx.task.full_gradient(shared.models, data)
             models = minimise(ctx.task, shared.models, data, self.penalty(shared))

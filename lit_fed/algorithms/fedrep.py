@@ -1,4 +1,4 @@
-"""FedRep: many local updates of an own head, then an update of the shared representation.
+"""FedRep: many local updates of a personal head, then an update of the shared representation.
 
 Collins, Hassani, Mokhtari, Shakkottai. "Exploiting Shared Representations for Personalized Federated Learning". ICML
 2021. https://arxiv.org/abs/2102.07078, Algorithm 1.
@@ -10,18 +10,18 @@ Symbols:
     α   -> solver.lr      learning rate of both
     r·n -> phase          clients of a round
 Deviations:
-    τ counts passes, as in the paper's experiments and the authors' program, in place of single updates; both are the
-    same with `data.batch_size 0`. The representation takes one update on one batch (`body_steps: 1`), as in Algorithm
+    τ counts passes, as in the paper's experiments and the authors' program, instead of single updates; both are equal
+    with `data.batch_size 0`. The representation takes one update on one batch (`body_steps: 1`), as in Algorithm
     1; in the program it takes epochs: `body_steps: null`, with `solver.local_epochs`.
-    Each of the two has a fresh optimizer in each round. The program has one for both, so that with momentum or weight
-    decay, in PyTorch before 2.0, the fixed part went on moving; and it spares biases the weight decay.
+    Each of the two has a fresh optimizer in each round. The program has one for both, so with momentum or weight decay,
+    in PyTorch before 2.0, the fixed part kept moving; and it excludes biases from weight decay.
     The mean over clients is the paper's, uniform; the program's is weighted by samples for data of LEAF:
     `--model.weighting samples`.
-    Heads start as that of the initial network. In the program the heads of clients that were not sampled yet share the
-    memory of the server's, and so are means of others' heads. Its last round trains the heads of all clients, for 10
-    epochs or more; ours is as all others.
+    Heads start from that of the initial network. In the program the heads of clients that were not sampled yet share
+    the memory of the server's head, and so are means of others' heads. Its last round trains the heads of all clients,
+    for 10 epochs or more; ours is like all others.
     An unseen client trains a head, from the initial one, for `unseen_epochs` passes on the final φ, whose running
-    statistics stay as they are.
+    statistics are fixed.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ __all__ = ["FedRep"]
 
 @dataclass(frozen=True)
 class FedRep(PartialModel):
-    """Clients train their own heads on the received representation, then the representation under their heads.
+    """Clients train personal heads on the received representation, then the representation under their heads.
 
     Args:
         head: names of the head's leaves or modules, as patterns; `head` is the last layer.
         head_epochs: passes over the local samples for the head.
         body_steps: local steps of the representation; null takes the solver's `local_epochs` or `local_steps`.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its head.
+        unseen_epochs: passes over its training samples in which an unseen client fits its head.
     """
 
     participation = Participation(weighting="uniform")
@@ -84,7 +84,7 @@ class FedRep(PartialModel):
         return (Phase("train", client_ids, in_turn(work, self.head_epochs, body)),)
 
     def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> StagedRun:
-        """The received representation under the own head."""
+        """The received representation with the personal head."""
         return staged_run(ctx, self.whole(ctx, shared, state))
 
     def client_step(self, ctx: Context, shared: SentPart, work: StagedRun, batch: Batch) -> StagedRun:

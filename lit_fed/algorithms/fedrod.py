@@ -1,4 +1,4 @@
-"""FedRoD: one body with a generic head that is trained for all classes alike, and a personal head on top of it.
+"""FedRoD: one body with a generic head, trained with balanced classes, and a personal head added to it.
 
 Chen, Chao. "On Bridging Generic and Personalized Federated Learning for Image Classification". ICLR 2022.
 https://arxiv.org/abs/2107.00778, Section 4.
@@ -11,15 +11,15 @@ Symbols:
     n_c   -> work.counts    samples of class c at the client, [C]
     γ     -> gamma          L_BSM = −log[n_y^γ exp(g_y) / Σ_c n_c^γ exp(g_c)] of g = h_G(z), balanced softmax
 Deviations:
-    θ and ψ minimise L_BSM; φ_m minimises the cross-entropy of h_G(z) + h_P(z), through neither z nor h_G. Both take a
-    step at once, from the values before it; PFLlib takes them one after the other. There, and in FL-bench, h_P
-    starts as a copy of h_G; here at 0, so that a client starts from the generic prediction. The authors published no
-    program.
-    The features that h_P is trained on are those of evaluation mode.
-    A client is served the received θ and ψ under its own φ_m, not those of its last local steps.
-    A class that the client does not have takes no part in L_BSM.
+    θ and ψ minimise L_BSM; φ_m minimises the cross-entropy of h_G(z) + h_P(z), with z and h_G detached. Both steps are
+    simultaneous; PFLlib takes them one after the other. There, and in FL-bench, h_P starts as a copy of h_G; here at 0,
+    so a client starts from the generic prediction. The authors published no program.
+    h_P is trained on features in evaluation mode.
+    A client is served by the received θ and ψ with its φ_m, not by those of its last local steps.
+    A class without samples at the client is excluded from L_BSM.
     The form with a hypernetwork that makes h_P from the shares of classes is not offered. Ours: the h_P of an unseen
-    client, 0, trains `unseen_epochs` passes; without any the client is served the generic prediction, as in the paper.
+    client, 0, trains `unseen_epochs` passes; with 0 passes the client is served by the generic prediction, as in the
+    paper.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["FedRoD", "PersonalHead", "TwoHeads"]
 
 
 class PersonalHead(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     head: dict[str, Tensor]  # φ_m, leaves [1, ...]
 
@@ -62,11 +62,11 @@ class TwoHeads(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
-    """FedAvg by balanced softmax; each client adds a personal head that is trained on the generic one.
+    """FedAvg with balanced softmax; each client adds a personal head, trained on top of the generic one.
 
     Args:
-        gamma: γ, how far the counts of classes are balanced; 0 is the cross-entropy.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        gamma: γ, strength of the class balancing; 0 is the cross-entropy.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -96,7 +96,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PersonalHead, data: ClientData, losses: None
     ) -> TwoHeads:
-        """A copy of θ and ψ, and the own φ_m."""
+        """A copy of θ and ψ, and the client's φ_m."""
         optimizer = (ctx.solver.init(shared.models), ctx.solver.init(ModelState(state.head, {})))
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         counts = class_counts(data, ctx.task.target.num_classes, ctx.task.dtype)
@@ -125,7 +125,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
         return work._replace(optimizer=(of_generic, of_personal))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: TwoHeads, data: ClientData) -> ClientResult:
-        """θ and ψ go to the server, which averages them as FedAvg does; φ_m stays."""
+        """Send θ and ψ to be averaged as in FedAvg; keep φ_m."""
         message = Message(work.models, ctx.client_weight(data))
         return ClientResult(message, PersonalHead(work.head), {"loss": work.loss / work.steps.clamp(min=1)})
 

@@ -1,4 +1,4 @@
-"""FedSA-LoRA: of low-rank adapters, A is averaged and B stays with its client.
+"""FedSA-LoRA: low-rank adapters with A averaged and B personal.
 
 Guo, Zeng, Wang, Fan, Wang, Qu. "Selective Aggregation for Low-Rank Adaptation in Federated Learning". ICLR 2025.
 https://arxiv.org/abs/2410.01463, Section 4.
@@ -32,7 +32,7 @@ class FedSALoRA(PartialModel):
     Args:
         personal: patterns of names of the leaves that stay with the client: the matrices B, by the names that peft
             gives them.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     personal: Patterns = ("*lora_B*",)

@@ -1,4 +1,4 @@
-"""FedSGD: gradient descent on all clients' samples, each client sending the gradient of its own.
+"""FedSGD: gradient descent on all clients' samples; each client sends the gradient of its samples.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from Decentralized
 Data". AISTATS 2017. https://arxiv.org/abs/1602.05629, Section 2 (Algorithm 1 with B = ∞, E = 1).
@@ -9,8 +9,8 @@ Symbols:
     n_k -> message.weight   samples of client k
     η   -> solver.lr
 Deviations:
-    A client adds its gradient up batch by batch, so that `data.batch_size` bounds the memory and changes no number.
-    Ours: BatchNorm in training mode is the exception, since it sees each batch by itself (`data.batch_size 0` is one
+    A client accumulates its gradient batch by batch, so `data.batch_size` bounds the memory without changing results.
+    Ours: BatchNorm in training mode is the exception, since it sees each batch separately (`data.batch_size 0` is one
     batch); its running statistics are averaged like models.
     Ours: the solver acts at the server, once per round, and keeps its state there: its momentum, weight decay, clipping
     and Adam are those of one machine with all samples. The paper's server takes plain steps, the solver's default.
@@ -36,10 +36,10 @@ __all__ = ["FedSGD", "Gradient", "GradientWork", "ServerSolver"]
 
 
 class ServerSolver(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # w_t, leaves [1, ...]
-    optimizer: OptimizerState  # of the server's solver
+    optimizer: OptimizerState  # state of the server's solver
 
 
 class GradientWork(NamedTuple):
@@ -52,7 +52,7 @@ class GradientWork(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     gradient: dict[str, Tensor]  # g_k, leaves [1, ...]
     buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
@@ -100,7 +100,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
         return GradientWork(buffers, gradient, work.loss + samples * loss.mean(), work.samples + samples)
 
     def client_final(self, ctx: Context, shared: ServerSolver, work: GradientWork, data: ClientData) -> ClientResult:
-        """The mean gradient g_k = ∇F_k(w_t) goes to the server."""
+        """Send the mean gradient g_k = ∇F_k(w_t)."""
         share = 1 / work.samples.clamp(min=1)
         message = Gradient(tree.scale(work.gradient, share), work.buffers)
         return ClientResult(Message(message, ctx.client_weight(data)), (), {"loss": work.loss * share})

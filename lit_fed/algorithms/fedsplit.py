@@ -5,14 +5,14 @@ https://arxiv.org/abs/2005.05238, Algorithm 1.
 
 Symbols:
     x         -> shared.models   the common model, the mean of the z_j, leaves [1, ...]
-    z_j       -> state.models    what device j keeps, leaves [1, ...]
+    z_j       -> state.models    the state of device j, leaves [1, ...]
     z_j^{t+½} -> work.models     its proximal step at 2x − z_j, leaves [1, ...]
     1/s       -> penalty_weight  of prox_{sF_j}(u) = argmin F_j(z) + 1/(2s)·‖z − u‖²
 Deviations:
-    An inexact proximal step is the solver's local work from x, so that the solution is a fixed point whatever the
-    number of steps. All devices take part in each round, as in the paper.
+    An inexact proximal step is the solver's local work from x, so that the solution is a fixed point for any number
+    of steps. All devices take part in each round, as in the paper.
     With `model.weighting: samples` the mean is weighted, and the solution is that of all samples.
-    fl-sim replaces z_j by x ahead of the proximal step, which is then one at x, as in FedProx.
+    fl-sim replaces z_j by x ahead of the proximal step, which is then taken at x, as in FedProx.
     Running statistics are those of z_j^{t+½}, and are averaged. Clients, seen or unseen, are served by x.
 """
 
@@ -62,7 +62,7 @@ class FedSplit(ProximalSplitting[GlobalModels, OwnModel]):
         return self.near(ctx, state, shared.models, tree.map_leaves(lambda a, b: 2 * a - b, x, z))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The local centering step z_j <- z_j + 2(z_j^{t+½} − x); z_j goes to the server, and stays."""
+        """The local centering step z_j <- z_j + 2(z_j^{t+½} − x); send z_j, and keep it."""
         work = self.solved(ctx, work, data)
         step = tree.sub(work.models.parameters, shared.models.parameters)
         z = tree.add(work.state.models.parameters, tree.scale(step, 2.0))

@@ -1,4 +1,4 @@
-"""FedU: every client trains its own model, tied to those of its neighbours in a graph by the graph's Laplacian.
+"""FedU: every client trains a personal model, tied to those of its neighbours by the graph's Laplacian.
 
 Dinh, Vu, Tran, Dao, Zhang. "A New Look and Convergence Rate of Federated Multi-Task Learning with Laplacian
 Regularization". IEEE TNNLS 2024. https://arxiv.org/abs/2102.07148, algorithms FedU and dFedU.
@@ -9,9 +9,10 @@ Symbols:
     η    -> laplacian_weight  min Σ_i f_i(w_i) + η/2·Σ_{i<j} a_ij·‖w_i − w_j‖², each pair counted once
     μ, K -> solver            rate and number of local steps; μ̃ = μ·K is stable for μ̃·η·λ_max(L) < 2
 Deviations:
-    Both ends of an edge need one K. Ours: that of the largest client, so f_i counts K_i/K where epochs are fewer steps.
-    All f_i count alike in the paper; `--model.weighting samples` scales them by T·n_i/n. Edges weigh 1.
-    The Laplacian step (commented out in the authors' code) moves parameters; running statistics stay at home.
+    Both ends of an edge need the same K. Ours: that of the largest client, so f_i has weight K_i/K if its epochs are
+    fewer steps.
+    All f_i have equal weight in the paper; `--model.weighting samples` scales them by T·n_i/n. Edges have weight 1.
+    The Laplacian step (commented out in the authors' code) moves parameters; running statistics stay at the client.
     Ours: an unseen client is a neighbour of all: it starts from their mean and trains `unseen_epochs` passes.
 """
 
@@ -38,9 +39,9 @@ __all__ = ["FedU", "TaskRun", "TaskState", "laplacian"]
 
 
 class TaskState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
-    client_id: Tensor  # [] int64, whose model it is served with
+    client_id: Tensor  # [] int64, client whose model serves it
     tuned: ModelState | tuple[()] = ()  # that of an unseen client, leaves [1, ...]
 
 
@@ -56,13 +57,13 @@ class TaskRun(NamedTuple):
 
 @dataclass(frozen=True)
 class FedU(Personal[Peers, TaskState, TaskRun]):
-    """Local steps of each client on its own model; then all models move towards those of their neighbours at once.
+    """Local steps of each client on its model; then all models move towards those of their neighbours at once.
 
     Args:
         laplacian_weight: η; 0 gives Local.
         topology: the graph between clients.
-        exchange: by way of a `server`, or `decentralized`: with each neighbour. The arithmetic is the same.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        exchange: via a `server`, or `decentralized`, with each neighbour; the arithmetic is the same.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -87,11 +88,11 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         check_settings(self, laplacian_weight=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Peers:
-        """All w_i start alike."""
+        """All w_i start equal."""
         return initial_peers(ctx, 1, common=True)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> TaskState:
-        """Nothing but its number: the server, or the network, holds w_i."""
+        """Only the client's id: the server, or the network, holds w_i."""
         return TaskState(data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
@@ -101,7 +102,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         return (Phase("train", client_ids, ctx.solver.work),)
 
     def client_init(self, ctx: Context, shared: Peers, state: TaskState, data: ClientData, losses: None) -> TaskRun:
-        """Training goes on from w_i."""
+        """Training continues from w_i."""
         share = ctx.client_share(data) if ctx.phase == "train" else torch.ones_like(data.num_samples)
         return TaskRun(*local_run(ctx, own_models(shared, data.client_id)), share.to(ctx.task.dtype))
 
@@ -112,7 +113,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss[0], steps=work.steps + 1)
 
     def client_final(self, ctx: Context, shared: Peers, work: TaskRun, data: ClientData) -> ClientResult:
-        """w_i goes up and comes back after the Laplacian step; or to each neighbour, and theirs come back."""
+        """Send w_i to the server, which returns it after the Laplacian step; or exchange it with each neighbour."""
         bits = traffic(ctx, None if self.has_server else self.topology, work.models.parameters, data.client_id)
         message = Message(work.models, ctx.client_weight(data), bits, bits)
         state = TaskState(data.client_id, () if ctx.phase == "train" else work.models)
@@ -128,7 +129,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         return own_models(shared, torch.tensor(client_id, device=ctx.lr.device))
 
     def received(self, ctx: Context, sent: ModelState, client_id: int) -> Peers:
-        """Nothing is known of others."""
+        """Other clients are unknown."""
         return lone_peer(sent, client_id, ctx.num_clients)
 
     @property
@@ -150,10 +151,10 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
 
 
 def _check_descent(ctx: Context, topology: Topology, weight: float, count: int) -> None:
-    """Refuse a weight with which neighbours would swing about each other ever further: μ·K·weight·λ_max >= 2.
+    """Refuse a weight for which the Laplacian steps diverge: μ·K·weight·λ_max >= 2.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         topology: the graph.
         weight: `--model.algorithm.laplacian_weight`.
         count: clients that take part; no eigenvalue of a graph is larger than its number of nodes.
@@ -172,13 +173,13 @@ def _check_descent(ctx: Context, topology: Topology, weight: float, count: int) 
 
 @lru_cache(maxsize=8)
 def _largest_eigenvalue(topology: Topology, num_clients: int, seed: int, round_idx: int) -> float:
-    """The largest eigenvalue of the Laplacian of a round's graph; that of a part of its clients is never larger.
+    """The largest eigenvalue of the Laplacian of a round's graph; for a subset of its clients it is never larger.
 
     Args:
         topology: the graph.
         num_clients: number of clients T.
         seed: seed of the training.
-        round_idx: round, from 0; a graph that does not change is asked for round 0 alone.
+        round_idx: round, from 0; a static graph is requested for round 0 only.
     """
     if not isinstance(topology, TimeVarying) and round_idx:
         return _largest_eigenvalue(topology, num_clients, seed, 0)
@@ -191,7 +192,7 @@ def laplacian(edges: Tensor, present: Tensor | None = None) -> Tensor:
 
     Args:
         edges: adjacency, [T, T] float64.
-        present: True for the clients that take part, [T]; edges of the others are left out. None: all.
+        present: True for the clients that take part, [T]; edges of the others are removed. None: all.
 
     Example:
         >>> laplacian(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])).tolist()
@@ -202,7 +203,7 @@ def laplacian(edges: Tensor, present: Tensor | None = None) -> Tensor:
 
 
 def _step_length(ctx: Context, weight: float) -> float:
-    """What the K local steps of a round with the learning rate μ come to for a term of this weight: μ·K·weight.
+    """Total step length of the K local steps of a round at rate μ for a term of this weight: μ·K·weight.
 
     K is that of the largest client, so that it is the same at both ends of an edge.
     """

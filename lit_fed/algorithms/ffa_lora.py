@@ -1,4 +1,4 @@
-"""FFA-LoRA: of low-rank adapters, A stays at its random start, and B is trained and averaged.
+"""FFA-LoRA: low-rank adapters with A fixed at its random start, and B trained and averaged.
 
 Sun, Li, Li, Ding. "Improving LoRA in Privacy-preserving Federated Learning". ICLR 2024.
 https://arxiv.org/abs/2403.12313, Section 4.

@@ -1,4 +1,4 @@
-"""FL+HC: after some rounds of FedAvg, clients are clustered by their updates, once, and each cluster goes on alone.
+"""FL+HC: after some rounds of FedAvg, clients are clustered once by their updates; clusters then train separately.
 
 Briggs, Fan, Andras. "Federated learning with hierarchical clustering of local updates to improve training on non-IID
 data". IJCNN 2020. https://arxiv.org/abs/2004.11791, Algorithm 1.
@@ -10,9 +10,8 @@ Symbols:
     n    -> warmup_rounds     rounds of FedAvg ahead of the clustering
     P    -> linkage, metric, distance_threshold
 Deviations:
-    All clients train in the clustering step, whose models are not averaged; the round's cohort then trains within the
-    clusters.
-    There are at most `max_clusters` clusters, so that the server's memory is known ahead: where the threshold leaves
+    All clients train in the clustering step, without averaging; the round's cohort then trains within the clusters.
+    There are at most `max_clusters` clusters, so the server's memory is known beforehand: if the threshold leaves
     more, the tree of merges is cut higher.
     Clusters are numbered by their first client. Distances are those of trained parameters.
     Ours: an unseen client is served by the cluster whose model has the lowest loss on its training samples.
@@ -46,7 +45,7 @@ __all__ = ["FLHC", "UpdateClusters", "agglomerate"]
 
 
 class UpdateClusters(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     models: ModelState  # of each cluster, leaves [C, ...]; those that do not exist hold the joint model
     cluster: Tensor  # of each client, [T] int64; 0 for all ahead of the clustering
@@ -54,15 +53,15 @@ class UpdateClusters(NamedTuple):
 
 @dataclass(frozen=True)
 class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
-    """FedAvg within clusters of clients whose updates of a joint model are alike.
+    """FedAvg within clusters of clients with similar updates of a joint model.
 
     Args:
         warmup_rounds: n, rounds of FedAvg ahead of the clustering.
-        distance_threshold: sets of clients that are farther apart are not merged; it is in the units of the metric.
+        distance_threshold: distance, in units of the metric, beyond which sets of clients are not merged.
         linkage: distance of two sets of clients: of their nearest pair (`single`), their farthest (`complete`), on
             average (`average`), or by the variance that merging adds (`ward`, with the metric euclidean).
         metric: distance of two updates: `euclidean`, `manhattan` or `cosine`.
-        max_clusters: C, most clusters.
+        max_clusters: C, maximum number of clusters.
     """
 
     warmup_rounds: int = tuned(10, 1, 3, 5, 10)
@@ -85,7 +84,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        """Most clusters, C."""
+        """Maximum number of clusters, C."""
         return self.max_clusters
 
     def shared_init(self, ctx: Context) -> UpdateClusters:
@@ -94,11 +93,11 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
         return UpdateClusters(self._all(joint), torch.zeros(ctx.num_clients, dtype=torch.int64))
 
     def _all(self, joint: ModelState) -> ModelState:
-        """A model [1, ...] in the place of all clusters', leaves [C, ...], as one copy."""
+        """A model [1, ...] expanded to all clusters, leaves [C, ...], without a copy."""
         return tree.map_leaves(lambda leaf: leaf.expand(self.max_clusters, *leaf.shape[1:]), joint)  # type: ignore[no-any-return]
 
     def state_init(self, ctx: Context, shared: UpdateClusters, data: ClientData) -> Member:
-        """In the first cluster."""
+        """The first cluster."""
         first = one_hot(torch.tensor(0), self.max_clusters, ctx.task.dtype)
         return UnseenMember(first) if ctx.phase == "adapt" else ClusterChoice(first)
 
@@ -113,7 +112,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
     def client_init(
         self, ctx: Context, shared: UpdateClusters, state: Member, data: ClientData, losses: None
     ) -> ClusterRun:
-        """Training starts from the cluster's model; a client that is only served looks for its cluster."""
+        """Training starts from the cluster's model; serving only looks up the cluster."""
         if isinstance(state, UnseenMember):
             cluster = best_fit(_losses(ctx, shared, data), data.mask, shared.cluster.max() + 1)
         else:
@@ -122,7 +121,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
         return ClusterRun(*local_run(ctx, models), cluster)
 
     def client_final(self, ctx: Context, shared: UpdateClusters, work: ClusterRun, data: ClientData) -> ClientResult:
-        """The trained model goes to the server, one model each way."""
+        """Send the trained model, one model each way."""
         weight = ctx.client_weight(data)
         message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.models)))
         state = ClusterChoice(one_hot(work.cluster, self.max_clusters, ctx.task.dtype))
@@ -139,14 +138,14 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
         return shared._replace(models=cluster_averages(shared.models, sent, shared.cluster[client_ids], reduced.weight))
 
     def sent(self, ctx: Context, shared: UpdateClusters, client_id: int) -> UpdateClusters:
-        """The model of the client's cluster; an unseen client gets those of all."""
+        """The model of the client's cluster; an unseen client gets all models."""
         if client_id >= ctx.num_clients:
             return shared._replace(cluster=shared.cluster.max().view(1))
         own = shared.cluster[client_id].view(1)
         return UpdateClusters(tree.take(shared.models, own), own)
 
     def received(self, ctx: Context, sent: UpdateClusters, client_id: int) -> UpdateClusters:
-        """The one model stands for those of all clusters."""
+        """The received model, in place of those of all clusters."""
         models = sent.models if client_id >= ctx.num_clients else self._all(sent.models)
         return UpdateClusters(models, sent.cluster.expand(ctx.num_clients))
 
@@ -155,7 +154,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
         return int(shared.cluster.max()) + 1
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Everybody looks up its cluster before it is served."""
+        """Every client looks up its cluster before it is served."""
         return LocalWork()
 
     def served(self, ctx: Context, shared: UpdateClusters, state: Member) -> ModelState:
@@ -186,15 +185,15 @@ def agglomerate(
     Args:
         distances: symmetric, [n, n]; the diagonal is not read.
         linkage: distance of two sets.
-        threshold: sets that are farther apart stay apart.
-        most: largest number of clusters; with more, the nearest sets are merged on.
+        threshold: sets that are farther apart are not merged.
+        most: maximum number of clusters; beyond it, the nearest sets are merged further.
 
     Example:
         >>> apart = torch.tensor([[0.0, 9.0, 1.0], [9.0, 0.0, 8.0], [1.0, 8.0, 0.0]])
         >>> agglomerate(apart, "average", 2.0, 3).tolist(), agglomerate(apart, "average", 2.0, 1).tolist()
         ([0, 1, 0], [0, 0, 0])
     """
-    from scipy.cluster import hierarchy  # here, since it takes half a second that other algorithms need not spend
+    from scipy.cluster import hierarchy  # imported here: it takes half a second that other algorithms save
 
     n = len(distances)
     if n == 1:
@@ -205,5 +204,5 @@ def agglomerate(
     labels = torch.from_numpy(hierarchy.fcluster(merges, threshold, "distance")).long()
     if int(labels.max()) > most:
         labels = torch.from_numpy(hierarchy.fcluster(merges, most, "maxclust")).long()
-    first = torch.stack([(labels == label).nonzero()[0, 0] for label in labels])  # client of lowest number
+    first = torch.stack([(labels == label).nonzero()[0, 0] for label in labels])  # client with the lowest number
     return torch.unique(first, return_inverse=True)[1].to(distances.device)  # type: ignore[no-any-return]

@@ -12,8 +12,8 @@ Symbols:
     n_i -> message.weight   samples of client i
 Deviations:
     Both models have the same architecture and, ours, the same initial weights; the paper allows each client its own.
-    Both take their step at the same time, from predictions of the same moment that are not differentiated. Ours: these
-    predictions are made in evaluation mode, with running statistics and without dropout.
+    Both step simultaneously, with detached predictions from before the step. Ours: these predictions are made in
+    evaluation mode, with running statistics and without dropout.
     An unseen client has no personal model in the paper. Ours: a fresh one, with the initial weights, trains
     `unseen_epochs` passes on L_φ with the meme model held fixed.
 """
@@ -36,7 +36,7 @@ __all__ = ["FML", "MutualClient", "MutualRun"]
 
 
 class MutualClient(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     personal: ModelState  # φ_i, leaves [1, ...]
 
@@ -58,7 +58,7 @@ class FML(Personal[GlobalModels, MutualClient, MutualRun]):
     Args:
         alpha: share of the labels in the loss of the personal model, in [0, 1]; the rest is the meme's prediction.
         beta: share of the labels in the loss of the meme model, in [0, 1]; the rest is the personal prediction.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -73,13 +73,13 @@ class FML(Personal[GlobalModels, MutualClient, MutualRun]):
         check_settings(self, alpha="[0, 1]", beta="[0, 1]", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
-        """φ_i starts with the initial weights, also where the meme model has left them."""
+        """φ_i starts from the initial weights, also if the meme model has moved away from them."""
         return MutualClient(ctx.task.init(1, ctx.seed) if ctx.phase == "adapt" else shared.models)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: MutualClient, data: ClientData, losses: None
     ) -> MutualRun:
-        """The own personal model and a copy of the meme."""
+        """The personal model and a copy of the meme model."""
         optimizer = (ctx.solver.init(shared.models), ctx.solver.init(state.personal))
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         return MutualRun(shared.models, state.personal, optimizer, zero, zero.clone())
@@ -100,7 +100,7 @@ class FML(Personal[GlobalModels, MutualClient, MutualRun]):
         return work._replace(optimizer=(of_meme, of_personal))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MutualRun, data: ClientData) -> ClientResult:
-        """The meme model goes to the server, which averages it as FedAvg does; the personal model stays."""
+        """Send the meme model to be averaged as in FedAvg; keep the personal model."""
         message = Message(work.models, ctx.client_weight(data))
         return ClientResult(message, MutualClient(work.personal), {"loss": work.loss / work.steps.clamp(min=1)})
 

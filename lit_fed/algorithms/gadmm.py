@@ -1,8 +1,8 @@
-"""GADMM: clients in a chain take turns, every other one at a time, and hear of their two neighbours alone; D-GADMM.
+"""GADMM: clients in a chain update in two alternating groups, and communicate with two neighbours only; D-GADMM.
 
 Elgabli, Park, Bedi, Bennis, Aggarwal. "GADMM: Fast and Communication Efficient Framework for Distributed Machine
 Learning". Journal of Machine Learning Research 21(76), 2020. https://arxiv.org/abs/1909.00047
-GADMM, and D-GADMM where the chain changes.
+GADMM, and D-GADMM if the chain changes.
 
 Symbols:
     x_i              -> state.models         the model of client i, leaves [1, ...]
@@ -12,12 +12,12 @@ Symbols:
     heads, tails     -> phases               clients at odd and at even places of the chain
     ρ, τ             -> penalty_weight, redraw_every
 Deviations:
-    The paper adds up losses of samples. Ours: f_i is a client's mean loss, and all clients count alike; with
+    The paper adds up losses of samples. Ours: f_i is a client's mean loss, and all clients have equal weights; with
     `--model.weighting samples` it counts T·n_i/n, the paper's problem with ρ·n/T for its ρ. The local solve divides by
-    that weight: a rate means the same to all clients.
+    that weight: so a rate means the same for all clients.
     All start from the common initial models instead of 0; running statistics are sent with the models.
-    The exact solve knows no settings of the solver; the inexact one takes its steps, from the last x_i.
-    D-GADMM: distances of random places stand for the cost of a link, and after a new draw the second group sends once
+    The exact solve ignores the solver's settings; the inexact one takes its steps, from the last x_i.
+    D-GADMM: distances of random places represent the cost of a link, and after a new draw the second group sends once
     more. `warm` keeps λ_i − λ_{i−1} of each client as the authors' code does: a solution stays one in every chain.
     Ours: an unseen client is attached to the end of the chain: it minimises f(x) + ρ/2·‖x − x_T‖², or takes
     `unseen_epochs` towards that.
@@ -64,12 +64,12 @@ class Chain(NamedTuple):
 
 @dataclass(frozen=True)
 class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
-    """The minimiser of Σ_i f_i without a server: each client hears of its two neighbours in a chain.
+    """The minimiser of Σ_i f_i without a server: each client communicates with its two neighbours in a chain.
 
     Args:
-        penalty_weight: ρ; fastest where it is of the order of the curvature of the losses.
-        redraw_every: τ, rounds after which the chain is drawn anew (D-GADMM); 0 keeps the clients in their order.
-        redrawn_duals: what becomes of the multipliers then: `warm` goes on from them, `reset` starts again from 0.
+        penalty_weight: ρ; fastest near the curvature of the losses.
+        redraw_every: τ, rounds between new draws of the chain (D-GADMM); 0 keeps the clients in their order.
+        redrawn_duals: multipliers after a new draw: `warm` keeps them, `reset` sets them to 0.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
     """
@@ -101,7 +101,7 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         return self.redraw_every > 0 and ctx.round_idx > 0 and ctx.round_idx % self.redraw_every == 0
 
     def _network(self, ctx: Context, shared: GroupNetwork) -> GroupNetwork:
-        """What is known at the start of the round; λ = 0 in a new chain, if so wanted."""
+        """The state at the start of the round; λ = 0 in a new chain with `reset`."""
         reset = self.redrawn_duals == "reset" and self._is_redrawn(ctx)
         return shared._replace(dual=tree.zeros_like(shared.dual)) if reset else shared
 
@@ -115,7 +115,7 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         return OwnModel(own_models(shared.peers, torch.where(client < ctx.num_clients, client, last)))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
-        """Heads, then tails, who know the heads' new models already."""
+        """Heads, then tails, which already have the heads' new models."""
         work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
         return group_phases(client_ids, self._chain(ctx).heads, work)
 
@@ -130,24 +130,24 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: GroupNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact x-update, where it is wanted; x_i goes to both neighbours at once, and theirs come in a round."""
+        """The exact x-update, if chosen; send x_i to both neighbours at once, and receive theirs within the round."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         bits = tree.bits(work.models) * torch.ones_like(data.num_samples)
         up, down = bits, bits * neighbours_of(self._chain(ctx).edges, data.client_id).sum()
-        if self._is_redrawn(ctx):  # the heads have new neighbours, who tell them where they stand
+        if self._is_redrawn(ctx):  # the heads have new neighbours, which send them their models
             up, down = (up, 2 * down) if ctx.phase == "heads" else (2 * up, down)
         message = Message(work.models, ctx.client_weight(data), up, down)
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: GroupNetwork, reduced: Reduced, client_ids: Tensor) -> GroupNetwork:
-        """What the network does: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
+        """The network's step: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
         network = shared._replace(peers=put_models(shared.peers, client_ids, reduced.value))
         if ctx.phase == "heads":
             return network
         return multiplier_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only an unseen client has yet to find its model."""
+        """Only an unseen client searches for a model."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 

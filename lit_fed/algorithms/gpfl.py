@@ -1,4 +1,4 @@
-"""GPFL: features on two routes, one guided by class embeddings of all clients, one for the client's own head.
+"""GPFL: features on two paths, one guided by global class embeddings, one for the personal head.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan. "GPFL: Simultaneously Learning Global and Personalized Feature Information
 for Personalized Federated Learning". ICCV 2023. https://arxiv.org/abs/2308.10279, Section 3.
@@ -17,11 +17,11 @@ Symbols:
 Deviations:
     ‖·‖₂ is taken for each sample, as in the paper; the authors' code takes one Frobenius norm of a batch, without mean.
     g and p_i come from the received embeddings, as in the paper; in their code from those of the client's last round.
-    p_i = Σ_u α_i^u·Ĉ_u is not divided by U, as there.
+    p_i = Σ_u α_i^u·Ĉ_u is not divided by U, unlike there.
     μ is a weight decay of V and C, as in their code; the paper adds norms to the loss.
     All parts take a step at once, but V and C are trained on features of evaluation mode.
     A client is served the received φ, V and C under its own head.
-    An unseen client has no head in the paper. Ours: the initial one trains `unseen_epochs` passes, by its own α.
+    An unseen client has no head in the paper. Ours: the initial one trains `unseen_epochs` passes, with its own α.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Gates = tuple[Tensor, Tensor]
 
 
 class OwnRoute(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     own: ModelState  # W_i^h, leaves [1, ...]
     shares: Tensor  # α_i, [U]
@@ -80,7 +80,7 @@ class GPFL(PartialModel):
     Args:
         weight: λ of the distance to the received embedding of the class.
         decay: μ, weight decay of valve and embeddings.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     weight: float = 0.01

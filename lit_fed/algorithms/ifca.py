@@ -14,12 +14,12 @@ Symbols:
     τ   -> solver.local_steps local steps of option II
     m   -> reduced.weight     participants
 Deviations:
-    F_i is the mean loss over all training samples of the client; of equal losses the first cluster wins.
-    Option I is written as one local step from θ_ĵ on all samples, after which the participants of other clusters count
-    with θ_j itself: with plain SGD that is θ_j − γ/m·Σ_i s_ij g_i. Momentum and Adam have no meaning there.
-    The paper starts anew several times and keeps the best run, or starts from clustered local models; here the k
-    initial models are random and differ, and a restart is another run with another seed.
-    The authors' code has a soft choice beside the hard one, with the sign of the loss reversed; it is not offered.
+    F_i is the mean loss over all training samples of the client; ties go to the first cluster.
+    Option I is implemented as one local step from θ_ĵ on all samples, with θ_j itself for participants of other
+    clusters: with plain SGD that is θ_j − γ/m·Σ_i s_ij g_i. Momentum and Adam have no meaning there.
+    The paper restarts several times and keeps the best run, or starts from clustered local models; here the k initial
+    models are random and different, and a restart is another run with another seed.
+    The authors' code also has a soft choice, with the sign of the loss reversed; it is not offered.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = ["IFCA"]
 
 @dataclass(frozen=True)
 class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
-    """k models, each averaged over the clients that chose it as the best for their own samples.
+    """k models, each averaged over the clients for whose samples it is the best.
 
     Args:
         num_clusters: k.
-        averaging: what members of a cluster send: their `model` after local training (option II), or the `gradient` of
-            their loss, of which the server takes one step (option I; local epochs and steps are not used).
-        clustered_layers: layers with a version for each cluster, counted from the end of the network; all others are
+        averaging: message of the members of a cluster: their `model` after local training (option II), or the
+            `gradient` of their loss, with which the server takes one step (option I; local epochs and steps are not
+            used). clustered_layers: number of layers per cluster, counted from the end of the network; the others are
             averaged over all clients. null: all layers.
     """
 
@@ -75,7 +75,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        """The clusters, k."""
+        """The number of clusters, k."""
         return self.num_clusters
 
     def shared_init(self, ctx: Context) -> GlobalModels:
@@ -120,7 +120,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
         return ClusterRun(*local_run(ctx, tree.take(shared.models, cluster)), cluster)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ClusterRun, data: ClientData) -> ClientResult:
-        """s_i and θ̃_i go to the server: one model and ⌈log2 k⌉ bits up, for k models down."""
+        """Send s_i and θ̃_i: one model and ⌈log2 k⌉ bits up, for k models down."""
         weight, names, spare = ctx.client_weight(data), self._common(ctx) - ctx.private, self.num_clusters - 1
         common = [leaf for part in work.models for name, leaf in part.items() if name in names]
         up, down = (tree.bits(one, ctx.private) for one in (work.models, shared.models))
@@ -131,7 +131,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
         return ClientResult(message, ClusterChoice(mixture), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
-        """θ_j ← mean of its members' θ̃_i (II), or θ_j − γ/m·Σ_i s_ij g_i (I); a cluster without members stays."""
+        """θ_j ← mean of its members' θ̃_i (II), or θ_j − γ/m·Σ_i s_ij g_i (I); unchanged without members."""
         models = average_chosen(ctx, shared.models, reduced, all_participants=self.averaging == "gradient")
         if self.clustered_layers is None:
             return GlobalModels(models)
@@ -141,7 +141,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
         return GlobalModels(self._with_common(ctx, models, common))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client, seen or not, chooses among the current models before it is served; no local steps."""
+        """Every client, seen or unseen, chooses among the current models before it is served; no local steps."""
         return LocalWork()
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: ClusterChoice, x: Tensor, outputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""kNN-Per: clients of FedAvg or FedEM that predict with the shared models and with their nearest own samples.
+"""kNN-Per: clients of FedAvg or FedEM that predict with the shared models and their nearest local samples.
 
 Marfoq, Neglia, Kameni, Vidal. "Personalized Federated Learning through Local Memorization". ICML 2022.
 https://arxiv.org/abs/2111.09360, Algorithm 1.
@@ -12,15 +12,15 @@ Symbols:
     λ_m    -> state.weight     p = λ_m·p_kNN + (1 − λ_m)·p_S
 Deviations:
     The paper tunes λ_m on samples that the client holds out. Here it is one number, `knn_weight`; or, with null, the
-    best of 0, 0.1, …, 1 for the log-likelihood of the client's training samples, each predicted from its other ones.
-    The global model has seen those of clients that were in training, so that this λ_m is rather too small.
+    best of 0, 0.1, …, 1 for the leave-one-out log-likelihood of the client's training samples. The global model was
+    trained on those of seen clients, so this λ_m is rather too small.
     The authors' code has the kernel exp(−d²/D): `kernel: squared`. It mixes logits of the global model with
     probabilities, and picks λ and the capacity on test samples.
-    A datastore has as many entries as the largest client of the training has samples, or `capacity`; of a client with
-    more its first ones are kept. It is made anew each time the client is served, and never leaves it.
-    An unseen client needs nothing else: its datastore is that of its training samples.
-    Ours: around FedEM (`base`) p_S is the prediction of the client's mixture, and the distance that of the components'
-    features by its weights, d² = Σ_m π_m ‖φ_m(x) − φ_m(x_i)‖²: components with equal features count as one.
+    A datastore has as many entries as the largest seen client has samples, or `capacity`; of more samples the first
+    ones are kept. It is rebuilt each time the client is served, and never leaves it.
+    An unseen client needs nothing else: it builds a datastore of its training samples.
+    Ours: around FedEM (`base`) p_S is the prediction of the client's mixture, and the distance weights the components'
+    features by the mixture, d² = Σ_m π_m ‖φ_m(x) − φ_m(x_i)‖²: components with equal features count as one.
     Positions of sequences are refused, as each would be an entry of its own.
 """
 
@@ -49,9 +49,9 @@ FAR = 1e30
 
 
 class Datastore(NamedTuple):
-    """What a client is served with."""
+    """A client's state for serving."""
 
-    inner: Any  # what the base keeps of the client, such as π_t; () if it predicts without
+    inner: Any  # the client's state in the base, such as π_t; () if predictions do not need it
     features: Tensor  # φ(x_i), [S, M·D]
     y: Tensor  # y_i, [S]
     mask: Tensor  # [S] 1 for an entry
@@ -65,7 +65,7 @@ class Datastore(NamedTuple):
 
 @dataclass(frozen=True)
 class KNNPer(Algorithm[Any, Any, Any]):
-    """FedAvg or FedEM; a client is served a mixture of their prediction and of its nearest neighbours in the features.
+    """FedAvg or FedEM; a client is served by a mixture of their prediction and that of its nearest neighbours.
 
     Args:
         base: the algorithm that trains: `FedEM`, or another one whose clients are served by one shared model or by a
@@ -73,7 +73,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
         neighbours: k.
         knn_weight: λ of all clients; null: each client's, by its training samples.
         kernel: exp(−d), `distance`, or exp(−d²/D), `squared`.
-        capacity: most entries of a datastore; null: the training samples of the largest client.
+        capacity: maximum number of entries of a datastore; null: the training samples of the largest client.
     """
 
     serving_settings = ("neighbours", "knn_weight", "kernel", "capacity")
@@ -140,7 +140,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
         return self.trained.shared_losses(ctx, shared, batch)
 
     def client_init(self, ctx: Context, shared: Any, state: Any, data: ClientData, losses: Any) -> Any:
-        """The base's; a client of the training is served with the π_t that it keeps, unless the base renews it."""
+        """The base's; a seen client is served with its stored π_t, unless the base renews it."""
         work = self.trained.client_init(ctx, shared, state, data, losses)
         if ctx.phase != "adapt" or not hasattr(state, "mixture") or self.trained.adapt_work(ctx, True) is not None:
             return work
@@ -151,11 +151,11 @@ class KNNPer(Algorithm[Any, Any, Any]):
         return self.trained.client_step(ctx, shared, work, batch)
 
     def client_final(self, ctx: Context, shared: Any, work: Any, data: ClientData) -> ClientResult:
-        """The base's; to be served, the client keeps its features and labels."""
+        """The base's; for serving, the client keeps its features and labels."""
         result = self.trained.client_final(ctx, shared, work, data)
         if ctx.phase != "adapt":
             return result
-        state = () if type(self.trained).log_prob is Algorithm.log_prob else result.state  # that one reads no state
+        state = () if type(self.trained).log_prob is Algorithm.log_prob else result.state  # it reads no state
         return ClientResult(Message((), result.message.weight), datastore(ctx, self, shared, state, data), {})
 
     def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:
@@ -163,7 +163,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
 
     # ------------------------------------------------------------------ serving
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client makes its datastore, without a step."""
+        """Every client builds its datastore, without a step."""
         return LocalWork()
 
     def shared_outputs(self, ctx: Context, shared: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,10 +182,10 @@ class KNNPer(Algorithm[Any, Any, Any]):
 
 
 def check_served(ctx: Context, base: Algorithm) -> None:
-    """Refuse labels that are not one class of a sample, and bases with other models than the shared ones.
+    """Refuse labels other than one class per sample, and bases with personal models.
 
     Raises:
-        ConfigError: naming what does not fit.
+        ConfigError: naming the unsuitable labels or base.
     """
     check_classes(ctx.task.target, "KNNPer")
     if ctx.task.target.positions:
@@ -205,10 +205,10 @@ def datastore(ctx: Context, knn: KNNPer, shared: Any, state: Any, data: ClientDa
     """(φ(x_i), y_i) of a client's samples, and λ_m.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         knn: the settings.
         shared: the shared state of the base.
-        state: what the base keeps of the client.
+        state: the client's state in the base.
         data: its samples.
     """
     size = min(ctx.most_samples, knn.capacity or ctx.most_samples)
@@ -234,7 +234,7 @@ def compared(state: Any, features: Tensor) -> Tensor:
     """The features of all components as one vector, [B, M·D], each times √π_m.
 
     Args:
-        state: what the base keeps of the client, with π_t where there are several components.
+        state: the client's state in the base, with π_t if there are several components.
         features: φ_m(x), [B, M, D].
     """
     if features.shape[1] > 1:
@@ -262,5 +262,5 @@ def by_neighbours(knn: KNNPer, features: Tensor, stored: Datastore, counts: Tens
 
 
 def _resized(rows: Tensor, size: int) -> Tensor:
-    """The first rows, or all of them and zeros behind."""
+    """The first rows, or all of them padded with zeros."""
     return F.pad(rows, (*[0] * (2 * rows.ndim - 2), 0, max(size - len(rows), 0)))[:size]

@@ -1,5 +1,5 @@
-"""L2GD: personal models pulled towards their mean, at random moments; L2SGD with stochastic gradients, L2SGD+ without
-their variance.
+"""L2GD: personal models pulled towards their mean at random times; L2SGD with stochastic gradients, L2SGD+ with
+variance reduction.
 
 Hanzely, Richtárik. "Federated Learning of a Mixture of Global and Local Models". 2020.
 https://arxiv.org/abs/2002.05516, Algorithms 1 and 2. It minimises 1/N Σ f_i(x_i) + λ/2N Σ ‖x_i − x̄‖².
@@ -15,7 +15,7 @@ Deviations:
     Ours: a round is `flips_per_round` flips of the coin, in place of the solver's epochs or steps; stochastic gradients
     take shuffled samples; only sampled clients take a round's steps, and x̄ is their mean.
     L2SGD+ draws one sample with replacement. Ours: a shuffled batch, over which ∇f_ij − J_ij is averaged. Clients keep
-    J_i and Ψ_i, which the server has no use for; an averaging step moves x̄, so each sends a fresh mean.
+    J_i and Ψ_i, which the server does not need; an averaging step moves x̄, so each sends a new mean.
     Ours: an unseen client starts from x̄ and takes `unseen_epochs` passes over f_i(x) + λ/2·‖x − x̄‖².
 """
 
@@ -40,7 +40,7 @@ __all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedRun", "VarianceRedu
 
 
 class L2GDState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
     loss: Tensor  # [] mean loss of its last local steps; the metric of phases without any
@@ -48,16 +48,16 @@ class L2GDState(NamedTuple):
 
 @dataclass(frozen=True)
 class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
-    """Each flip of a coin is a gradient step of all clients on their own models, or a step of all towards the mean.
+    """Each coin flip is a gradient step of all clients on their models, or a step of all towards the mean.
 
     Args:
         communication_probability: p, the probability of an averaging step; 0 never averages, 1 takes no local step.
-        prox_weight: λ, how strongly the models are held together.
+        prox_weight: λ, strength of the pull towards the mean.
         flips_per_round: flips of the coin in one round.
         gradient: `full` takes all local samples in a local step (L2GD), `stochastic` a batch (L2SGD).
-        scaling: `paper` takes local steps of α/(N(1−p)) and averaging steps of γ = αλ/(Np), so that the learning rate
-            has to be about N times that of other algorithms; `slides` leaves out N, for the sum over clients.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        scaling: `paper` takes local steps of α/(N(1−p)) and averaging steps of γ = αλ/(Np), so the learning rate must
+            be about N times that of other algorithms; `slides` omits N, for the sum over clients.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -87,10 +87,10 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         return L2GDState(shared.models, torch.zeros((), dtype=ctx.task.dtype))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
-        """Consecutive local steps are one phase; the mean is sent for only if a local step has changed it since."""
+        """Consecutive local steps are one phase; the mean is requested only if a local step has changed it since."""
         self._check_pull(ctx)
         local = ctx.solver.work._replace(epochs=None, batch_size=0 if self.gradient == "full" else None)
-        # by chance does not count: whether the mean is sent for must not tell who takes part
+        # except by chance: requests for the mean must not depend on the participants
         everyone = ctx.sampling_probability == 1 and sorted(client_ids.tolist()) == list(range(ctx.num_clients))
         known = everyone and (ctx.round_idx == 0 or self._coins(ctx, ctx.round_idx - 1)[-1])
         found: list[Phase] = []
@@ -110,11 +110,11 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         return (draws < self.communication_probability).tolist()  # type: ignore[no-any-return]
 
     def _divisor(self, ctx: Context, probability: float) -> float:
-        """What divides α in a step that is taken with this probability."""
+        """Divisor of α in a step with this probability."""
         return probability * (ctx.num_clients if self.scaling == "paper" else 1)
 
     def _check_pull(self, ctx: Context) -> None:
-        """Beyond γ = 1 an averaging step would throw the models past their mean."""
+        """Refuse γ > 1: an averaging step would overshoot the mean."""
         most = self._divisor(ctx, self.communication_probability)
         if 0 < most * (1 + 1e-9) < ctx.solver.rate * self.prox_weight:
             raise ConfigError(
@@ -142,7 +142,7 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """x_i stays with the client; to be averaged it is sent, and x̄ comes back."""
+        """Keep x_i; for averaging it is sent, and x̄ is returned."""
         loss, n = work.loss / work.steps.clamp(min=1), ctx.client_weight(data)
         message = Message(work.models, n) if ctx.phase.startswith("average") else Message((), n, 0 * n, 0 * n)
         return ClientResult(message, L2GDState(work.models, loss), {"loss": loss})
@@ -157,7 +157,7 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
 
 
 class VarianceReducedState(NamedTuple):
-    """What a client of L2SGD+ keeps."""
+    """A client's state in L2SGD+."""
 
     models: ModelState  # x_i, leaves [1, ...]
     loss: Tensor  # [] mean loss of its last local steps
@@ -185,11 +185,11 @@ class L2SGDPlus(L2GD):
 
     Args:
         communication_probability: p, the probability of an averaging step; 0 never averages, 1 takes no local step.
-        prox_weight: λ, how strongly the models are held together.
+        prox_weight: λ, strength of the pull towards the mean.
         flips_per_round: flips of the coin in one round.
         gradient: `stochastic` takes a batch in a local step, `full` all local samples.
         scaling: `paper` divides all steps by the number of clients N, as the objective is a mean; `slides` does not.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     gradient: Literal["full", "stochastic"] = "stochastic"
@@ -198,12 +198,12 @@ class L2SGDPlus(L2GD):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """A table of gradients outlives the steps that privacy of samples protects."""
+        """The table of gradients persists beyond the steps that example-level privacy protects."""
         reasons = {"noise_in_steps": "the samples' gradients", "personal_parts": "keeps gradients of whole models"}
         return super().incompatible | reasons
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """x̄; networks without a gradient of each sample by itself are refused."""
+        """x̄; networks without per-sample gradients are refused."""
         if not ctx.task.same_in_training:
             raise ConfigError(
                 f"L2SGDPlus needs the gradient of each sample by itself, and {type(ctx.task.network).__name__} is "
@@ -251,7 +251,7 @@ class L2SGDPlus(L2GD):
         )  # fmt: skip
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: Any, data: ClientData) -> ClientResult:
-        """As of L2GD; J_i and Ψ_i stay."""
+        """As in L2GD; J_i and Ψ_i are kept."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=VarianceReducedState(work.models, result.state.loss, work.table, work.shift))
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg: own representations below, shared layers above.
+"""LG-FedAvg: personal lower layers, shared upper layers.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. "Think Locally, Act Globally: Federated Learning with
 Local and Global Representations". 2020. https://arxiv.org/abs/2001.01523, Algorithm 1.
@@ -8,13 +8,13 @@ Symbols:
     θ^g     -> shared.models   the global model on top of it, leaves [1, ...]
     N_m / N -> message.weight  share of device m's samples
 Deviations:
-    The authors' program shares the last two entries of a list that for CIFAR-10 ends with the convolutions, so that it
-    is the lower layers that are averaged; it starts from a model of 800 to 1800 rounds of FedAvg (here
-    `--model.start_from`), and keeps of each client the model of the best test accuracy.
+    The authors' program shares the last two entries of a list that for CIFAR-10 ends with the convolutions, so it
+    averages the lower layers; it starts from a model of 800 to 1800 rounds of FedAvg (here `--model.start_from`), and
+    keeps each client's model with the best test accuracy.
     Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
-    belong to the side they stand in.
-    The paper serves a new device by an ensemble of all local models. Ours trains its own lower layers, from the initial
-    ones, for `unseen_epochs` passes under the final upper layers: the server has no local model.
+    belong to the part they are in.
+    The paper serves a new device by an ensemble of all local models. Ours trains personal lower layers, from the
+    initial ones, for `unseen_epochs` passes under the final upper layers: the server has no local model.
     Objectives beside the loss (autoencoders, adversaries for fairness) are not here.
 """
 
@@ -33,12 +33,12 @@ __all__ = ["LGFedAvg"]
 
 @dataclass(frozen=True)
 class LGFedAvg(PartialModel):
-    """Clients train all layers together; the server averages the last ones, every client keeps the others.
+    """Clients train all layers together; the server averages the last ones, and every client keeps the others.
 
     Args:
         shared_layers: trained layers that are averaged, counted from the end of the network: 0 gives Local, all of them
             FedAvg.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     conformance_exempt: ClassVar[dict[str, str]] = {

@@ -30,7 +30,7 @@ class Local(Personal[GlobalModels, OwnModel, LocalRun]):
     """No collaboration: each client trains its own model from a common start; nothing is sent.
 
     Args:
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -45,7 +45,7 @@ class Local(Personal[GlobalModels, OwnModel, LocalRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> LocalRun:
-        """Training goes on from the client's own model."""
+        """Training continues from the client's own model."""
         return local_run(ctx, state.models)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
@@ -62,6 +62,6 @@ class Local(Personal[GlobalModels, OwnModel, LocalRun]):
         return shared
 
     def sent(self, ctx: Context, shared: GlobalModels, client_id: int) -> GlobalModels:
-        """The start, to who has no model yet."""
+        """The start, for clients without a model."""
         starts = client_id >= ctx.num_clients or ctx.phase == "init"
         return shared if starts else GlobalModels(ModelState({}, {}))

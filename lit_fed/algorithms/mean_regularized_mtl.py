@@ -10,15 +10,15 @@ Symbols:
     s_i -> share          share of client i in the mean: 1/N, or p_i if weighted by samples
     The derivative of ½·Σ_j ‖w_j − w̄‖² = ½·(Σ_j ‖w_j‖² − N·‖w̄‖²) with respect to w_i is w_i − w̄ exactly, although w̄
     depends on w_i. During a round the mean moves with the own column: w̄ = w̄⁰ + s_i·(w_i − w_i⁰).
-    In ProxAvg the anchor rests during a round, so the two have the same fixed points and other steps; with one client
-    there is no pull here.
+    In ProxAvg the anchor is fixed during a round, so both have the same fixed points but different steps; with one
+    client there is no pull here.
 Deviations:
     The paper solves for support vector machines, by their dual; here any loss, by local steps. It also penalises the
     size of each w_i (`solver.weight_decay`). PFLlib's penalty grows with the mean, ‖W‖² + (N − 1)²·‖w̄‖²; not offered.
     If clients are weighted by samples, so is the mean and with it the regulariser, p_i·λ/2·‖w_i − w̄‖².
-    The paper has no sampling. Ours: w̄ has to be the mean of all columns exactly, so a client that is drawn twice in a
-    round moves once and counts once. How often clients are drawn does not move the solution, where all columns rest.
-    An unseen client has no column. Ours: it trains `unseen_epochs` passes from w̄, and w̄ rests.
+    The paper has no sampling. Ours: w̄ must be exactly the mean of all columns, so a client that is drawn twice in a
+    round moves and counts once. Sampling frequencies do not change the solution, where no column moves.
+    An unseen client has no column. Ours: it trains `unseen_epochs` passes from w̄, which is fixed.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
 
     Args:
         mean_weight: λ, weight of the penalty; 0 gives Local.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
     message = MessageSpec(accumulates=True)
-    # the mean is that of all columns; a column that has moved once counts once
+    # the mean is over all columns, each counted once
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
 
     mean_weight: float = 1.0
@@ -78,7 +78,7 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> ColumnRun:
-        """Training goes on from the own column; an unseen client has no share in the mean."""
+        """Training continues from the own column; an unseen client has no share in the mean."""
         total = ctx.total_samples if ctx.weighting == "samples" else ctx.total_weight
         weight = ctx.client_weight(data) / total
         share = torch.zeros_like(weight) if ctx.phase == "adapt" else weight
@@ -92,7 +92,7 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
         return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ColumnRun, data: ClientData) -> ClientResult:
-        """The server is sent the own change on top of the mean; the column stays."""
+        """Send the mean plus the client's change; keep the column."""
         sent = tree.add(shared.models, tree.sub(work.models, work.start))
         message = Message(sent, ctx.client_weight(data))
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})

@@ -1,4 +1,4 @@
-"""Mime and MimeLite: local steps with the statistics of a server's optimizer, which stay fixed during a round.
+"""Mime and MimeLite: local steps with server optimizer statistics, which are fixed during a round.
 
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. "Mime: Mimicking Centralized Stochastic Algorithms in Federated
 Learning". 2020. https://arxiv.org/abs/2008.03606, Algorithm 1.
@@ -41,7 +41,7 @@ Leaves = dict[str, Tensor]
 
 
 class ServerStatistics(NamedTuple):
-    """What the server knows, and sends."""
+    """The server's state, which is broadcast."""
 
     models: ModelState  # x, leaves [1, ...]
     statistics: OptimizerState  # s, leaves [1, ...]
@@ -57,7 +57,7 @@ class MimeRun(NamedTuple):
 
 
 class MimeUpdate(NamedTuple):
-    """What a client of MimeLite sends; of Mime the gradient goes up first, and then the change y_i − x."""
+    """Message value in MimeLite; in Mime the gradient is sent first, and then the change y_i − x."""
 
     models: ModelState  # y_i, leaves [1, ...]
     gradient: Leaves  # ∇f_i(x), leaves [1, ...]
@@ -65,7 +65,7 @@ class MimeUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class MimeLite(Algorithm[ServerStatistics, tuple[()], MimeRun]):
-    """FedAvg whose local steps use the server's momentum or moments, which clients' gradients at x renew."""
+    """FedAvg whose local steps use the server's momentum or moments, updated by clients' gradients at x."""
 
     message = MessageSpec(beside_models=True)
     participation = Participation(weighting="uniform")
@@ -103,7 +103,7 @@ class MimeLite(Algorithm[ServerStatistics, tuple[()], MimeRun]):
         return gradient
 
     def client_final(self, ctx: Context, shared: ServerStatistics, work: MimeRun, data: ClientData) -> ClientResult:
-        """y_i and ∇f_i(x) go to the server."""
+        """Send y_i and ∇f_i(x)."""
         update = MimeUpdate(work.models, _gradient_at(ctx, shared.models, data))
         return ClientResult(_message(ctx, update, shared, data), (), {"loss": work.loss / work.steps.clamp(min=1)})
 
@@ -143,7 +143,7 @@ class Mime(MimeLite):
         return tree.add(tree.sub(gradient, at_server), shared.gradient)  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: ServerStatistics, work: MimeRun, data: ClientData) -> ClientResult:
-        """∇f_i(x) goes to the server, for x and s; then y_i − x, for c."""
+        """Send ∇f_i(x), in exchange for x and s; then y_i − x, in exchange for c."""
         if ctx.phase == "gradient":
             received = shared._replace(gradient={})
             return ClientResult(_message(ctx, _gradient_at(ctx, shared.models, data), received, data), (), {})

@@ -13,9 +13,9 @@ Symbols:
     Σ    -> shared.total  sum of all x_i (copies: x'_i), to which clients add by sending how theirs has changed
     λ, ρ, β, ρ_i -> prox_weight, penalty_weight, dual_step, copy_weight
 Deviations:
-    Hong et al. update the clients one after another; `jacobi` lets all move at once, `copies` gives each a copy of its
-    own for that, both without a proof. No proximal term (ρN/2)·‖x − x_i‖² is added to `jacobi`.
-    All clients take part there. Ours: absent ones keep their models, and count in Σ with them.
+    Hong et al. update the clients one after another; `jacobi` updates all at once, `copies` does so with a copy of each
+    model, both without a proof. No proximal term (ρN/2)·‖x − x_i‖² is added to `jacobi`.
+    All clients take part there. Ours: absent ones keep their models, which still count in Σ.
     With `local_solve: inexact` the solver's steps, from the last x_i, replace the minimisation.
     Ours: `--model.weighting samples` gives f_i the weight N·n_i/n, by which the local objective is then divided.
     An unseen client has no model there. Ours: the minimiser of f_i(x) + λ/2·‖x − z‖², or `unseen_epochs` towards it.
@@ -51,7 +51,7 @@ class SharingWeights(NamedTuple):
 
 
 class SharingServer(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # z, leaves [1, ...]
     dual: dict[str, Tensor]  # y, the multiplier of N·z = Σ_i x_i, leaves [1, ...]
@@ -59,19 +59,19 @@ class SharingServer(NamedTuple):
 
 
 class SharingClient(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
-    copy: dict[str, Tensor]  # x'_i, that stands for x_i in the constraint, leaves [1, ...]; {} without copies
+    copy: dict[str, Tensor]  # x'_i, which represents x_i in the constraint, leaves [1, ...]; {} without copies
     dual: dict[str, Tensor]  # y_i, the multiplier of x'_i = x_i, leaves [1, ...]; {} without copies
 
 
 @dataclass(frozen=True)
 class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
-    """Personal models that are pulled to their mean.
+    """Personal models that are pulled towards their mean.
 
     Args:
-        prox_weight: λ; 0 trains every client alone; the larger it is, the closer all come to one model.
+        prox_weight: λ; 0 trains every client alone; larger values bring all models closer together.
         form: `alternating_prox`, minimisers near z and then their mean; `jacobi`, all clients at once under the
             constraint; `copies`, the same on copies of the models; `gauss_seidel`, one client after another.
         penalty_weight: ρ, with N·ρ > λ; null takes 10·λ/N. Forms `jacobi` and `copies` diverge near N·ρ = λ, and are
@@ -114,7 +114,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         return SharingWeights(N, prox, rho, self.dual_step or rho, self.copy_weight or 10 * prox)
 
     def shared_init(self, ctx: Context) -> SharingServer:
-        """x_i = x'_i = z for all, and y = 0; a ρ for which z has no minimum is refused."""
+        """x_i = x'_i = z for all, and y = 0; a ρ without a minimum in z is refused."""
         if self.form != "alternating_prox":
             _check_weights(self._weights(ctx), copies=self.form == "copies")
         return _initial_server(solvable_start(ctx, self.local_solve), ctx.num_clients)
@@ -125,7 +125,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         return SharingClient(shared.models, copy, tree.zeros_like(copy))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
-        """One phase; `gauss_seidel` takes one for each client, who sees the others' new models in Σ."""
+        """One phase; `gauss_seidel` takes one per client, which sees the others' new models in Σ."""
         work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
         ids = torch.unique(client_ids)  # a client drawn twice counts once
         turns = len(ids) - 1 if self.form == "gauss_seidel" else 0
@@ -134,7 +134,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
     def client_init(
         self, ctx: Context, shared: SharingServer, state: SharingClient, data: ClientData, losses: None
     ) -> PenalisedRun:
-        """What is added to f_i, up to a constant: curvature/2·‖x‖² + ⟨linear, x⟩, over the weight of f_i."""
+        """Penalty on f_i up to a constant, divided by the weight of f_i: curvature/2·‖x‖² + ⟨linear, x⟩."""
         weights, x = self._weights(ctx), state.models.parameters
         if self.form == "alternating_prox" or ctx.phase == "adapt":  # λ/2·‖x − z‖²
             more, pull = 0.0, tree.scale(shared.models.parameters, self.prox_weight)
@@ -149,7 +149,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: SharingServer, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact x-update, where it is wanted, and that of the copy; the change of either goes up."""
+        """The exact x-update, if chosen, and that of the copy; send the change of either."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         old, new = work.state, work.state._replace(models=work.models)
         new = _move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
@@ -167,14 +167,14 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         return new
 
     def sent(self, ctx: Context, shared: SharingServer, client_id: int) -> SharingServer:
-        """z, or in its place all that a client has to know of the others."""
+        """z, or instead the vector that a client needs from the others."""
         if self.form != "alternating_prox" and ctx.phase in ("turn", "train"):
             others = _others(shared, self._weights(ctx))
             shared = shared._replace(models=shared.models._replace(parameters=others))
         return shared._replace(dual={}, total={})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet looks for one before it is served."""
+        """Only a client without a model searches for one before it is served."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 
@@ -204,7 +204,7 @@ def _initial_server(models: ModelState, num_clients: int) -> SharingServer:
 
 
 def _others(server: SharingServer, weights: SharingWeights) -> dict[str, Tensor]:
-    """The vector y + ρ(N·z − Σ): all that a client has to know of the others; it is sent this alone, in place of z."""
+    """The vector y + ρ(N·z − Σ): all that a client needs from the others; it is sent instead of z."""
     if not server.total:
         return server.models.parameters
     gap = tree.sub(tree.scale(server.models.parameters, weights.num_clients), server.total)
@@ -223,7 +223,7 @@ def _move_copy(server: SharingServer, client: SharingClient, weights: SharingWei
 
 
 def _add_changes(server: SharingServer, reduced: Reduced, num_clients: int) -> SharingServer:
-    """The new Σ, in float64, from the mean change of those that took part, each with weight 1."""
+    """The new Σ, in float64, from the mean change of the participants, each with weight 1."""
     change: ModelState = tree.scale(reduced.value, reduced.weight)
     buffers = tree.add(server.models.buffers, tree.scale(change.buffers, 1 / num_clients))
     models = ModelState(server.models.parameters, buffers)

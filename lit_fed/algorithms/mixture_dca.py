@@ -16,7 +16,7 @@ Symbols:
     F(x^k) -> shared.values  the last q + 1 values of the objective over N, [q + 1]; q -> memory
     λ      -> prox_weight
 Deviations:
-    Without acceleration the iteration is that of `MixtureADMM`, form `alternating_prox`, and of `ProxAvg`, which takes
+    Without acceleration the iteration is that of `MixtureADMM`, form `alternating_prox`, and of `ProxAvg`, which allows
     absent clients; here all clients take part. The program is unconstrained: x̄ is no variable with a constraint.
     Ours: t_1 = 1, as in FISTA, of which this is the form on Moreau envelopes if all f_i are convex. F(x^0) is unknown.
     Ours: a client sends its part of F(x^k) and F(z^k) with its model, so that a round stays one exchange.
@@ -46,7 +46,7 @@ __all__ = ["DCAServer", "MixtureDCA", "ModelWithValues", "extrapolation"]
 
 
 class DCAServer(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # v̄, leaves [1, ...]
     mean: dict[str, Tensor]  # x̄, leaves [1, ...]
@@ -62,10 +62,10 @@ class ModelWithValues(NamedTuple):
 
 @dataclass(frozen=True)
 class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
-    """Personal models that are pulled to their mean, with or without Nesterov's acceleration.
+    """Personal models that are pulled towards their mean, with or without Nesterov's acceleration.
 
     Args:
-        prox_weight: λ; 0 trains every client alone; the larger it is, the closer all come to one model.
+        prox_weight: λ; 0 trains every client alone; larger values bring all models closer together.
         accelerated: extrapolate the point at which the concave part is linearised.
         memory: q; extrapolation needs an objective that is at most the largest of the last q + 1.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
@@ -89,7 +89,7 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
 
     @property
     def message(self) -> MessageSpec:  # type: ignore[override]
-        """Models; values of the objective beside them belong to these models alone."""
+        """Models; the values of the objective sent with them belong to these models only."""
         return MessageSpec("multiples" if self.accelerated else "models")
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         return penalised_step(ctx, work, batch)
 
     def client_final(self, ctx: Context, shared: DCAServer, work: PenalisedRun, data: ClientData) -> ClientResult:
-        """The exact solve, where it is wanted; x_i goes up, with the client's part of F(x) and F(z)."""
+        """The exact solve, if chosen; send x_i, with the client's part of F(x) and F(z)."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         value: ModelState | ModelWithValues = work.models
         if self.accelerated:
@@ -149,7 +149,7 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         return DCAServer(models._replace(parameters=tree.lerp(*points, share)), points[0], values)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet looks for one before it is served."""
+        """Only a client without a model searches for one before it is served."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 

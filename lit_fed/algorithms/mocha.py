@@ -4,8 +4,8 @@ Smith, Chiang, Sanjabi, Talwalkar. "Federated Multi-Task Learning". NeurIPS 2017
 Algorithm 1.
 
 In the dual of min_W Σ_t loss_t(w_t) + λ/2·tr(W Σ⁻¹ Wᵀ) task t has a vector b_t, and the models are W = (1/λ)·B·Σ. Each
-client raises its share of the dual by coordinate steps, one sample at a time, while all other clients do so too;
-ρ damps the steps so that together they do not go too far. A network with K outputs is K such problems.
+client increases its share of the dual by coordinate steps, one sample at a time, in parallel with all others; ρ damps
+the steps so that together they do not overshoot. A network with K outputs is K such problems.
 
 Symbols:
     w_t     -> shared.peers     model of client t with its bias; W = (1/λ)·B·Σ after every round
@@ -58,7 +58,7 @@ __all__ = ["MOCHA", "DualRun", "DualState", "Related", "coordinate_step", "learn
 
 
 class Related(NamedTuple):
-    """What the server keeps: the models of T tasks with K outputs, their dual vectors, and how they are related."""
+    """The server's state: the models of T tasks with K outputs, their dual vectors, and their covariance."""
 
     peers: Peers  # w_t, leaves [T, 1, ...]
     combined: Tensor  # b_t, [T, K, d + 1] float64
@@ -67,22 +67,22 @@ class Related(NamedTuple):
 
 
 class DualState(NamedTuple):
-    """What a client keeps: its dual variables, and the model that they gave it."""
+    """A client's state: its dual variables, and the resulting model."""
 
     dual: Tensor  # β_s, [K, most_samples]
-    models: ModelState  # its model after its last local steps, which an unseen client is served with, leaves [1, ...]
+    models: ModelState  # its model after its last local steps, which serves an unseen client, leaves [1, ...]
     client_id: Tensor  # [] int64
 
 
 class DualRun(NamedTuple):
-    """A client's phase: it raises its share of the dual problem by coordinate steps."""
+    """A client's phase: coordinate steps on its share of the dual problem."""
 
     columns: Tensor  # w at the start, [K, d + 1]
     change: Tensor  # Δb of b = share·Σ_s y_s·β_s·x_s, [K, d + 1]
     dual: Tensor  # β_s, [K, N]
     reach: Tensor  # [K] the local model is w + reach·Δb
     share: Tensor  # [] weight of one sample's loss
-    optimizer: OptimizerState  # of no use to coordinate steps
+    optimizer: OptimizerState  # unused by coordinate steps
     loss: Tensor  # [] sum over steps of the sample's loss under the local model, before the step; mean over classes
     steps: Tensor  # [] steps taken
 
@@ -94,14 +94,14 @@ class DualRun(NamedTuple):
 
 @dataclass(frozen=True)
 class MOCHA(Personal[Related, DualState, DualRun]):
-    """A linear classifier for each client; how the clients are related is learned with them.
+    """A linear classifier for each client, learned together with the covariance of the classifiers.
 
     Args:
         regularisation: λ.
         rounds_per_relation: rounds between two updates of Σ; 0 leaves all clients unrelated.
         loss: `hinge` or `logistic`.
         epsilon: added to the eigenvalues of Σ, in units of their mean.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -138,7 +138,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return DualState(dual, shared.peers.mean, data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
-        """A coordinate step takes one sample, whatever the solver's batch size."""
+        """A coordinate step takes one sample, for any batch size of the solver."""
         return (Phase("train", client_ids, ctx.solver.work._replace(batch_size=1)),)
 
     def client_init(self, ctx: Context, shared: Related, state: DualState, data: ClientData, losses: None) -> DualRun:
@@ -152,7 +152,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return coordinate_step(self.loss, ctx.task.target, work, batch)
 
     def client_final(self, ctx: Context, shared: Related, work: DualRun, data: ClientData) -> ClientResult:
-        """Δb_t goes up; w_t and ρ·Σ_tt have come down."""
+        """Send Δb_t; w_t and ρ·Σ_tt were received."""
         own = from_columns(work.local_columns.unsqueeze(0), shared.peers.mean.parameters)
         state = DualState(_resized(work.dual, ctx.most_samples), ModelState(own, {}), data.client_id)
         down = tree.bits((work.columns, work.reach)) * torch.ones_like(data.num_samples)
@@ -160,7 +160,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: Related, reduced: Reduced, client_ids: Tensor) -> Related:
-        """B after the clients' changes, every few rounds Σ, and the models W that follow from them."""
+        """B after the clients' changes, every few rounds Σ, and the resulting models W."""
         learns = self.rounds_per_relation and (ctx.round_idx + 1) % self.rounds_per_relation == 0
         epsilon = self.epsilon if learns else None
         return _with_changes(shared, client_ids, reduced.value, self.regularisation, epsilon)
@@ -171,13 +171,13 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return own_models(shared.peers, task), _reach_of(shared, task, 1.0)
 
     def received(self, ctx: Context, sent: tuple[ModelState, Tensor], client_id: int) -> Related:
-        """Nothing is known of other tasks; ρ = 1, since ρ·Σ_tt stands in the place of Σ_tt."""
+        """Other tasks are unknown; ρ = 1, since ρ·Σ_tt replaces Σ_tt."""
         peers, reach = lone_peer(sent[0], client_id, ctx.num_clients), sent[1].view(-1, 1, 1)
         sigma = reach.expand(-1, ctx.num_clients, ctx.num_clients)
         return Related(peers, NOT_SENT, sigma, torch.ones_like(sent[1]))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
+        """Only a client without a model trains before it is served."""
         return None if seen else LocalWork(epochs=self.unseen_epochs, batch_size=1)
 
     def collaboration(self, ctx: Context, shared: Related, states: DualState) -> Tensor:
@@ -185,11 +185,11 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return shared.sigma.mean(0)
 
     def num_payloads(self, ctx: Context, shared: Related, num_clients: int) -> int:
-        """One for each client: its own model and its ρ·Σ_tt."""
+        """One message per client: its model and its ρ·Σ_tt."""
         return num_clients
 
     def log_prob(self, ctx: Context, shared: Related, state: DualState, x: Tensor, outputs: None) -> Tensor:
-        """Sigmoids of the margins; where there are several, as shares of their sum."""
+        """Sigmoids of the margins, normalised by their sum if there are several."""
         margins = ctx.task.outputs(own_models(shared.peers, state.client_id, state.models), x)
         margins = torch.nn.functional.logsigmoid(margins) if ctx.task.target.num_outputs > 1 else margins
         return ctx.task.mix(margins.new_ones(1), margins)
@@ -209,7 +209,7 @@ def _independent(num_tasks: int) -> Tensor:
 
 
 def _damping_of(sigma: Tensor) -> Tensor:
-    """ρ = max_t Σ_s |Σ_ts| / Σ_tt, [K]: how much the steps of all tasks at once have to be damped.
+    """ρ = max_t Σ_s |Σ_ts| / Σ_tt, [K]: damping of the parallel steps of all tasks.
 
     Example:
         >>> _damping_of(torch.tensor([[[0.5, -0.25], [-0.25, 0.5]]])).tolist()
@@ -219,10 +219,10 @@ def _damping_of(sigma: Tensor) -> Tensor:
 
 
 def _reach_of(tasks: Related, task: Tensor, weight: float) -> Tensor:
-    """How far the model of a task moves with b_t in its own problem, ρ·Σ_tt/λ for each output, [K] float64.
+    """Change of a task's model per change of b_t in its own problem, ρ·Σ_tt/λ for each output, [K] float64.
 
     Args:
-        tasks: all of them.
+        tasks: all tasks.
         task: its number, []; one from T on is a new task, which is unrelated: 1/(λT).
         weight: λ.
     """
@@ -233,7 +233,7 @@ def _reach_of(tasks: Related, task: Tensor, weight: float) -> Tensor:
 
 
 def _resized(dual: Tensor, size: int) -> Tensor:
-    """The first entries of the last axis, or all of them and zeros behind.
+    """The first entries of the last axis, or all of them padded with zeros.
 
     Example:
         >>> _resized(torch.ones(1, 2), 3).tolist(), _resized(torch.ones(1, 2), 1).tolist()
@@ -250,13 +250,13 @@ def _dual_run(columns: Tensor, dual: Tensor, reach: Tensor, share: Tensor, optim
 
 
 def coordinate_step(loss: MarginLoss, target: Target, run: DualRun, batch: Batch) -> DualRun:
-    """The dual variables β_s of one sample that are best for the dual problem; all others stay as they are.
+    """The optimal dual variables β_s of one sample, with all others fixed.
 
     Args:
-        loss: of the margin.
-        target: what kind of labels there are.
+        loss: loss of the margin.
+        target: the kind of labels.
         run: the client's work so far.
-        batch: the sample and, behind it, padding.
+        batch: the sample, followed by padding.
     """
     one: Batch = tree.index(batch, slice(0, 1))
     x, here = with_constant(one.x)[0], one.mask[0].to(run.dual.dtype)
@@ -289,14 +289,14 @@ def _class_signs(target: Target, y: Tensor) -> Tensor:
 def _with_changes(
     tasks: Related, which: Tensor, changes: Tensor, weight: float, epsilon: float | None = None
 ) -> Related:
-    """The tasks after some b_t have changed; W follows, and Σ where it is learned.
+    """The tasks after changes of some b_t, with the new W, and Σ if it is learned.
 
     Args:
-        tasks: before.
-        which: whose b_t have changed, [C].
+        tasks: the tasks before.
+        which: tasks with changed b_t, [C].
         changes: Δb_t, [C, K, d + 1].
         weight: λ.
-        epsilon: of `learned_relations`, to learn Σ from the new models; None leaves it.
+        epsilon: as in `learned_relations`, to learn Σ from the new models; None: Σ is unchanged.
     """
     combined = tasks.combined.index_add(0, which, changes.double())
     sigma, damping = tasks.sigma, tasks.damping
@@ -312,7 +312,7 @@ def _with_changes(
 def learned_relations(columns: Tensor, epsilon: float) -> Tensor:
     """The best Σ for these models, (WᵀW)^½ over its trace, with epsilon·I/T added, [K, T, T].
 
-    The root is taken from the singular values of W: the eigenvalues of WᵀW have lost half of the digits.
+    The root is computed from the singular values of W, since eigenvalues of WᵀW lose half of the digits.
 
     Args:
         columns: W, [T, K, d + 1] float64.

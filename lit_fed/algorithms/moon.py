@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose clients pull their features to those of the global model and away from their last own model's.
+"""MOON: FedAvg whose clients pull their features towards the global model's and away from their last model's.
 
 Li, He, Song. "Model-Contrastive Federated Learning". CVPR 2021. https://arxiv.org/abs/2103.16257, Algorithm 1.
 
@@ -13,11 +13,11 @@ Symbols:
 Deviations:
     z are the inputs of the network's last layer. The paper's networks have a projection head of two layers, 256 wide,
     ahead of it, which is averaged like everything else: a network that ends in these is a `--model.network`. PFLlib and
-    FL-bench take the features without one, as here a network without one does.
+    FL-bench use features without such a head, as do networks without one here.
     Before its first round the last own model is the initial network, as in the authors' code; the paper does not say.
     The authors' code can keep several earlier models (`model_buffer_size`, 1 by default); one is kept here.
-    Both other models predict in evaluation mode. Features of positions of a sequence are compared one by one.
-    An unseen client is served the global model.
+    Both other models predict in evaluation mode. Features of positions of a sequence are compared separately.
+    An unseen client is served by the global model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["MOON", "ContrastiveRun", "PreviousModel"]
 
 
 class PreviousModel(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     previous: ModelState  # w_i^{t-1}, leaves [1, ...]
 
@@ -93,6 +93,6 @@ class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
         return view.losses + self.mu * per_sample(contrast)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ContrastiveRun, data: ClientData) -> ClientResult:
-        """w_i^t goes to the server, and stays as the next w_i^{t-1}."""
+        """Send w_i^t, and keep it as the next w_i^{t-1}."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=PreviousModel(work.models))

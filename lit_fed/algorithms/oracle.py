@@ -34,17 +34,17 @@ __all__ = ["GroupState", "Oracle"]
 
 
 class GroupState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     group: Tensor  # g_i, [] int64
 
 
 @dataclass(frozen=True)
 class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
-    """FedAvg within each true group of clients, which the data have to tell."""
+    """FedAvg within each true group of clients, which the data must provide."""
 
     message = MessageSpec(complete=False)
-    participation = Participation(fills_in_absent=False)  # those of the other groups were never sent a group's model
+    participation = Participation(fills_in_absent=False)  # clients of other groups never received the group's model
     incompatible: ClassVar[dict[str, str]] = {
         "deployment": "needs the true group of every client, which the server does not know",
         "privacy": "divides by numbers of members, which are private themselves",
@@ -63,7 +63,7 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
         )
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> GroupState:
-        """The true group of a client of the training; the others choose theirs when they are served."""
+        """The true group of a seen client; unseen clients choose theirs when they are served."""
         if ctx.phase == "adapt" or ctx.groups is None:
             return GroupState(torch.zeros((), dtype=torch.int64))
         return GroupState(ctx.groups[data.client_id.to(ctx.groups.device)].to(torch.int64))
@@ -90,7 +90,7 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
         return ClientResult(message, GroupState(work.cluster), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
-        """FedAvg's average within each group; a group of which nobody took part keeps its model."""
+        """FedAvg's average within each group; a group without participants keeps its model."""
         return GlobalModels(average_chosen(ctx, shared.models, reduced))
 
     def num_payloads(self, ctx: Context, shared: GlobalModels, num_clients: int) -> int:

@@ -1,4 +1,4 @@
-"""Per-FedAvg: one global model from which one local gradient step personalises.
+"""Per-FedAvg: one global model, personalised by one local gradient step.
 
 Fallah, Mokhtari, Ozdaglar. "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach". NeurIPS 2020. https://arxiv.org/abs/2002.07948, Algorithm 1 and its approximations FO and HF.
@@ -6,7 +6,7 @@ Approach". NeurIPS 2020. https://arxiv.org/abs/2002.07948, Algorithm 1 and its a
 Symbols:
     w         -> shared.models  the global model, leaves [1, ...]; client i minimises F_i(w) = f_i(w − α∇f_i(w))
     w_i       -> work.models    the client's copy of it, leaves [1, ...]
-    w̃_i       -> state          the copy after the inner step, leaves [1, ...]; lives only while a client is served
+    w̃_i       -> state          the copy after the inner step, leaves [1, ...]; exists only while a client is served
     D, D′, D″ -> batch          leaves [3, B, ...], drawn independently for each local step; FO has no D″
     α         -> inner_lr
     β         -> solver.lr
@@ -15,10 +15,10 @@ Symbols:
 Deviations:
     The meta-gradient goes through the local solver like any gradient, so that momentum, weight decay and clipping act
     on the step of rate β; the paper's is plain. The inner step is plain always.
-    The paper adapts with the client's data and leaves open how much of it. Ours: `adapt_steps` steps of rate α, each on
+    The paper adapts with an unspecified amount of the client's data. Ours: `adapt_steps` steps of rate α, each on
     the whole local training set. The pFedMe authors' code adapts on a batch of the test set; that leak is not offered.
-    The paper weights clients alike, which is the default here.
-    Running statistics, which the paper has none of, see both batches: D at w_i and D′ at w̃_i.
+    The paper weights clients equally, which is the default here.
+    Running statistics, absent in the paper, see both batches: D at w_i and D′ at w̃_i.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = ["PerFedAvg"]
 
 @dataclass(frozen=True)
 class PerFedAvg(Personal[GlobalModels, Tree, LocalRun]):
-    """A global model that is meant to be tuned: it is trained for the loss after a gradient step on the client's data.
+    """A global model for tuning: it minimises the loss after a gradient step on the client's data.
 
     Args:
-        variant: how the meta-gradient (I − α∇²f)∇f(w̃) is computed: `exact` by a Hessian-vector product (the network
-            has to be twice differentiable), `hessian_free` by a difference of two gradients, `first_order` without
+        variant: computation of the meta-gradient (I − α∇²f)∇f(w̃): `exact` by a Hessian-vector product (the network
+            must be twice differentiable), `hessian_free` by a difference of two gradients, `first_order` without
             its second-order part.
         inner_lr: α, the rate of the inner step and of adaptation.
         difference: δ of `hessian_free`: half the distance of the two gradients in units of ∇f(w̃). The error grows with
@@ -113,7 +113,7 @@ class PerFedAvg(Personal[GlobalModels, Tree, LocalRun]):
     ) -> dict[str, Tensor]:
         """∇²f(w; D″) times the vector, or [∇f(w + δ·vector) − ∇f(w − δ·vector)] / 2δ (HF).
 
-        The two gradients of HF differ by less than bfloat16 can tell, so they are taken in the models' own type.
+        The two gradients of HF differ by less than bfloat16 resolves, so they are computed in the models' type.
         """
         if self.variant == "exact":
             return ctx.task.hessian_vector(models, batch, vector)
@@ -131,11 +131,11 @@ class PerFedAvg(Personal[GlobalModels, Tree, LocalRun]):
         return ()
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client takes the inner step before it is served, seen or not."""
+        """Every client takes the inner step before it is served, seen or unseen."""
         return LocalWork(steps=self.adapt_steps, batch_size=0)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """w_i goes to the server, not w̃_i; the tuned copy is the state of an adapted client."""
+        """Send w_i, not w̃_i; the tuned copy is the state of an adapted client."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result
 

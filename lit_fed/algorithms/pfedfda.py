@@ -1,4 +1,4 @@
-"""pFedFDA: a shared body under a Gaussian classifier, whose distributions each client mixes with those of all.
+"""pFedFDA: a shared body under a Gaussian classifier, whose distributions interpolate between client and global.
 
 Mclaughlin, Su. "Personalized Federated Learning via Feature Distribution Adaptation". NeurIPS 2024.
 https://arxiv.org/abs/2411.00329, Algorithm 1.
@@ -21,8 +21,8 @@ Deviations:
     As there, a class that a client lacks has the global mean, shares of classes are raised by 1e-4, and the server's
     averages are by samples. Their last round has all clients; here its cohort is drawn as those of the others.
     At first Σ_g = I, and μ_g is uniform in [0, 1), as there.
-    A client is served the global body under its h of (μ̃_i, Σ̃_i), made of its training samples each time; an unseen one
-    likewise.
+    A client is served the global body under its h of (μ̃_i, Σ̃_i), made of its training samples each time; an unseen
+    one likewise.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ class Gaussians(NamedTuple):
 
 
 class GaussianBody(NamedTuple):
-    """What the server knows, and what a client sends."""
+    """The server's state, and a client's message value."""
 
     models: ModelState  # φ, leaves [1, ...]
     features: Gaussians
 
 
 class LDAHead(NamedTuple):
-    """What a client is served with; between rounds it keeps nothing."""
+    """A client's state for serving; nothing is kept between rounds."""
 
     head: dict[str, Tensor]  # h, leaves [1, ...]
 
 
 @dataclass(frozen=True)
 class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
-    """Clients train a body under the Gaussian classifier of all, and are served by one nearer to their own features.
+    """Clients train a body under a global Gaussian classifier, and are served by one fitted closer to their features.
 
     Args:
-        ridge: ε, added to the variances that a client finds; the authors' code has 1.
-        separate: whether means and covariance have a β each.
-        grid: how many numbers in [0, 1] are tried as β.
+        ridge: ε, added to the variances estimated by a client; the authors' code has 1.
+        separate: whether means and covariance each have a β.
+        grid: number of values in [0, 1] tried as β.
     """
 
     ridge: float = 1e-4
@@ -120,11 +120,11 @@ class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
         return local_run(ctx, whole_models(ctx.task.network, shared.models, ModelState(head, {})))
 
     def client_step(self, ctx: Context, shared: GaussianBody, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of the body on the cross-entropy; h stays."""
+        """A step of the body on the cross-entropy; h is fixed."""
         return local_step(ctx, work, batch, moving=names_of(shared.models))
 
     def client_final(self, ctx: Context, shared: GaussianBody, work: LocalRun, data: ClientData) -> ClientResult:
-        """φ_i, μ̃_i and Σ̃_i go to the server; a client that is served keeps their h."""
+        """Send φ_i, μ̃_i and Σ̃_i; a served client keeps their h."""
         weight = ctx.client_weight(data)
         features = self.mixed(ctx.task, shared.features, work.models, data)
         value = GaussianBody(named_part(work.models, names_of(shared.models)), features)
@@ -155,7 +155,7 @@ class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
         return server_average(ctx, shared, reduced)  # type: ignore[arg-type,return-value]
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client mixes its distributions, without a step."""
+        """Every client mixes the distributions, without a step."""
         return LocalWork()
 
     def served(self, ctx: Context, shared: GaussianBody, state: LDAHead) -> ModelState:
@@ -181,7 +181,7 @@ def lda_head(task: Task, features: Gaussians, share: Tensor) -> dict[str, Tensor
 
 
 def fitted(z: Tensor, member: Tensor, received: Gaussians, ridge: float) -> Gaussians:
-    """μ̂ and Σ̂ of features [N, D] with classes [N, C], in whose rows of zeros a sample does not count."""
+    """μ̂ and Σ̂ of features [N, D] with classes [N, C]; samples with a row of zeros are ignored."""
     counts = member.sum(0).unsqueeze(-1)
     means = torch.where(counts > 0, member.T @ z / counts.clamp(min=1), received.means)
     away = (z - member @ means) * member.sum(1, keepdim=True)
@@ -192,13 +192,13 @@ def fitted(z: Tensor, member: Tensor, received: Gaussians, ridge: float) -> Gaus
 def held_out_losses(
     z: Tensor, member: Tensor, own: Gaussians, everyone: Gaussians, log_prior: Tensor, shares: Tensor
 ) -> Tensor:
-    """Cross-entropies of samples by classifiers between two, [G, G]: a row for β of the means.
+    """Cross-entropies of samples under interpolated classifiers, [G, G]: one row per β of the means.
 
     Args:
         z: features, [N, D].
-        member: their classes, [N, C]; a row of zeros does not count.
-        own: at β = 1.
-        everyone: at β = 0.
+        member: their classes, [N, C]; rows of zeros are ignored.
+        own: the distributions at β = 1.
+        everyone: the distributions at β = 0.
         log_prior: log π_i, [C].
         shares: values of β, [G].
     """

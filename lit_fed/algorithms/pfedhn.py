@@ -1,4 +1,4 @@
-"""pFedHN: a network of the server generates each client's model from an embedding of the client.
+"""pFedHN: a hypernetwork at the server generates each client's model from an embedding of the client.
 
 Shamsian, Navon, Fetaya, Chechik. "Personalized Federated Learning using Hypernetworks". ICML 2021.
 https://arxiv.org/abs/2103.04628, Algorithm 1; Section 3.3 (pFedHN-PC, with personal classifiers).
@@ -6,19 +6,19 @@ https://arxiv.org/abs/2103.04628, Algorithm 1; Section 3.3 (pFedHN-PC, with pers
 Symbols:
     φ   -> shared.network     the hypernetwork, which never leaves the server in training
     v_i -> shared.embeddings  the embedding of client i, [T, D]
-    θ_i -> shared.generated   the model h(v_i; φ), leaves [1, ...], where it is sent; else it is made where it is used
+    θ_i -> shared.generated   the model h(v_i; φ), leaves [1, ...], if it is sent; else it is generated on use
     θ̃_i -> work.models        it after K local steps; Δθ_i = θ̃_i - θ_i
     ω_i -> state.own          the personal classifier of pFedHN-PC, leaves [1, ...]; never leaves the client
     α   -> server_optimizer   with its momentum and weight decay
 Deviations:
-    The paper prints φ <- φ - α (∂θ_i/∂φ)ᵀ Δθ_i, which would lead away from θ̃_i. As in the authors' code φ moves towards
-    it: the gradient is that of -⟨h(v_i; φ), Δθ_i⟩.
+    The paper prints φ <- φ - α (∂θ_i/∂φ)ᵀ Δθ_i, which would move away from θ̃_i. As in the authors' code φ moves
+    towards it: the gradient is that of -⟨h(v_i; φ), Δθ_i⟩.
     The paper's rounds have one client each. With more the gradient is their mean.
     The hypernetwork is the authors': `depth` + 1 layers of `width` and a linear map for each leaf. Embeddings take its
     rate; gradients are clipped by their norm over φ and all v, as there.
     Running statistics of BatchNorm are not generated; each client keeps its own.
-    An unseen client fits v alone, from the mean of all, for `unseen_epochs` passes (Section 5.3), so it is sent φ; its
-    own classifier in pFedHN-PC starts as the initial one and is fitted with v.
+    An unseen client fits only v, from the mean of all, for `unseen_epochs` passes (Section 5.3), so it receives φ; its
+    classifier in pFedHN-PC starts as the initial one and is fitted with v.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EMBEDDINGS = "embeddings"
 
 
 class HyperModels(NamedTuple):
-    """What the server knows, or a client of it: a seen one its model alone, an unseen one what it needs to make one."""
+    """The server's state, or the part that a client has: only its model if seen, else the means to generate one."""
 
     network: Leaves  # φ
     embeddings: Tensor  # v_i, [T, D]; at an unseen client their mean, [1, D]
@@ -62,34 +62,34 @@ class HyperModels(NamedTuple):
 
 
 class ServedByEmbedding(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     client_id: Tensor  # [] int64
-    embedding: Tensor  # [D], which an unseen client has fitted; 0 at the others, whose embedding the server has
+    embedding: Tensor  # [D], fitted by an unseen client; 0 at seen clients, whose embedding the server has
     own: ModelState  # ω_i and running statistics, leaves [1, ...]
 
 
 class EmbeddingRun(NamedTuple):
     """Work of an unseen client."""
 
-    models: ModelState  # h(v; φ) under the own classifier, leaves [1, ...]
+    models: ModelState  # h(v; φ) with the client's classifier, leaves [1, ...]
     embedding: Tensor  # v, [D]
-    optimizer: OptimizerState  # of v and the own classifier
+    optimizer: OptimizerState  # of v and the client's classifier
     loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
     steps: Tensor  # [] steps taken
 
 
 @dataclass(frozen=True)
 class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
-    """Each client trains a model that the server's hypernetwork generates, which learns from where the steps led.
+    """Each client trains a model from the server's hypernetwork, which learns from the resulting change.
 
     Args:
         embedding_size: D; null: 1 + T // 4, as in the authors' code.
-        width: of the hypernetwork's hidden layers.
-        depth: its hidden layers after the first.
-        clip_norm: largest norm of the gradient by φ and v; null: no limit.
-        server_optimizer: steps of φ and v.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its embedding.
+        width: width of the hypernetwork's hidden layers.
+        depth: number of its hidden layers after the first.
+        clip_norm: maximum norm of the gradient of φ and v; null: no limit.
+        server_optimizer: optimizer of φ and v.
+        unseen_epochs: passes over its training samples in which an unseen client fits its embedding.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -145,7 +145,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
     def client_init(
         self, ctx: Context, shared: HyperModels, state: ServedByEmbedding, data: ClientData, losses: None
     ) -> LocalRun | EmbeddingRun:
-        """θ̃_i = θ_i, under the own classifier; of an unseen client an embedding."""
+        """θ̃_i = θ_i, with the client's classifier; an embedding for an unseen client."""
         run = local_run(ctx, self.served(ctx, shared, state))
         if ctx.phase != "adapt":
             return run
@@ -171,7 +171,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
     def client_final(
         self, ctx: Context, shared: HyperModels, work: LocalRun | EmbeddingRun, data: ClientData
     ) -> ClientResult:
-        """θ̃_i goes to the server, which knows θ_i; the classifier stays."""
+        """Send θ̃_i to the server, which knows θ_i; keep the classifier."""
         own, weight = names_of(shared.own), ctx.client_weight(data)
         sent = tree.named(work.models.parameters, work.models.parameters.keys() - own)
         bits = torch.full_like(weight, tree.bits(sent))
@@ -187,7 +187,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         return shared._replace(embeddings=network.pop(EMBEDDINGS), network=network, moments=moments)
 
     def sent(self, ctx: Context, shared: HyperModels, client_id: int) -> HyperModels:
-        """The client's own model; to an unseen one the hypernetwork and the mean embedding."""
+        """The client's model; for an unseen client the hypernetwork and the mean embedding."""
         if client_id >= ctx.num_clients:
             return shared._replace(embeddings=shared.embeddings.mean(0, keepdim=True), moments=NOT_SENT)
         own = shared.own if ctx.phase == "init" else tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.own)
@@ -199,7 +199,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         return None if seen else LocalWork(epochs=self.unseen_epochs)
 
     def served(self, ctx: Context, shared: HyperModels, state: ServedByEmbedding) -> ModelState:
-        """θ_i under the own classifier; of an unseen client the model of the embedding that it fitted."""
+        """θ_i with the client's classifier; for an unseen client the model of its fitted embedding."""
         made = shared.generated
         if made is NOT_SENT:
             made = _generated(ctx, shared, _embedding_of(ctx, shared, state))
@@ -212,11 +212,11 @@ class PFedHNPC(PFedHN):
 
     Args:
         embedding_size: D; null: 1 + T // 4, as in the authors' code.
-        width: of the hypernetwork's hidden layers.
-        depth: its hidden layers after the first.
-        clip_norm: largest norm of the gradient by φ and v; null: no limit.
-        server_optimizer: steps of φ and v.
-        unseen_epochs: passes over its training samples in which a client that was not in training fits its embedding
+        width: width of the hypernetwork's hidden layers.
+        depth: number of its hidden layers after the first.
+        clip_norm: maximum norm of the gradient of φ and v; null: no limit.
+        server_optimizer: optimizer of φ and v.
+        unseen_epochs: passes over its training samples in which an unseen client fits its embedding
             and its classifier.
         head: names of the classifier's leaves or modules, as patterns; `head` is the last layer.
     """
@@ -245,7 +245,7 @@ def _shapes(ctx: Context, own: Collection[str]) -> dict[str, torch.Size]:
 
 
 def _generated(ctx: Context, shared: HyperModels, embedding: Tensor) -> Leaves:
-    """h(v; φ) of an embedding [D], leaves [1, ...]; in the precision of models, also where outputs have less."""
+    """h(v; φ) of an embedding [D], leaves [1, ...]; in the precision of models, also if outputs have less."""
     network, hidden = shared.network, embedding
 
     def layer(name: str, hidden: Tensor) -> Tensor:
@@ -272,13 +272,13 @@ def _slopes(ctx: Context, shared: HyperModels, reduced: Reduced, client_ids: Ten
 
 
 def _embedding_of(ctx: Context, shared: HyperModels, state: ServedByEmbedding) -> Tensor:
-    """The embedding [D] of a client of the training, or the one that an unseen client fitted."""
+    """The embedding [D] of a seen client, or the one that an unseen client fitted."""
     known = shared.embeddings.index_select(0, state.client_id.clamp(max=len(shared.embeddings) - 1).view(1))[0]
     return torch.where(state.client_id < ctx.num_clients, known, state.embedding)
 
 
 def _clipped(gradient: Leaves, clip_norm: float | None) -> Leaves:
-    """A gradient whose norm over all leaves is at most this."""
+    """The gradient clipped to this norm over all leaves."""
     if clip_norm is None:
         return gradient
     return tree.scale(gradient, (clip_norm / (tree.norm(gradient) + 1e-6)).clamp(max=1.0))  # type: ignore[no-any-return]

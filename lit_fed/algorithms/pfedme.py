@@ -54,7 +54,7 @@ class EnvelopeWork(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
-    """A global model and, for each client, a personal one near it: the proximal point of its loss.
+    """A global model and, for each client, a personal model near it: the proximal point of its loss.
 
     Args:
         prox_weight: λ, the pull of a personal model towards the global one.
@@ -62,9 +62,9 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         inner_lr: rate of these steps; they diverge beyond 2 / (λ + curvature of the loss).
         local_solve: `gradient` takes these steps; `exact` solves by Newton's method, for small convex models.
         warm_start: start the search from the last personal model of the round; otherwise from the local copy.
-        server_mix: β, how far the server moves towards the average; above 1 it goes beyond.
+        server_mix: β, the server's step towards the average; above 1 it extrapolates.
         serve: whether a client is served by its `personal` model or by the `global` one.
-        unseen_epochs: passes over its training samples before a client is served that was not in training.
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("unseen_epochs",)
@@ -87,7 +87,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         check_settings(self, numbers, inner_steps=">= 1", local_solve=solvable)
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial w; networks that an exact solve cannot take are refused."""
+        """The initial w; networks without an exact solve are refused."""
         return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
@@ -102,7 +102,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         return EnvelopeWork(run.models, run.models, run.optimizer, run.loss, run.steps)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: EnvelopeWork, batch: Batch) -> EnvelopeWork:
-        """w_i <- w_i − ηλ(w_i − θ̃_i): a step down the Moreau envelope."""
+        """w_i <- w_i − ηλ(w_i − θ̃_i): a gradient step on the Moreau envelope."""
         local = work.models.parameters
         start = work.personal if self.warm_start else work.personal._replace(parameters=local)
         personal, loss = self._search(ctx, start, Penalty(self.prox_weight, local), batch)
@@ -125,7 +125,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         return models, losses[0]
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: EnvelopeWork, data: ClientData) -> ClientResult:
-        """w_i goes to the server, θ̃_i stays."""
+        """Send w_i; keep θ̃_i."""
         return super().client_final(ctx, shared, work, data)._replace(state=work.personal)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
@@ -135,11 +135,11 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         return GlobalModels(mean._replace(parameters=mixed))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no personal model yet looks for one before it is served."""
+        """Only a client without a personal model searches for one before it is served."""
         return None if seen or self.serve == "global" else LocalWork(epochs=self.unseen_epochs)
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:
-        """Outputs of w, where clients are served by it."""
+        """Outputs of w, if clients are served by it."""
         return ctx.task.outputs(shared.models, x) if self.serve == "global" else None
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: ModelState, x: Tensor, outputs: Any) -> Tensor:

@@ -40,12 +40,12 @@ __all__ = ["PFLDyn"]
 
 @dataclass(frozen=True)
 class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
-    """A meta-model that is meant to be tuned, trained without the bias of local steps.
+    """A meta-model for tuning, trained without the bias of local steps.
 
     Args:
         alpha: α, weight of the proximal term, > 0.
         serve_mean: tune the mean of the last round's clients instead of θ^t.
-        variant: `exact` meta-gradients by Hessian-vector products (the network has to be twice differentiable), or
+        variant: `exact` meta-gradients by Hessian-vector products (the network must be twice differentiable), or
             `first_order`, without their second-order part.
         inner_lr: β, the rate of the inner steps and of adaptation.
         inner_steps: gradient steps of the meta-function, all on one batch.
@@ -74,7 +74,7 @@ class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
     def client_init(
         self, ctx: Context, shared: DynamicModels, state: Any, data: ClientData, losses: None
     ) -> DynamicRun:
-        """θ_k starts at θ^{t-1}; to be served, at the model that is tuned."""
+        """θ_k starts at θ^{t-1}; for serving, at the model to be tuned."""
         start = shared._replace(models=self.serving_model(shared)) if ctx.phase == "adapt" else shared
         return super().client_init(ctx, start, state, data, losses)
 
@@ -117,11 +117,11 @@ class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
     # server_step: h ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client takes the steps of the meta-function before it is served, seen or not."""
+        """Every client takes the steps of the meta-function before it is served, seen or unseen."""
         return LocalWork(steps=self.inner_steps if self.adapt_steps is None else self.adapt_steps, batch_size=0)
 
     def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:
-        """θ_k goes to the server and its linear term stays; the tuned copy is the state of an adapted client."""
+        """Send θ_k and keep its linear term; the tuned copy is the state of an adapted client."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result
 

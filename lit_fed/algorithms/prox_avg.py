@@ -13,7 +13,7 @@ Symbols:
 Deviations:
     The FedEM code runs one local epoch of SGD with momentum 0 from the client's own model, which the average never
     replaces; momentum is the solver's here.
-    Absent clients keep x_i. With `model.aggregation: stale_fill` they count in z with it, as in the FedEM code; by
+    Absent clients keep x_i. With `model.aggregation: stale_fill` x_i still counts in z, as in the FedEM code; by
     default z is the average over the clients of the round.
     An unseen client has no model there. Ours: it trains `unseen_epochs` passes from z towards z.
 """
@@ -70,11 +70,11 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """An exact solve fits the samples at once."""
+        """Exact solves have no steps that could carry noise."""
         return {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else {}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial z; networks that an exact solve cannot take are refused."""
+        """The initial z; networks without an exact solve are refused."""
         return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
@@ -84,7 +84,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> ProxAvgRun:
-        """Training goes on from the client's own model, not from the average."""
+        """Training continues from the client's own model, not from the average."""
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         return ProxAvgRun(state.models, state.models, ctx.solver.init(state.models), zero, zero.clone())
 
@@ -94,11 +94,11 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
         return local_step(ctx, work, batch, penalty=pull)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ClientResult:
-        """x_i goes to the server, and stays."""
+        """Send x_i; keep and."""
         if self.local_solve == "exact":
             work = self._solved(ctx, shared, work, data)
         sent = work.models
-        if ctx.aggregation == "stale_fill":  # z moves by p_i times the own change, so the absent count with their x_i
+        if ctx.aggregation == "stale_fill":  # z moves by p_i times the change of x_i: absent clients count
             sent = tree.add(shared.models, tree.sub(work.models, work.start))
         message = Message(sent, ctx.client_weight(data))
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
@@ -112,7 +112,7 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
     # server_step: z <- Σ_i p_i x_i is the default
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
+        """Only a client without a model trains before it is served."""
         if seen:
             return None
         return LocalWork() if self.local_solve == "exact" else LocalWork(epochs=self.unseen_epochs)

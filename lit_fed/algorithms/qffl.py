@@ -15,7 +15,7 @@ Deviations:
     computed: for q = 0 it is the average of the models to the last bit. Running statistics are those of w̄.
     The sums are unweighted as in the paper, which draws clients in proportion to their samples
     (`data.client_sampling: size`; the authors' code draws uniformly unless told otherwise).
-    q-FedSGD is q-FedAvg with one step of rate 1/L on the whole local set; the solver's weight decay takes part in it.
+    q-FedSGD is q-FedAvg with one step of rate 1/L on the whole local set, including the solver's weight decay.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FairRun(NamedTuple):
 
 
 class FairUpdate(NamedTuple):
-    """What the server sums, in float64; a client needs to send w_k and F_k only."""
+    """The summands of the server's sums, in float64; a client needs to send w_k and F_k only."""
 
     models: ModelState  # F_k^q w_k, leaves [1, ...]
     power: Tensor  # [] F_k^q
@@ -57,10 +57,10 @@ class FairUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
-    """FedAvg in which clients with a high loss count for more.
+    """FedAvg with larger weights for clients with high losses.
 
     Args:
-        fairness_power: q; 0 is FedAvg with equal weights, more makes the losses of the clients more alike.
+        fairness_power: q; 0 is FedAvg with equal weights, larger values make the clients' losses more similar.
         lipschitz: L, an estimate of the Lipschitz constant of the gradient; null takes 1/η.
     """
 
@@ -123,7 +123,7 @@ class QFedSGD(QFedAvg):
     """q-FedAvg whose clients send the gradient of all their samples, as one step of rate 1/L.
 
     Args:
-        fairness_power: q; 0 is FedSGD with equal weights, more makes the losses of the clients more alike.
+        fairness_power: q; 0 is FedSGD with equal weights, larger values make the clients' losses more similar.
         lipschitz: L, an estimate of the Lipschitz constant of the gradient; null takes 1/η.
     """
 

@@ -1,4 +1,4 @@
-"""Reptile: a start from which a few local steps lead far, by moving it towards models that were trained from it.
+"""Reptile: a start for fast adaptation, moved towards the models that clients train from it.
 
 Nichol, Achiam, Schulman. "On First-Order Meta-Learning Algorithms". 2018. https://arxiv.org/abs/1803.02999, Algorithm 2
 (the batched version), with clients as tasks.
@@ -34,10 +34,10 @@ __all__ = ["Reptile"]
 
 @dataclass(frozen=True)
 class Reptile(Personal[GlobalModels, Tree, LocalRun]):
-    """A first-order meta-learner: clients train from a common start, which follows them, and are served after training.
+    """A first-order meta-learner: clients train from a common start, which moves towards their models.
 
     Args:
-        outer_lr: ε, how far the start moves towards the mean of the clients' models.
+        outer_lr: ε, step of the start towards the mean of the clients' models.
         fine_tune_epochs: passes over its training samples before a client is served.
     """
 
@@ -58,7 +58,7 @@ class Reptile(Personal[GlobalModels, Tree, LocalRun]):
     # client_step: k steps of the solver from φ are the default
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """φ̃_i goes to the server; of a client that is served it stays."""
+        """Send φ̃_i; a served client keeps it."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result
 

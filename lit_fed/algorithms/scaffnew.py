@@ -11,15 +11,15 @@ Symbols:
     θ_t   -> _steps          coins: the steps up to the first 1, at which all communicate
     γ     -> solver.lr
 Deviations:
-    A round is what lies between two communications: a geometric number of steps, 1/p on average, in place of the
-    solver's epochs or steps. The coins follow from the seed and the round. fl-sim flips one coin for all the local
+    A round covers the steps between two communications: a geometric number, 1/p on average, instead of the solver's
+    epochs or steps. The coins follow from the seed and the round. fl-sim flips one coin for all the local
     steps of a round, and takes a fixed number of them.
     In the paper all clients take part. Ours: sampled ones start from x_t, are averaged, and renew their h_i, so that
-    Σ_i h_i stays 0; the theorem covers all clients alone. Of a client drawn twice that sum would count its change once
-    and the mean twice, so `data.client_sampling: size` is refused.
+    Σ_i h_i stays 0; the theorem covers full participation only. A client drawn twice would change that sum once and
+    the mean twice, so `data.client_sampling: size` is refused.
     With `model.weighting: samples` the mean is weighted, Σ_i n_i h_i = 0, and the solution is that of all samples.
     The paper takes plain SGD. With momentum or Adam x̂_i moves further than γ times its gradients, and h_i overshoots.
-    Whatever changes the mean (codecs, noise, robust rules) leaves Σ_i h_i ≠ 0, which moves the solution.
+    Changes of the mean by codecs, noise or robust rules leave Σ_i h_i ≠ 0, which moves the solution.
     Running statistics of BatchNorm are averaged like parameters, and have no control variates.
 """
 
@@ -43,7 +43,7 @@ __all__ = ["Scaffnew", "SkippedRun", "SkippedState"]
 
 
 class SkippedState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     control: dict[str, Tensor]  # h_i, leaves [1, ...]
     local: dict[str, Tensor]  # x̂_i of its last round, leaves [1, ...]
@@ -62,7 +62,7 @@ class SkippedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
-    """Gradient steps that are shifted by what clients have learnt of their drift; averages are mostly skipped.
+    """Gradient steps corrected by estimates of the clients' drift; most averages are skipped.
 
     Args:
         communication_probability: p; the best is 1/√κ for the condition number κ of the losses. 1 is FedSGD.
@@ -110,7 +110,7 @@ class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
         return local_step(ctx, work, batch, penalty=shift)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: SkippedRun, data: ClientData) -> ClientResult:
-        """x̂_i goes to the server (line 8); then h_i <- h_i + p/γ·(x_{t+1} − x̂_i) (line 12)."""
+        """Send x̂_i (line 8); then h_i <- h_i + p/γ·(x_{t+1} − x̂_i) (line 12)."""
         state, weight = work.state, ctx.client_weight(data)
         down = torch.full_like(weight, tree.bits(shared, ctx.private))
         if ctx.phase == "control":

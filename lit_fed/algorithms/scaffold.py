@@ -18,8 +18,8 @@ Deviations:
     The paper takes plain SGD. With momentum or Adam a model moves further than η_l times the sum of its gradients, so
     option II overestimates them; option I does not.
     Clients are drawn without replacement, as in the paper: c is the mean of all c_i only if each Δc_i counts once, and
-    of a client drawn twice it would count twice (`data.client_sampling: size` is refused).
-    The average is unweighted as in the paper; with `model.weighting: samples` p_i = n_i/n takes the place of 1/N.
+    that of a client drawn twice would count twice (`data.client_sampling: size` is refused).
+    The average is unweighted as in the paper; with `model.weighting: samples` p_i = n_i/n replaces 1/N.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["SCAFFOLD", "Control", "Controlled", "ControlledRun", "ScaffoldUpdate
 
 
 class Controlled(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # x, leaves [1, ...]
     control: dict[str, Tensor]  # c, leaves [1, ...]
 
 
 class Control(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     control: dict[str, Tensor]  # c_i, leaves [1, ...]
 
@@ -67,7 +67,7 @@ class ControlledRun(NamedTuple):
 
 
 class ScaffoldUpdate(NamedTuple):
-    """What a client sends."""
+    """A client's message value."""
 
     models: ModelState  # y_i, leaves [1, ...]
     control: dict[str, Tensor]  # Δc_i = c_i⁺ - c_i, leaves [1, ...]
@@ -78,8 +78,8 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     """FedAvg whose clients correct every gradient by the difference of the global and their own average gradient.
 
     Args:
-        option: how a client renews its control: `I`, its gradient at the received model, one more pass over its samples
-            and no noise (not with BatchNorm); `II`, the mean of the gradients of its local steps, which costs nothing.
+        option: update of a client's control: `I`, its full gradient at the received model, for one more pass over its
+            samples (not with BatchNorm); `II`, the mean of the gradients of its local steps, at no cost.
         server_lr: the server's step η_g along the average change of the clients' models.
     """
 
@@ -102,7 +102,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         return reasons | {"noise_in_steps": "controls of option I"} if self.option == "I" else reasons
 
     def shared_init(self, ctx: Context) -> Controlled:
-        """A fresh model x, and c = 0; option I refuses networks without a loss of each sample."""
+        """A fresh model x, and c = 0; option I refuses networks without per-sample losses."""
         if self.option == "I":
             check_sample_losses(ctx.task.network, "--model.algorithm.option I", "option II")
         models = ctx.task.init(1, ctx.seed)
@@ -125,7 +125,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         return local_step(ctx, work, batch, penalty=penalty)
 
     def client_final(self, ctx: Context, shared: Controlled, work: ControlledRun, data: ClientData) -> ClientResult:
-        """The model and the change of c_i go to the server, c_i⁺ stays (lines 12-14)."""
+        """Send the model and the change of c_i; keep c_i⁺ (lines 12-14)."""
         renewed, moved = self._renewed(ctx, shared, work, data), work.steps * ctx.lr > 0
         control = tree.map_leaves(lambda new, old: torch.where(moved, new, old), renewed, work.control)
         update = ScaffoldUpdate(work.models, tree.sub(control, work.control))

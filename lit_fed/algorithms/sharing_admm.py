@@ -1,4 +1,4 @@
-"""Sharing ADMM: a linear model whose features are divided among parties, fitted without showing them to each other.
+"""Sharing ADMM: a linear model with features divided among parties, fitted without sharing the features.
 
 Boyd, Parikh, Chu, Peleato, Eckstein. "Distributed Optimization and Statistical Learning via the Alternating Direction
 Method of Multipliers". Foundations and Trends in Machine Learning 3(1), 2011. https://doi.org/10.1561/2200000016,
@@ -8,7 +8,7 @@ Symbols:
     x_i     -> state.weights    weights of party i's features, [d + 1], 0 at those of the others
     A_i·x_i -> state.fit        its part of the prediction of each training row, [n]
     Āx      -> shared.mean_fit  (1/N)·Σ_i A_i·x_i, [n]
-    z̄       -> shared.mean_target what Āx should be, [n]
+    z̄       -> shared.mean_target target of Āx, [n]
     u       -> shared.dual      the scaled multiplier of Āx = z̄, [n]
     b       -> message.value[1] the labels, [n], from party 0
     ℓ       -> loss             summed over rows; half the squared error for regression
@@ -51,7 +51,7 @@ Regulariser = Literal["ridge", "lasso"]
 
 
 class JointFit(NamedTuple):
-    """What the coordinator keeps: the joint prediction of each training row, what it should be, and the multiplier."""
+    """The coordinator's state: the joint prediction of each training row, its target, and the multiplier."""
 
     models: ModelState  # Σ_i x_i, leaves [1, ...]
     mean_fit: Tensor  # Āx, [n]
@@ -60,7 +60,7 @@ class JointFit(NamedTuple):
 
 
 class PartFit(NamedTuple):
-    """What a party keeps: its weights, and what they make of its features."""
+    """A party's state: its weights, and their part of the predictions."""
 
     weights: Tensor  # x_i, [d + 1]
     fit: Tensor  # A_i·x_i, [n]
@@ -71,7 +71,7 @@ class PartWork(NamedTuple):
     """A party's phase: an x-update towards a target."""
 
     state: PartFit
-    wanted: Tensor  # what A_i·x_i should become, [n]
+    wanted: Tensor  # target of A_i·x_i, [n]
     optimizer: OptimizerState  # fresh and never stepped, as the x-update is a solve
 
 
@@ -81,8 +81,8 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
 
     Args:
         regularisation: μ.
-        regulariser: r_i, alike for each party, `ridge`: μ/2·‖x‖², or `lasso`: μ·‖x‖₁.
-        loss: of two classes, `logistic` or `hinge`; regression takes squared errors.
+        regulariser: r_i, the same for each party, `ridge`: μ/2·‖x‖², or `lasso`: μ·‖x‖₁.
+        loss: loss of two classes, `logistic` or `hinge`; regression takes squared errors.
         penalty_weight: ρ.
         inner_steps: steps of the lasso's x-update.
     """
@@ -127,12 +127,12 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
         return (Phase("train", client_ids, LocalWork()),)
 
     def client_init(self, ctx: Context, shared: JointFit, state: PartFit, data: ClientData, losses: None) -> PartWork:
-        """A_i·x_i should become what it was, and z̄ − Āx − u, which comes down."""
+        """The target of A_i·x_i is its old value plus z̄ − Āx − u, which is received."""
         wanted = state.fit + (shared.mean_target - shared.mean_fit - shared.dual)
         return PartWork(state, wanted, ctx.solver.init(shared.models))
 
     def client_final(self, ctx: Context, shared: JointFit, work: PartWork, data: ClientData) -> ClientResult:
-        """x_i = argmin r_i(x) + ρ/2·‖A_i·x − wanted‖²; A_i·x_i goes up."""
+        """x_i = argmin r_i(x) + ρ/2·‖A_i·x − wanted‖²; send A_i·x_i."""
         features, (old, _, gram), rho = _party_features(ctx, data), work.state, self.penalty_weight
         with full_precision(features):
             system = rho * gram, rho * (features.T @ work.wanted)
@@ -143,7 +143,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
         return ClientResult(message, state, {"loss": self._loss(ctx, shared, data)})
 
     def _loss(self, ctx: Context, shared: JointFit, data: ClientData) -> Tensor:
-        """The joint model's mean loss before the round; party 0 alone knows it, so its number makes up the mean."""
+        """The joint model's mean loss before the round; only party 0 knows it, so its value is scaled to the mean."""
         N, labels = ctx.num_clients, _labels_of(ctx, data)
         return N * _holds_labels(data) * _label_loss(ctx, self.loss, N * shared.mean_fit, labels).mean()
 
@@ -157,10 +157,10 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
 
 
 def _check_same_rows(ctx: Context, algorithm: str) -> None:
-    """Refuse anything but one linear output and the same number of training rows at each party.
+    """Refuse anything but one linear output and equal numbers of training rows.
 
     Raises:
-        ConfigError: naming what is given and what is needed.
+        ConfigError: naming the given and the required values.
     """
     check_linear_task(ctx.task, algorithm, ("regression", "binary"))
     if ctx.most_samples * ctx.num_clients != ctx.total_samples:
@@ -189,9 +189,9 @@ def regularised_solution(
         regulariser: the penalty, weight/2·‖x‖² or weight·‖x‖₁.
         gram: G, [d, d].
         linear: b, [d].
-        weight: of the penalty.
-        start: where the steps of a lasso begin, [d].
-        num_steps: how many it takes.
+        weight: weight of the penalty.
+        start: initial point of the steps of a lasso, [d].
+        num_steps: number of these steps.
     """
     each = torch.full_like(linear[:-1], weight)
     each = torch.cat([each, torch.zeros_like(linear[-1:])])
@@ -206,7 +206,7 @@ def _ridge_solution(gram: Tensor, linear: Tensor, weight: Tensor) -> Tensor:
     Args:
         gram: G, [d, d].
         linear: b, [d].
-        weight: of each entry, [d], >= 0.
+        weight: weight of each entry, [d], >= 0.
 
     Example:
         >>> _ridge_solution(torch.diag(torch.tensor([1.0, 0.0])), torch.tensor([4.0, 0.0]), torch.tensor([1.0, 0.0]))
@@ -222,9 +222,9 @@ def _lasso_solution(gram: Tensor, linear: Tensor, weight: Tensor, start: Tensor,
     Args:
         gram: G, [d, d].
         linear: b, [d].
-        weight: of each entry, [d], >= 0.
-        start: where the steps begin, [d].
-        num_steps: how many are taken.
+        weight: weight of each entry, [d], >= 0.
+        start: initial point, [d].
+        num_steps: number of steps.
 
     Example:
         >>> _lasso_solution(torch.eye(2), torch.tensor([3.0, 0.5]), torch.ones(2), torch.zeros(2), 5)
@@ -241,7 +241,7 @@ def _lasso_solution(gram: Tensor, linear: Tensor, weight: Tensor, start: Tensor,
 
 
 def _labels_of(ctx: Context, data: ClientData) -> Tensor:
-    """The labels at party 0, [n]; 0 at all others, whatever stands there."""
+    """The labels at party 0, [n]; 0 at all others, whose labels are ignored."""
     labels = data.y[: ctx.most_samples].to(ctx.task.dtype)
     return torch.where(_holds_labels(data), labels, torch.zeros_like(labels))
 
@@ -250,8 +250,8 @@ def _label_loss(ctx: Context, loss: MarginLoss, fit: Tensor, labels: Tensor) -> 
     """Loss of each row: half the squared error, or that of the margin; [n].
 
     Args:
-        ctx: what every client knows.
-        loss: of two classes.
+        ctx: the context.
+        loss: loss of two classes.
         fit: predictions, [n].
         labels: numbers, or 0 and 1, [n].
     """
@@ -264,8 +264,8 @@ def label_prox(ctx: Context, loss: MarginLoss, point: Tensor, labels: Tensor, we
     """The s that minimises `_label_loss` plus weight/2·(s − point)², row by row; [n].
 
     Args:
-        ctx: what every client knows.
-        loss: of two classes.
+        ctx: the context.
+        loss: loss of two classes.
         point: [n].
         labels: numbers, or 0 and 1, [n].
         weight: > 0.

@@ -4,15 +4,15 @@ Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mi
 https://arxiv.org/abs/2108.10252, Algorithm 3 (Section 3.4, Appendix D); FedEM and pFedMe are instances.
 
 Symbols:
-    u       -> shared.models   the models that all share, leaves [M, ...]
+    u       -> shared.models   the shared models, leaves [M, ...]
     v_t     -> state           the local variable of client t, a tree of the surrogate's choice; never leaves the client
     g_t     -> work.bound      the surrogate near (u, v_t), a tree of the surrogate's choice
     u_t     -> work.models     u after client t's local steps, leaves [M, ...]
-    ω_t     -> message.weight  the client's samples or 1, as `surrogate.weighting` says (`model.weighting` goes over it)
-    LocalSolver -> solver      any that brings g_t a fixed share closer to its minimum
+    ω_t     -> message.weight  the client's samples or 1, by `surrogate.weighting` (`model.weighting` overrides it)
+    LocalSolver -> solver      any solver that reduces g_t by a fixed share of the distance to its minimum
 Deviations:
-    The paper has no clients outside of training. Ours, as FedEM does: v_t is fitted `unseen_steps` times to the models
-    as they are, each time with a new surrogate, and there are no local steps.
+    The paper has no unseen clients. Ours, as in FedEM: v_t is fitted `unseen_steps` times to the current models, each
+    time with a new surrogate, without local steps.
     Clients are sampled as `data.client_fraction` says; the paper's algorithm runs all of them.
 """
 
@@ -48,14 +48,14 @@ class SurrogateWork(NamedTuple):
 
 @dataclass(frozen=True)
 class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
-    """Majorise and minimise: each client builds a surrogate at what it received, and trains on it.
+    """Majorise and minimise: each client builds a surrogate at the received models, and trains on it.
 
     Args:
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (FedEM), `MoreauSurrogate` (pFedMe),
             `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.Surrogate`, which
             `check_surrogate` there examines.
-        unseen_steps: fits of the local variable of a client that was not in training, before it is served.
-        refresh_at_eval: let a client of the training fit its local variable once more before it is served, since that
+        unseen_steps: fits of the local variable of an unseen client before it is served.
+        refresh_at_eval: let a seen client fit its local variable once more before it is served, since the stored one
             belongs to the models of its last round.
     """
 
@@ -88,7 +88,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         return self.surrogate.local_init(ctx.task, shared.models, data)
 
     def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor | None:
-        """What the surrogate needs of the samples under u, [B, M] or None."""
+        """The surrogate's losses of the samples under u, [B, M] or None."""
         return self.surrogate.losses(ctx.task, shared.models, batch)
 
     def client_init(
@@ -97,7 +97,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         """The surrogate near (u, v_t), and its best v_t (Alg. 3: g_t, then v_t <- argmin_v g_t(u, v))."""
         bound, local = self._fit(ctx, shared, state, data, losses)
         loss = bound.value
-        unseen = data.client_id >= ctx.num_clients  # a client of the training fits once
+        unseen = data.client_id >= ctx.num_clients  # a seen client fits once
         for _ in range(self.unseen_steps - 1 if ctx.phase == "adapt" else 0):
             more = self._fit(ctx, shared, local, data, losses)
             bound, local = tree.map_leaves(lambda new, old: torch.where(unseen, new, old), more, (bound, local))
@@ -116,14 +116,14 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: SurrogateWork, data: ClientData) -> ClientResult:
-        """u_t goes to the server with weight ω_t; v_t stays."""
+        """Send u_t with weight ω_t; keep v_t."""
         message = Message(work.models, ctx.client_weight(data))
         return ClientResult(message, work.local, {"loss": work.loss})
 
     # server_step: u <- Σ_t ω_t u_t is the default
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """A fit of v_t and no local steps: for unseen clients, and for seen ones if asked for."""
+        """A fit of v_t without local steps: for unseen clients, and for seen ones if requested."""
         return LocalWork() if self.refresh_at_eval or not seen else None
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tree | None:

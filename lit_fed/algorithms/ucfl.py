@@ -1,4 +1,4 @@
-"""UCFL: every client is served an average of all models with weights of its own, from gradients at a common model.
+"""UCFL: every client is served by its own weighted average of all models, with weights from gradients at one model.
 
 Mestoukirdi, Zecchin, Gesbert, Li, Gresset. "User-Centric Federated Learning". 2021. https://arxiv.org/abs/2110.09869,
 Section III.
@@ -13,8 +13,8 @@ Symbols:
     n_j       -> message.weight    samples of user j
 Deviations:
     The special round comes first in the paper. Ours: after `warmup_rounds` rounds of FedAvg, and with all users even if
-    few of them train. Rows are scaled to those that do, and a stream of which none does keeps its model.
-    Eq. 6 weighs users by n_j already; draws by size would count it twice (`data.client_sampling: size` is refused).
+    few of them train. Rows are normalised over the participants, and a stream without participants keeps its model.
+    Eq. 6 already weights users by n_j; sampling by size would count it twice (`data.client_sampling: size` is refused).
     Ours: σ_i² is that of a random division (the authors' batches overlap), or the mean of the others' where batches
     agree, as with a single sample. ḡ_i is taken without dropout and with running statistics of BatchNorm.
     Ours: an unseen user sends ḡ and σ² at θ̂, and is served the model of the user whose row is closest to its own.
@@ -44,7 +44,7 @@ __all__ = ["UCFL", "ServedUser", "Similarity", "Statistics", "UserCentric", "use
 
 
 class Statistics(NamedTuple):
-    """What a client measures at a model: the gradient of its loss, and how much that varies (Eq. 7)."""
+    """A client's measurement at a model: the gradient of its loss, and its variance (Eq. 7)."""
 
     gradient: dict[str, Tensor]  # leaves [1, ...]
     variance: Tensor  # [] of the gradients of batches, in the gradient's type
@@ -55,17 +55,17 @@ UserRun = LocalRun | Statistics
 
 
 class Similarity(NamedTuple):
-    """How much clients have in common, as far as the server knows: measured once, in the special round."""
+    """The server's estimate of the clients' similarity, measured once, in the special round."""
 
-    rows: Tensor  # how much each client's model counts for each, ŵ of its stream, [T, T] float64
+    rows: Tensor  # weight of each client's model for each client, ŵ of its stream, [T, T] float64
     stream: Tensor  # [T] int64; clients with the same number have the same row
-    gradients: dict[str, Tensor]  # of each client's loss at a common model, leaves [T, ...]
-    variances: Tensor  # of these gradients, [T]
-    weight: Tensor  # of the clients, [T] float64
+    gradients: dict[str, Tensor]  # gradient of each client's loss at a common model, leaves [T, ...]
+    variances: Tensor  # variances of these gradients, [T]
+    weight: Tensor  # weights of the clients, [T] float64
 
 
 class UserCentric(NamedTuple):
-    """What the server keeps: all users' models, and how similar users were at a common model."""
+    """The server's state: all users' models, and their similarity at a common model."""
 
     peers: Peers  # θ_i, leaves [T, 1, ...]
     similarity: Similarity  # w_i, ḡ_i, σ_i², n_i
@@ -73,7 +73,7 @@ class UserCentric(NamedTuple):
 
 
 class ServedUser(NamedTuple):
-    """What a client keeps: whose model it is served."""
+    """A client's state: the id of the model that serves it."""
 
     user: Tensor  # [] int64; T or more, of unseen clients before similarity is measured: the mean of all models
 
@@ -83,11 +83,12 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
     """One aggregation rule for each client, or for each of a few groups of clients.
 
     Args:
-        num_streams: m_t, models that the server sends: at most this number, `personal` for one to each client, or
-            `silhouette` for the number of clusters that the clients' weights fit best.
-        warmup_rounds: rounds of FedAvg before similarity is measured; gradients at random models tell little.
-        num_batches: K, batches whose gradients give the variance.
-        min_variance: a smaller σ_i² counts as unknown, and the mean of the known ones takes its place, at least this.
+        num_streams: m_t, number of models that the server sends: at most this number, `personal` for one per client, or
+            `silhouette` for the number of clusters with the best silhouette of the clients' weights.
+        warmup_rounds: rounds of FedAvg before similarity is measured; gradients at random models carry little
+            information.
+        num_batches: K, number of batches whose gradients give the variance.
+        min_variance: a smaller σ_i² counts as unknown, and is replaced by the mean of the known ones, at least this.
     """
 
     num_streams: int | Literal["personal", "silhouette"] = "silhouette"
@@ -111,7 +112,7 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
         check_settings(self, num_streams=streams, warmup_rounds=">= 0", num_batches=">= 2", min_variance="> 0")
 
     def shared_init(self, ctx: Context) -> UserCentric:
-        """One model for all, and nothing known of their similarity."""
+        """One model for all; similarity is unknown."""
         peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
         return UserCentric(peers, _not_measured(ctx, peers.parameters), peers.mean)
 
@@ -120,7 +121,7 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
         return ServedUser(data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """Training; in the special round all users measure their gradients before."""
+        """Training; in the special round all users first measure their gradients."""
         everybody = torch.arange(ctx.num_clients, device=client_ids.device)
         special = Phase("similarity", everybody, LocalWork(), waits_for_all=True)
         train = Phase("train", client_ids, ctx.solver.work)
@@ -136,7 +137,7 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
         return _statistics(ctx, models, data, self.num_batches)
 
     def client_final(self, ctx: Context, shared: UserCentric, work: UserRun, data: ClientData) -> ClientResult:
-        """θ_i^t-1/2 goes to the server and θ_i^t comes back; in the special round ḡ_i and σ_i² go for θ̂."""
+        """Exchange θ_i^t-1/2 for θ_i^t with the server; in the special round ḡ_i and σ_i² for θ̂."""
         weight, state = ctx.client_weight(data), ServedUser(data.client_id)
         down = torch.full_like(weight, tree.bits(shared.common))
         if isinstance(work, LocalRun):
@@ -154,19 +155,19 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
         return shared._replace(peers=_served_models(ctx, shared.similarity, shared.peers, reduced, client_ids))
 
     def sent(self, ctx: Context, shared: UserCentric, client_id: int) -> ModelState | UserCentric:
-        """The user's own model; an unseen client compares itself with all, and gets a model of each different row."""
+        """The user's model; an unseen client compares itself with all users, and gets one model per different row."""
         if client_id < ctx.num_clients or ctx.round_idx <= self.warmup_rounds:
             return own_models(shared.peers, torch.tensor(client_id, device=shared.similarity.rows.device))
         return shared._replace(peers=some_peers(shared.peers, _who_differ(shared.similarity.rows)))
 
     def received(self, ctx: Context, sent: ModelState | UserCentric, client_id: int) -> UserCentric:
-        """The user's model is all that it knows, also of θ̂."""
+        """The user's model, also in place of θ̂."""
         if isinstance(sent, UserCentric):
             return sent
         return UserCentric(lone_peer(sent, client_id, ctx.num_clients), NOT_SENT, sent)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """An unseen client measures its gradient, once there is something to compare it with."""
+        """An unseen client measures its gradient, once similarity has been measured."""
         return None if seen or ctx.round_idx <= self.warmup_rounds else LocalWork()
 
     def collaboration(self, ctx: Context, shared: UserCentric, states: ServedUser) -> Tensor:
@@ -174,7 +175,7 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
         return shared.similarity.rows / shared.similarity.rows.sum(1, keepdim=True)
 
     def num_payloads(self, ctx: Context, shared: UserCentric, num_clients: int) -> int:
-        """The streams with users that take part; before there are streams, one."""
+        """The number of streams with participants; one before streams exist."""
         stream = shared.similarity.stream if ctx.present is None else shared.similarity.stream[ctx.present]
         return 1 if ctx.round_idx <= self.warmup_rounds else int(stream.bincount().count_nonzero())
 
@@ -184,10 +185,10 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
 
 
 def _not_measured(ctx: Context, gradients: dict[str, Tensor]) -> Similarity:
-    """All clients are alike, as in FedAvg: one stream, in which each counts by its weight.
+    """Equal clients, as in FedAvg: one stream, in which each has its weight.
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         gradients: leaves [T, ...], for their shapes.
     """
     ones = torch.ones(ctx.num_clients, dtype=torch.float64)
@@ -201,7 +202,7 @@ def _statistics(ctx: Context, models: ModelState, data: ClientData, num_batches:
     """Gradient g of a client's mean loss, and the mean of ‖g_k − g‖² over the gradients of its batches (Eq. 7).
 
     Args:
-        ctx: what every client knows.
+        ctx: the context.
         models: where the gradient is taken, one model.
         data: the samples.
         num_batches: K; batches that get no sample do not count.
@@ -248,14 +249,14 @@ def _who_differ(rows: Tensor) -> Tensor:
 def user_weights(
     gradients: Tree, variances: Tensor, of_clients: tuple[Tree, Tensor], weight: Tensor, min_variance: float
 ) -> Tensor:
-    """How much clients count for users: the rows w_i of Eq. 6, [R, T] float64, each with the sum 1.
+    """Weights of clients for users: the rows w_i of Eq. 6, [R, T] float64, each with sum 1.
 
     Args:
-        gradients: of the users, leaves [R, ...].
+        gradients: gradients of the users, leaves [R, ...].
         variances: σ² of the users, [R].
         of_clients: the same of the T clients.
         weight: n_j of the clients, [T].
-        min_variance: less is no variance, as of a single sample, and the mean of the clients' others takes its place.
+        min_variance: smaller variances, as of a single sample, are replaced by the mean of the others.
 
     Example:
         >>> g, variance, n = {"w": torch.tensor([[0.0], [-12.0]])}, torch.tensor([36.0, 144.0]), torch.ones(2)
@@ -268,7 +269,7 @@ def user_weights(
 
 
 def _deviation(variances: Tensor, of_clients: Tensor, min_variance: float) -> Tensor:
-    """σ, with the mean variance in the place of those that are not known."""
+    """σ, with the mean variance in place of unknown ones."""
     known = (of_clients >= min_variance).double()
     mean = (of_clients.double() @ known / known.sum().clamp(min=1)).clamp(min=min_variance)
     return torch.where(variances >= min_variance, variances.double(), mean).sqrt()
@@ -288,7 +289,7 @@ def _streams_of(rows: Tensor, num_streams: int | Literal["personal", "silhouette
     """The stream of each client, [T] int64: clients with similar rows share one.
 
     Args:
-        rows: how much each client counts for each, [T, T].
+        rows: weight of each client for each client, [T, T].
         num_streams: number of clusters of k-means; `personal` is a stream for each client; `silhouette` takes the
             number from 2 to T − 1 with the largest silhouette. Where no more rows differ, those that agree share one.
 
@@ -311,13 +312,13 @@ def _streams_of(rows: Tensor, num_streams: int | Literal["personal", "silhouette
 
 
 def _k_means(points: np.ndarray, num_clusters: int) -> np.ndarray:
-    from sklearn.cluster import KMeans  # here, since it takes a second that other algorithms need not spend
+    from sklearn.cluster import KMeans  # imported here: it takes a second that other algorithms save
 
     return KMeans(num_clusters, n_init=10, random_state=1).fit(points).labels_  # type: ignore[no-any-return]
 
 
 def _best_silhouette(points: np.ndarray, distinct: int) -> np.ndarray | None:
-    """The clusters with the largest silhouette; None where too few points differ for any to have one."""
+    """The clusters with the largest silhouette; None if too few points differ for a silhouette."""
     from sklearn.metrics import silhouette_score
 
     candidates = [_k_means(points, k) for k in range(2, min(distinct, len(points) - 1) + 1)]
@@ -325,21 +326,21 @@ def _best_silhouette(points: np.ndarray, distinct: int) -> np.ndarray | None:
 
 
 def _stream_rows(rows: Tensor, stream: Tensor) -> Tensor:
-    """Each client's row replaced by the mean over its stream, [T, T]; those of a stream of one stay what they are."""
+    """Each client's row replaced by the mean over its stream, [T, T]; unchanged in a stream of one."""
     same = (stream[:, None] == stream).double()
     return (same @ rows) / same.sum(1, keepdim=True)
 
 
 def _served_models(ctx: Context, similarity: Similarity, peers: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
-    """The models that all clients are served, each Σ_j w_ij θ_j over the clients that took part (Eq. 5).
+    """The models that serve the clients, each Σ_j w_ij θ_j over the participants (Eq. 5).
 
     Args:
-        ctx: what every client knows. With `renormalised` rows are scaled to the sum 1, and a stream of which nobody
-            took part keeps its model; with `stale_fill` the stream's old model fills each row up.
+        ctx: the context. With `renormalised` rows are scaled to sum 1, and a stream without participants keeps its
+            model; with `stale_fill` the stream's old model completes each row.
         similarity: the rows.
-        peers: what they were served before.
-        reduced: the models and weights of those that took part, leaves [C, ...].
-        client_ids: who they are, [C].
+        peers: the previous models.
+        reduced: the models and weights of the participants, leaves [C, ...].
+        client_ids: ids of the participants, [C].
     """
     multiplicity = reduced.weight / similarity.weight[client_ids].clamp(min=1)
     rows = similarity.rows[:, client_ids] * multiplicity

@@ -132,7 +132,7 @@ def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float
 
 
 def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | None:
-    """What differs between a run and its repetition beyond the rounding of processors; None if they agree.
+    """Differences between a run and its repetition beyond rounding; None if they agree.
 
     Statistics of a population, and the clients' scores one by one, so that exchanged clients are noticed.
     """

@@ -1,4 +1,4 @@
-"""Callbacks: the server, evaluation, communication, reports; every file in this folder is found by itself."""
+"""Callbacks: the server, evaluation, communication, reports; files in this folder are discovered automatically."""
 
 from lightning.pytorch import Callback
 

@@ -20,9 +20,9 @@ __all__ = ["AttackSuccess", "success_in_words"]
 class AttackSuccess(Callback):
     """Measures the success of `--data.poison Backdoor` in the test.
 
-    Keys: `attack/success`, the share of the honest clients' test samples of other classes that are called `target` once
-    they have the square, each served as its client is; `attack/unseen_success`, the same of unseen clients. Both are
-    averages over samples. The test samples are predicted a second time.
+    Keys: `attack/success`, the share of the honest clients' test samples of other classes that are predicted as
+    `target` with the square added, each by its client's model; `attack/unseen_success`, the same for unseen clients.
+    Both are averages over samples. The test samples are predicted a second time.
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,7 +40,7 @@ class AttackSuccess(Callback):
     def _measured(
         self, trainer: Trainer, poison: Backdoor, brightest: Tensor, name: Literal["seen", "unseen"], positions: Tensor
     ) -> float | None:
-        """Share of the marked pictures of the clients at these positions that are called `target`; None without any."""
+        """Share of these clients' marked images that are predicted as `target`; None without any."""
         if not len(positions):
             return None
         module = federated(trainer.lightning_module)
@@ -60,7 +60,7 @@ class AttackSuccess(Callback):
 
 
 def honest_positions(population: Population) -> Tensor:
-    """Positions of the clients that evaluation measures and that do not attack, [E']."""
+    """Positions of the evaluated honest clients, [E']."""
     return population.positions if population.honest is None else population.positions[population.honest]
 
 

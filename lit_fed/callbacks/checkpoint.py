@@ -13,7 +13,7 @@ __all__ = ["LastCheckpoint", "checkpoint_folder", "last_checkpoint"]
 
 
 def checkpoint_folder(trainer: Trainer) -> Path | None:
-    """Folder of a run's `last.ckpt`; None if it writes none."""
+    """Folder of a run's `last.ckpt`; None without one."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
             return Path(callback.dirpath)

@@ -26,8 +26,8 @@ class ClientFaults(FederatedCallback):
     """Counts clients that dropped out, and names those that failed; needs `--model.faults`.
 
     Keys, logged for each round and summed in `summary.json`: numbers of clients that dropped out, `faults/dropped`,
-    came too late, `faults/late`, or were left out because they computed NaN or infinity, `faults/non_finite`, or
-    failed otherwise, `faults/errors`; `faults/empty_rounds` is 1 for a round without messages. `summary.json` lists
+    were late, `faults/late`, were excluded because they computed NaN or infinity, `faults/non_finite`, or failed
+    otherwise, `faults/errors`; `faults/empty_rounds` is 1 for a round without messages. `summary.json` lists
     the failed clients with their rounds as `faults/failed_clients`. All counts survive a resume.
     """
 

@@ -22,10 +22,10 @@ __all__ = ["ClientWeights"]
 class ClientWeights(FederatedCallback):
     """Keeps the mixture weights of the clients and the weights between clients, and writes them as `weights.npz`.
 
-    The file has `rounds` [R], rounds done; `mixture` [R, E, M] of the clients that are measured; `collaboration`
-    [R, T, T], how much each client's model counts for each client (a row for the one that is served); `groups` [T],
-    where true groups are known; `names` [T]; and `on_graph`, whether the algorithm has a topology. Arrays that the
-    algorithm does not have are left out.
+    The file has `rounds` [R], completed rounds; `mixture` [R, E, M] of the evaluated clients; `collaboration`
+    [R, T, T], the weight of each client's model for each client (one row per served client); `groups` [T], if true
+    groups are known; `names` [T]; and `on_graph`, whether the algorithm has a topology. Arrays that the algorithm
+    does not have are omitted.
 
     Args:
         most_records: upper limit of stored rounds, evenly spread over the evaluated ones.

@@ -1,4 +1,4 @@
-"""The components of a mixture: accuracy of each alone on the clients of each true group; unused and equal ones."""
+"""Components of a mixture: accuracy of each on the clients of each true group; unused and equal components."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ComponentAccuracy(Callback):
     """Measures every component alone on the test samples of the seen clients of each true group, as `components.csv`.
 
     Columns: `group`, `component`, `accuracy` (for regression `mse`), `samples`, and `share`, the mean weight of the
-    component in the mixtures of the group's clients. It takes part where the data know true groups and the algorithm
-    serves clients with mixtures of several components, and only in the test at the end of a run that leaves a folder;
-    the test samples are then predicted once more for each component. Without a server, a component of a client is the
-    client's own copy of it.
+    component in the mixtures of the group's clients. It runs if the data provide true groups and the algorithm serves
+    clients with mixtures of several components, and only in the test at the end of a run with a folder; the test
+    samples are then predicted once more for each component. Without a server, each client uses its own copy of a
+    component.
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,7 +107,7 @@ def component_table(rows: Tensor, mixtures: Tensor, groups: Tensor, hit: str) ->
 
 
 def components_in_words(module: FederatedModule) -> str:
-    """Which components no client uses, and which are the same, a line for each; "" if there are none.
+    """Lines naming components that no client uses, and equal components; "" if there are none.
 
     Args:
         module: a module that has measured the seen clients.

@@ -69,7 +69,7 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
     """The callbacks of a trainer: the one that passes on rounds, the given ones and the defaults.
 
     Args:
-        arguments: of the trainer.
+        arguments: arguments of the trainer.
 
     Raises:
         ConfigError: if a given callback cannot work on rounds.
@@ -92,7 +92,7 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
 class _FirstCallback(FederatedCallback):
     """Shares the run's folder with all ranks, passes the record of a round to all callbacks, and shows signs of life.
 
-    It comes first, since a ModelCheckpoint may write at the end of the round what other callbacks make of the record.
+    It comes first, since a ModelCheckpoint may depend at the end of the round on other callbacks' use of the record.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""How far the gradients of the clients differ, by the constants of convergence theory."""
+"""Dissimilarity of the clients' gradients, by the constants of convergence theory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS_PER_PASS = 1024
 
 
 class GradientDissimilarity(FederatedCallback):
-    """Logs how far the gradients of the seen clients' training losses differ, at every evaluation and in the test.
+    """Logs the dissimilarity of the seen clients' training gradients, at every evaluation and in the test.
 
     With f = Σ_t p_t f_t at the shared models θ, where p_t are the weights of messages, by samples or all the same:
     `train/seen/gradient_dissimilarity` is Σ_t p_t ‖∇f_t(θ)‖² / ‖∇f(θ)‖², the B² of https://arxiv.org/abs/1812.06127,

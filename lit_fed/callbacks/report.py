@@ -91,7 +91,7 @@ class RunReport(FederatedCallback):
 
     Args:
         pictures: also draw figures into `plots/`.
-        formats: of the figures: `png`, `pdf`, `svg`.
+        formats: formats of the figures: `png`, `pdf`, `svg`.
     """
 
     kept = ("seconds",)
@@ -184,7 +184,7 @@ class RunReport(FederatedCallback):
 
 
 def _reason_to_stop(trainer: Trainer) -> str:
-    """Why a callback ended the run."""
+    """The reason why a callback ended the run."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
             return callback.stopping_reason_message.removesuffix(" Signaling Trainer to stop.").rstrip(".")

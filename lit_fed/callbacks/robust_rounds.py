@@ -1,4 +1,4 @@
-"""Verdicts of a robust rule on the clients' messages."""
+"""Use of the clients' messages by a robust rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMED = 5
 
 
 class RobustRounds(FederatedCallback):
-    """Logs the rule's verdicts of each round, with a notice at the first dropped message and skipped round.
+    """Logs how much of each message the rule used, with a notice at the first dropped message and skipped round.
 
     Keys: `robust/dropped`, messages that held NaN or infinity; `robust/skipped`, 1 for a round that changed nothing,
     since too few messages were left; `robust/kept`, mean share of a client's message that counted, from 0 to 1;

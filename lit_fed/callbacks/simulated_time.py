@@ -1,4 +1,4 @@
-"""What the rounds would have taken on links and devices of given speeds."""
+"""Simulated time of the rounds on links and devices of given speeds."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class SimulatedTime(FederatedCallback):
     takes the time in which its clients send, to one neighbour after the other.
     The settings of https://arxiv.org/abs/2110.09869, Figure 3, are (ρ, T_min, 1/μ) = (4, 1, 1), (2, 1, 0) and
     (1, 1, 0). The time goes to the run's summary and survives a resume. A run may have several of these callbacks, each
-    for a system of its own with a name of its own.
+    with its own system and name.
 
     Args:
-        uplink_ratio: ρ, how much longer a model takes upwards than downwards.
-        compute_min: T_min, least time of local training.
-        compute_mean: 1/μ, mean of what chance adds to it.
+        uplink_ratio: ρ, upload time of a model relative to its download time.
+        compute_min: T_min, minimum time of local training.
+        compute_mean: 1/μ, mean of the random time added to it.
         uplink: clients send one after the other (`serial`) or all at once (`parallel`).
         compute: take the `expected` time of the slowest client, or draw all times (`sampled`).
-        name: of the system; where it has one, `time/simulated/<name>` is logged.
+        name: name of the system; with a name, `time/simulated/<name>` is logged.
     """
 
     kept = ("time",)
@@ -82,7 +82,7 @@ class RoundTime:
     """Speeds of links and devices; times are in units of T_dl.
 
     Args:
-        uplink_ratio: ρ, how much longer a model takes upwards than downwards.
+        uplink_ratio: ρ, upload time of a model relative to its download time.
         compute_min: T_min.
         compute_mean: 1/μ; 0: computing always takes T_min.
         uplink: clients send one after the other (`serial`) or all at once (`parallel`).

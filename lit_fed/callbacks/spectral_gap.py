@@ -1,4 +1,4 @@
-"""How fast the clients of a graph agree: the spectral gap of the matrices with which they mix their models."""
+"""Rate of agreement of clients on a graph: the spectral gap of their mixing matrices."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ __all__ = ["SpectralGap"]
 class SpectralGap(FederatedCallback):
     """Logs the spectral gap of the mixing matrix W_k after each round, for algorithms with a topology and a mixing.
 
-    `graph/spectral_gap` is 1 − |λ₂(W_k)| of the round, where the weights of clients that were absent, or whose message
-    was lost, are on the diagonal: 0 if the clients would not agree by this matrix alone.
-    `graph/mean_spectral_gap` is 1 − √λ₂(mean W_k²) over the rounds so far, the rate of agreement where graph or clients
-    change; if nothing changes it is the same. It goes to the run's summary and survives a resume. The eigenvalues of T
+    `graph/spectral_gap` is 1 − |λ₂(W_k)| of the round, with the weights of absent clients and lost messages on the
+    diagonal: 0 if clients would not agree by this matrix alone. `graph/mean_spectral_gap` is 1 − √λ₂(mean W_k²) over
+        the
+    rounds so far, the rate of agreement if graph or clients change; otherwise it is the same. It goes to the run's
+    summary and survives a resume. The eigenvalues of T
     clients take T³ operations in each round.
     """
 

@@ -28,19 +28,19 @@ class Places(NamedTuple):
 
     positions: Tensor  # [C] position of each row, rank after rank in the order in which clients run
     counts: list[int]  # rows of each rank
-    client_ids: Tensor  # [C] of all ranks, ascending, each once
+    client_ids: Tensor  # [C] of all ranks, ascending, without duplicates
 
 
 class PhaseAggregator:
-    """Messages of one rank in a phase; those of failed clients and lost messages are left out.
+    """Messages of one rank in a phase; those of failed clients and lost messages are excluded.
 
     Args:
         reduce: how messages are reduced.
         slices: ids of each rank's clients, in the order in which they run.
-        absences: clients whose messages get lost; None: none.
+        absences: clients whose messages are lost; None: none.
         num_clients: T.
-        device: where the messages are.
-        before: earlier phases of the round; clients that failed there are left out.
+        device: device of the messages.
+        before: earlier phases of the round; clients that failed there are excluded.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PhaseAggregator:
         self._idle = self._failed
 
     def without_steps(self, client_ids: Tensor) -> None:
-        """Leave clients [c] that take no local step out of training metrics."""
+        """Exclude clients [c] that take no local step from training metrics."""
         self._idle = torch.cat([self._idle, client_ids.to(self.device)])
 
     def take(
@@ -187,7 +187,7 @@ class RoundState:
 
 
 def heard_in(phases: Sequence[PhaseAggregator]) -> Tensor:
-    """Clients whose messages counted in a finished round, [C] ascending, each once."""
+    """Clients whose messages counted in a finished round, [C] ascending, without duplicates."""
     found: Tensor = torch.cat([one.heard.client_ids for one in phases]).unique()
     return found
 

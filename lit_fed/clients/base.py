@@ -1,4 +1,4 @@
-"""What client trainers have in common: the protocol, its jobs, and checks of what clients return."""
+"""Common parts of client trainers: the protocol, its jobs, and checks of results."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TrainJob(NamedTuple):
     shared: Tree
     block: ClientBlock
     states: Tree  # leaves [C, ...]
-    optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones, of which nothing is kept
+    optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones, which are discarded
     batch_size: int
-    drops_failures: bool = False  # a client that fails is left out, and does not stop the others
+    drops_failures: bool = False  # a failing client is excluded, and the others continue
 
     def part(self, rows: slice) -> TrainJob:
         """The job of some of its clients."""
@@ -39,27 +39,27 @@ class TrainJob(NamedTuple):
         return self._replace(block=self.block.part(rows), states=states, optimizers=optimizers)
 
     def forgives(self, error: ClientError) -> bool:
-        """Whether a client is left out for this; what is wrong with settings, files or memory stops the run."""
+        """Whether the client is excluded for this error; errors of settings, files or memory stop the run."""
         return self.drops_failures and not isinstance(error.__cause__, ConfigError | WriteError | MemoryError)
 
     @property
     def keeps_optimizers(self) -> bool:
-        """Whether a client's work goes on with a stored optimizer: only where there are local steps."""
+        """Whether a client's work continues with a stored optimizer: only if there are local steps."""
         return self.optimizers is not None and self.block.phase.work.trains
 
 
 class Trained(NamedTuple):
-    """What some clients of a block returned."""
+    """Results of some clients of a block."""
 
-    rows: slice  # their places in the block
+    rows: slice  # their positions in the block
     result: ClientResult  # leaves [c, ...]
-    optimizers: Tree  # leaves [c, ...]; None where none were stored
+    optimizers: Tree  # leaves [c, ...]; None if none were stored
 
 
 class Failed(NamedTuple):
-    """A client of a block that failed where failures are forgiven."""
+    """A client of a block whose failure is forgiven."""
 
-    rows: slice  # its place in the block
+    rows: slice  # its position in the block
     error: ClientError
 
 
@@ -75,9 +75,9 @@ class PredictJob(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Predictions for some samples of some clients; streamed, so that they are never all held."""
+    """Predictions for some samples of some clients; streamed, so that they are never all in memory."""
 
-    rows: Tensor  # [c] places of the clients in the job
+    rows: Tensor  # [c] positions of the clients in the job
     prediction: Tensor  # log_prob, [c, N, ...]
     y: Tensor  # [c, N] or [c, N, L]
     mask: Tensor  # [c, N]
@@ -103,22 +103,22 @@ class ClientTrainer(Protocol):
         """
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
-        """Predict every sample of every client once: all of a client, in their order, before those of the next."""
+        """Predict every sample of every client once, client after client, in the order of the samples."""
 
 
 def augmented(ctx: Context, work: LocalWork, x: Tensor, y: Tensor, client_id: int, step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of one local step as the client's model sees them.
+    """Inputs and labels of one local step after augmentation.
 
     Args:
         ctx: what every client of the phase knows.
         work: the local work of the phase.
-        x: inputs [B, ...] or [K, B, ...] of the client's samples, without padding; left as they are.
+        x: inputs [B, ...] or [K, B, ...] of the client's samples, without padding; not modified.
         y: their labels [B, ...] or [K, B, ...]; masks move with their pictures, others stay.
         client_id: the client.
-        step: which of its local steps in this stage of the phase, from 0.
+        step: index of the local step in this stage of the phase, from 0.
 
     Returns:
-        `x` and `y` themselves where nothing is augmented, else new tensors of their shapes.
+        `x` and `y` themselves without augmentation, else new tensors of their shapes.
     """
     if ctx.augmentation is None:
         return x, y
@@ -127,7 +127,7 @@ def augmented(ctx: Context, work: LocalWork, x: Tensor, y: Tensor, client_id: in
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:
-    """The result with the bits that the algorithm left to their default: the sizes of the payloads."""
+    """The result with default bits filled in: the sizes of the payloads."""
     message = result.message
     like = message.weight.double()
     up, down = message.bits_up, message.bits_down
@@ -137,7 +137,7 @@ def complete(job: TrainJob, result: ClientResult) -> ClientResult:
 
 
 def sent_to(leaf: Tensor, device: torch.device) -> Tensor:
-    """A small tensor on a device, without waiting for what the device has yet to do: a plain copy would."""
+    """A small tensor on a device, without waiting for the device's pending work, as a plain copy would."""
     return leaf.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else leaf.to(device)
 
 
@@ -164,7 +164,7 @@ def not_finite(client_id: int, stage: str, ctx: Context, what: str) -> NotFinite
     Args:
         client_id: the client.
         stage: the algorithm's function that returned it.
-        ctx: what the client knew.
+        ctx: the client's context.
         what: the tensor.
     """
     reason = f"{what} is NaN or infinite; check this client's data, {_way_out(ctx)}"
@@ -172,7 +172,7 @@ def not_finite(client_id: int, stage: str, ctx: Context, what: str) -> NotFinite
 
 
 def _way_out(ctx: Context) -> str:
-    """What to do about steps that diverge, as options that work as they are written."""
+    """Advice for diverging steps, as options ready for the command line."""
     if ctx.phase == "adapt":
         return "or give a lower --model.solver.adapt_lr, or rate of adaptation of the algorithm"
     fix = "a lower --model.solver.lr"

@@ -35,10 +35,10 @@ def choose_trainer(
 
     Args:
         name: `sequential`, `vectorized`, `graphed`, `debug` or `auto`.
-        network: what is to be trained.
-        device: where.
-        memory_format: layout of images and convolution weights; `auto` puts the channels last wherever there are 2-D
-            convolutions and clients are run one after another.
+        network: the network to train.
+        device: its device.
+        memory_format: layout of images and convolution weights; `auto` puts the channels last if there are 2-D
+            convolutions and clients run one after another.
 
     Raises:
         ConfigError: if there is none of this name, or it cannot train the network, or not in this memory format.
@@ -66,9 +66,9 @@ def choose_trainer(
 
 
 def _automatic(network: nn.Module, device: torch.device) -> str:
-    """On a CPU clients run at once only where overhead outweighs arithmetic; on a GPU wherever it is not slow.
+    """On a CPU, run clients at once only if overhead outweighs arithmetic; on a GPU unless it is slow.
 
-    Depthwise convolutions, which BatchNorm mostly comes with, are slow with weights of each client's own.
+    Depthwise convolutions, which usually come with BatchNorm, are slow with separate weights per client.
     """
     try:
         VectorizedTrainer().check(network)

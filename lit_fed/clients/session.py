@@ -1,6 +1,6 @@
-"""A training as every machine sees it: algorithm, task and terms, from the settings and the facts of the data.
+"""The session of a training: algorithm, task and terms, built from the settings and the facts of the data.
 
-The machine of the server and those of clients build the same from the same settings; no Lightning is needed for it.
+Server and nodes build the same session from the same settings, without Lightning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROUNDS_LOOKED_AT = 100
 
 
 class ModelSettings(NamedTuple):
-    """What `FederatedModule` was given; see there."""
+    """Settings as given to `FederatedModule`; see there."""
 
     algorithm: Algorithm
     solver: LocalSolver
@@ -88,7 +88,7 @@ class ModelSettings(NamedTuple):
     selection: Selection | None
 
     def check(self) -> None:
-        """Refuse settings that are wrong whatever the data.
+        """Refuse settings that are wrong for any data.
 
         Raises:
             ConfigError: naming the setting.
@@ -101,10 +101,10 @@ class ModelSettings(NamedTuple):
         self.check_combination()
 
     def check_combination(self, **known: Any) -> None:
-        """Refuse what does not go together, see `lit_fed.wrappers.compatibility`.
+        """Refuse incompatible settings, see `lit_fed.wrappers.compatibility`.
 
         Args:
-            known: what is known of the data by now, fields of `Compatibility`.
+            known: facts of the data known by now, fields of `Compatibility`.
 
         Raises:
             ConfigError: naming the settings, or the setting and the algorithm.
@@ -112,10 +112,10 @@ class ModelSettings(NamedTuple):
         self._around(**known).check()
 
     def settled(self, *, deployed: bool = False) -> ModelSettings:
-        """The settings with an algorithm that suits what is around it, see `Algorithm.settled`.
+        """The settings with their algorithm's `auto` settings decided, see `Algorithm.settled`.
 
         Args:
-            deployed: whether clients are on machines of their own.
+            deployed: whether clients are on separate machines.
         """
         return self._replace(algorithm=self.algorithm.settled(self._around(deployed=deployed).held))
 
@@ -142,7 +142,7 @@ class ModelSettings(NamedTuple):
 
     @property
     def codecs(self) -> Compression:
-        """Encoding of what clients send and receive."""
+        """Encoding of messages and broadcasts."""
         return Compression(
             self.compression, self.compression_feedback, self.compression_scope, self.downlink_compression
         )
@@ -168,10 +168,10 @@ class ModelSettings(NamedTuple):
 
 
 class Session(NamedTuple):
-    """What is the same on every machine of a training."""
+    """Parts of a training that are the same on every machine."""
 
     algorithm: Algorithm  # inside the wrappers that the settings ask for
-    terms: Context  # what every client knows and no round changes
+    terms: Context  # context of all clients in all rounds
     shared: Tree  # the initial shared state
     choose: Callable[[torch.device], ClientTrainer]  # the client trainer for a device
 
@@ -186,14 +186,14 @@ class Session(NamedTuple):
         """The session of a training.
 
         Args:
-            settings: of the module.
+            settings: settings of the module.
             facts: sizes of the training.
-            device: where clients are run.
-            start: makes the task one whose models start elsewhere; None: they are fresh, or those of a network that
-                was given as such.
+            device: device of the clients.
+            start: replaces the initial models of the task; None: they are fresh, or those of a network given as a
+                module.
 
         Raises:
-            ConfigError: if network, data, client trainer and algorithm do not go together.
+            ConfigError: if network, data, client trainer and algorithm are incompatible.
         """
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
         if settings.batch_norm == "local" and not task.norm_names:
@@ -203,7 +203,7 @@ class Session(NamedTuple):
             )
         choose = partial(_choose, settings, task.network)
         if settings.client_trainer != "auto":
-            choose(device)  # one that cannot train the network is refused now, or runs elsewhere alone
+            choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
         if init_seeds is not None:
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
         algorithm = settings.wrapped
@@ -243,11 +243,11 @@ def surround(
     robustness: Robustness = Robustness(),  # noqa: B008 - a tuple
     faults: Faults | None = None,
 ) -> Any:
-    """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
+    """The algorithm inside the configured wrappers; without any, the algorithm itself.
 
     From the inside out: personal parts or FedBN, faults, compression, privacy, secure sums, robust rules, compression
     of the broadcast. At a client the innermost acts first, at the server the outermost. Clipping is the last step of a
-    client before messages are added up, since the bound has to hold for what is added.
+    client before messages are summed, since the bound must hold for the summands.
     """
     if personal.parts is None:
         wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
@@ -291,7 +291,7 @@ def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: 
     for seed in init_seeds:
         if not 0 <= seed < 2**63:
             raise ConfigError(f"--model.init_seeds holds {seed}; give whole numbers from 0 to 2^63 - 1")
-    # one seed serves all models where they begin alike, and only the start itself knows how many are too few
+    # one seed suffices if all models start equal; only the start knows how many seeds are too few
     if len(init_seeds) not in (1, num_models, num_clients, num_clients * num_models):
         raise ConfigError(f"--model.init_seeds has {len(init_seeds)} seeds; give one for each of {num_models}")
 
@@ -303,7 +303,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
         partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
-    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
+    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # with adapters it is frozen, or fresh
         task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
     if start is not None:
         task = start(task)
@@ -313,7 +313,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
 
 
 def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
-    """A network whose parameters are trained as the settings say; beside adapters by default at most the last layer."""
+    """A network with the trained parameters of the settings; with adapters by default at most the last layer."""
     given, shape, input_type = settings.network, facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
     network = build_network(maker, shape, input_type, facts.target.num_outputs, facts.inputs)
@@ -334,7 +334,7 @@ def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
 
 
 def _short(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a sample on which a network is tried; language models read texts of any length.
+    """The shape of a sample for trying a network; language models accept texts of any length.
 
     Outputs of a long text over many words would take more memory than the training.
     """
@@ -342,7 +342,7 @@ def _short(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
-    """Two samples that differ wherever their type allows it; tokens, whose range a network knows alone, are 0."""
+    """Two samples that differ where their type allows it; tokens are 0, since their range is unknown."""
     if not input_type.is_floating_point:
         return torch.zeros(2, *shape, dtype=input_type)
     return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)

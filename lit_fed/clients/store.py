@@ -38,8 +38,8 @@ BUFFER_NAMES = {"mixture": "mixture_weights"}
 class ClientStore(nn.Module):
     """States of all clients between rounds; one buffer [T, ...] for each leaf of a client's state.
 
-    New states are staged and become visible to the table, and so to checkpoints, only by `commit`: a round that is cut
-    off leaves no trace.
+    New states are staged and enter the table, and so checkpoints, only by `commit`: an interrupted round leaves no
+    trace.
 
     Where all states together exceed the budget, the largest leaves go to files (`ClientFiles`). The buffer `versions`
     [T] is then their index: −1 for a client that has never trained, whose state is computed anew whenever it is wanted.
@@ -51,11 +51,11 @@ class ClientStore(nn.Module):
         initial: a client's initial state by its id, trees of one structure; stateless trees make a store without
             buffers.
         num_clients: T.
-        memory_bytes: what the states of all clients may take in memory.
-        alike: whether all clients start from the same state, so that that of one is enough.
+        memory_bytes: memory limit for the states of all clients.
+        alike: whether all clients start from the same state, so that one copy is enough.
 
     Attributes:
-        holds_states: whether states can be had here; else they stay where the clients are, and rows stand for them.
+        holds_states: whether states are stored here; otherwise they stay with the clients, and rows refer to them.
     """
 
     versions: Tensor
@@ -80,7 +80,7 @@ class ClientStore(nn.Module):
         self._trained = torch.zeros(num_clients, dtype=torch.bool)
         self._fill(num_clients)
         self._staged: list[tuple[Tensor, list[Tensor]]] = []
-        self._exchanged = 0  # staged entries that every rank has
+        self._exchanged = 0  # staged entries known to every rank
         self._staged_versions: Tensor | None = None
         self._version = 0  # of the next file
         self._collects = False  # only one rank deletes
@@ -269,7 +269,7 @@ class ClientStore(nn.Module):
     # ------------------------------------------------------------------ files of a run
     @property
     def in_files(self) -> list[str]:
-        """Names of the leaves that lie in files."""
+        """Names of the leaves in files."""
         return [] if self.files is None else self.files.names
 
     @property
@@ -282,7 +282,7 @@ class ClientStore(nn.Module):
 
         Args:
             state: the checkpoint's `state_dict`.
-            checkpoint: its path; None where that is not known.
+            checkpoint: its path; None if unknown.
             recorded: the `location` of the run that wrote it; a run's folder that was moved is found by the path.
 
         Raises:
@@ -303,13 +303,13 @@ class ClientStore(nn.Module):
     ) -> None:
         """Prepare the folder of client files, on all ranks, before any of them writes.
 
-        Rank zero alone deletes and takes files along; the broadcast lets the others go on when it is done.
+        Only rank zero deletes and links files; the broadcast lets the others continue when it is done.
 
         Args:
             folder: the run's folder of client files; None takes a temporary one.
-            root: where a temporary folder is made.
+            root: parent of a temporary folder.
             is_global_zero: whether this is rank zero.
-            broadcast: hands what rank zero has to all ranks.
+            broadcast: sends rank zero's value to all ranks.
         """
         if self.files is None:
             return

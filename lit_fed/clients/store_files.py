@@ -1,8 +1,8 @@
-"""Client states in files: what all clients keep together may exceed the memory of a machine.
+"""Client states in files, since together they may exceed the memory of a machine.
 
 A file holds one version of one client's state and is never changed: training the client again writes another file, and
 an index [T] says which version counts (−1: the client has never trained and has no file). Committing a round only
-changes the index, so a round that is cut off leaves files that nothing refers to.
+changes the index, so an interrupted round leaves only unreferenced files.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def choose_leaves(sizes: Sequence[int], num_clients: int, memory_bytes: float) -
     Args:
         sizes: bytes of each leaf of one client's state.
         num_clients: T.
-        memory_bytes: what the leaves of all clients may take in memory.
+        memory_bytes: memory limit for the leaves of all clients.
 
     Returns:
-        Positions of the leaves in ascending order. Leaves up to `SMALL_LEAF` never go.
+        Positions of the leaves in ascending order. Leaves up to `SMALL_LEAF` stay in memory.
 
     Example:
         >>> choose_leaves([4000, 8, 8000], num_clients=10, memory_bytes=50_000)
@@ -63,18 +63,18 @@ def choose_leaves(sizes: Sequence[int], num_clients: int, memory_bytes: float) -
 
 
 def folder_beside(checkpoints: Path) -> Path:
-    """Where the client files of the checkpoints in a folder lie: beside a folder `checkpoints`, in any other one."""
+    """Folder of the client files of a folder of checkpoints: beside it if it is `checkpoints`, else inside it."""
     return (checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints) / "clients"
 
 
 class ClientFiles:
-    """Files `<client>.<version>.pt`, each a dict of tensors, in one folder; the checkpoints that need some of them.
+    """Files `<client>.<version>.pt`, each a dict of tensors, in one folder, and the checkpoints that need them.
 
-    Each file says beside its tensors whose state it is, so that one in the place of another is noticed.
+    Each file also names the client and version of its state, so that an exchanged file is noticed.
 
     Args:
         names: names of the leaves in a file.
-        called: what a file is called after, by the client's id; by default the id.
+        called: name of a file by the client's id; by default the id.
     """
 
     def __init__(self, names: Sequence[str], called: Callable[[int], str] = str) -> None:
@@ -92,13 +92,13 @@ class ClientFiles:
     def write(self, client_id: int, version: int, leaves: Iterable[Tensor]) -> None:
         """Write a state beside its place and move it there.
 
-        Nothing is forced to the disk, since that costs more than the write. A killed process loses nothing: what it has
-        written is the system's. After a power cut a checkpoint may be newer than the last files that it refers to;
-        one that is missing or cut short is then an error that names the client.
+        There is no fsync, since it costs more than the write. A killed process loses nothing that it has written. After
+        a power failure a checkpoint may be newer than the last files that it refers to; a missing or truncated one is
+        then an error that names the client.
 
         Args:
-            client_id: whose state.
-            version: one that this client has no file of in the index or in any checkpoint.
+            client_id: the client.
+            version: one without a file of this client in the index or in any checkpoint.
             leaves: in the order of `names`; rows of a larger tensor are cut out of it.
         """
         own = {name: leaf.detach().cpu().clone() for name, leaf in zip(self.names, leaves, strict=True)}
@@ -126,13 +126,13 @@ class ClientFiles:
         return [entries[name] for name in self.names]
 
     def unreadable(self, client_id: int, version: int, why: str, path: Path | None = None) -> ClientError:
-        """What is said of a file that is not the state that it should be, and how to go on without it.
+        """Message about a file that is not the expected state, and how to continue without it.
 
         Args:
-            client_id: whose state.
-            version: of the state.
-            why: what is wrong.
-            path: of the file; None: in this folder.
+            client_id: the client.
+            version: version of the state.
+            why: the problem.
+            path: the file; None: in this folder.
         """
         other = None if self.checkpoints is None else self.checkpoints.without(client_id, version)
         instead = "go on from another checkpoint" if other is None else f"go on without it by --ckpt_path {other}"
@@ -147,7 +147,7 @@ class ClientFiles:
 
         Args:
             index: version of each client, [T]; −1 for a client without a file.
-            folders: where to look, in this order.
+            folders: candidates, in this order.
 
         Raises:
             ConfigError: naming the first client whose file is missing, and where it should be.
@@ -169,19 +169,19 @@ class ClientFiles:
             )
 
     def open(self, folder: Path | None, root: Path, index: Tensor) -> tuple[Path, int, int | None]:
-        """Make ready for a fit; on rank zero only, before any rank writes.
+        """Prepare a fit; on rank zero only, before any rank writes.
 
-        Files that neither the index nor a checkpoint of the run needs are deleted, among them those cut off while they
-        were written. Files of the index that lie elsewhere are taken along: linked, or where the folder has files of
-        the same names, which checkpoints in it need, written anew under a version of their own.
+        Files that neither the index nor a checkpoint of the run needs are deleted, including truncated ones. Files of
+        the index in other folders are linked; if the folder has files of the same names, which its checkpoints need,
+        they are copied under a new version.
 
         Args:
             folder: the run's; None takes a temporary one, deleted with the store or at the end of the process.
-            root: where a temporary folder is made.
+            root: parent of a temporary folder.
             index: version of each client, [T].
 
         Returns:
-            The folder; the first version that is free; the version of all files written anew, None without any.
+            The folder, the first free version, and the version of all copied files, None without any.
         """
         source, folder = self.folder, folder or self._temporary or self._make_temporary(root)
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ class ClientFiles:
 
     # ------------------------------------------------------------------ garbage
     def _sweep(self, index: np.ndarray) -> None:
-        """Delete what a previous process left: halves of files, and files that nothing needs."""
+        """Delete leftovers of a previous process: truncated and unreferenced files."""
         assert self.folder is not None
         for partial in self.folder.glob(".*.pt.partial"):
             partial.unlink(missing_ok=True)
@@ -223,14 +223,14 @@ class ClientFiles:
         self.collect(index)
 
     def supersede(self, client_ids: Iterable[int], versions: Iterable[int]) -> None:
-        """Remember files that are to go as soon as neither the index nor a checkpoint needs them."""
+        """Mark files for deletion as soon as neither the index nor a checkpoint needs them."""
         self._superseded.update(pair for pair in zip(client_ids, versions, strict=True) if pair[1] >= 0)
 
     def collect(self, index: np.ndarray) -> None:
         """Delete superseded files that are needed neither by the committed index [T] nor by any checkpoint.
 
-        Only files known to be superseded are looked at, never the whole folder: the cost grows with the cohort, and
-        what other ranks are writing cannot be met.
+        Only files known to be superseded are checked, never the whole folder: the cost grows with the cohort, and files
+        being written by other ranks are not affected.
         """
         if not self._superseded:
             return
@@ -257,7 +257,7 @@ def _refers(index: np.ndarray, client_id: int, version: int) -> bool:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the file system allows it: files are never changed, so two runs may share one."""
+    """A hard link if the file system allows it; since files never change, two runs may share one."""
     try:
         os.link(source, target)
     except OSError:
@@ -292,7 +292,7 @@ class CheckpointIndex:
         self._warned = False
 
     def announce(self, path: Path) -> None:
-        """A checkpoint is about to be written."""
+        """Record that a checkpoint is about to be written."""
         path = path.absolute()
         listed = self._listed()
         if path.parent != self._folder and path not in listed:
@@ -300,7 +300,7 @@ class CheckpointIndex:
             write_atomically(self._list, "\n".join(lines) + "\n")
 
     def written(self, path: Path, index: np.ndarray) -> None:
-        """A checkpoint with this index [T] has been written; it need not be read to know what it refers to."""
+        """Record that a checkpoint with this index [T] was written, so that it need not be read."""
         self._known[_stamp(path)] = index.copy()
 
     def read(self) -> list[np.ndarray] | None:
@@ -315,7 +315,7 @@ class CheckpointIndex:
         return max(spared, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     def _found(self) -> dict[Path, np.ndarray] | None:
-        """The index of each existing checkpoint; one that got another name since it was read is known."""
+        """The index of each existing checkpoint, including checkpoints renamed since they were read."""
         known: dict[Stamp, np.ndarray] = {}
         found: dict[Path, np.ndarray] = {}
         listed = self._listed()

@@ -116,7 +116,7 @@ def compare(
         output: folder of the comparison, new or empty.
         metric: the metric to compare; None: the first that all runs have.
         formats: formats of the figures.
-        names: of the rows, in the order of their first runs; None: what differs.
+        names: names of the rows, in the order of their first runs; None: their differences.
 
     Raises:
         ConfigError: naming a run and the fix.
@@ -154,7 +154,7 @@ class FinishedRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that its folder bears."""
+        """The name of its folder."""
         return self.folder.parent.name if self.folder.name.startswith("version_") else self.folder.name
 
 
@@ -203,7 +203,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def _ending(folder: Path) -> str:
-    """How an unfinished run is finished."""
+    """Advice on how to finish an unfinished run."""
     if not (folder / "config.yaml").is_file():
         return "trainer.test(model, data) writes it"
     last = " --ckpt_path last" if (folder / "checkpoints/last.ckpt").is_file() else ""
@@ -278,7 +278,7 @@ def named(
     """Groups with names: the given ones, else differences of their configurations, else their runs, else their folders.
 
     Args:
-        groups: of `grouped`.
+        groups: result of `grouped`.
         given: the names; None: chosen here.
         hidden: sections of the configurations that no name may quote.
 

@@ -32,7 +32,7 @@ BASES = {"Metric": "torchmetrics.metric", "MetricCollection": "torchmetrics.coll
 
 @contextmanager
 def light_start() -> Iterator[None]:
-    """Load PyTorch and Lightning; all modules that are loaded inside stay, so garbage is not looked for meanwhile."""
+    """Load PyTorch and Lightning without garbage collection, since loaded modules stay."""
     gc.disable()
     try:
         torch = importlib.import_module("torch")
@@ -48,7 +48,7 @@ def light_start() -> Iterator[None]:
 
 
 def _metrics_later() -> None:
-    """Put torchmetrics in its place with its base classes alone; asked for anything else, it loads whole."""
+    """Install torchmetrics with its base classes only; access to anything else loads the whole package."""
     spec = find_spec(METRICS)
     if spec is None or spec.loader is None:
         return
@@ -56,17 +56,17 @@ def _metrics_later() -> None:
     package.__version__, package._logger = version(METRICS), logging.getLogger(METRICS)
     sys.modules[METRICS] = package
     try:
-        importlib.import_module("torchmetrics.utilities")  # first, as in the package: the others import each other
+        importlib.import_module("torchmetrics.utilities")  # first, as in the package: the others import one another
         for name, module in BASES.items():
             setattr(package, name, getattr(importlib.import_module(module), name))
-    except (ImportError, AttributeError):  # a version that is built in another way loads as it always did
+    except (ImportError, AttributeError):  # a version with another structure loads as usual
         _forget(METRICS)
         return
     package.__getattr__ = partial(_of_whole_package, package)
 
 
 def _of_whole_package(package: Any, name: str) -> Any:
-    """A name of a package, which is loaded whole for it."""
+    """A name of a package, which is loaded as a whole for it."""
     if name.startswith("__") and name != "__all__":  # Python's questions to any module
         raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
     asked = vars(package).pop("__getattr__")
@@ -79,7 +79,7 @@ def _of_whole_package(package: Any, name: str) -> Any:
 
 
 class _Compiled(type):
-    """Whose instances are compiled networks, none of which there are before the compiler is loaded."""
+    """Stands for compiled networks, of which none exist before the compiler is loaded."""
 
     def __instancecheck__(cls, one: object) -> bool:
         loaded = sys.modules.get("torch._dynamo.eval_frame")
@@ -133,7 +133,7 @@ def _compiler_later(torch: Any) -> None:
     sys.modules.update(absent)
     try:
         importlib.import_module("lightning.pytorch")
-    except (ImportError, AttributeError):  # a version that needs more of them loads as it always did
+    except (ImportError, AttributeError):  # a version that needs more of them loads as usual
         _forget(LIGHTNING)
     finally:
         for name in absent:

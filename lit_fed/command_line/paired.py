@@ -94,7 +94,7 @@ def _by_division(runs: Sequence[FinishedRun], metric: str) -> dict[str, pd.DataF
 
 
 def _division(run: FinishedRun) -> str:
-    """What decides who the clients are: arguments of the data, and the numbers of samples."""
+    """Identity of the clients: arguments of the data, and the numbers of samples."""
     data: dict[str, Any] = run.config.get("data", {})
     kept = {key: value for key, value in data.items() if key not in TRAINING}
     counts = run.clients[[name for name in ("population", "client", "num_train", "num_test") if name in run.clients]]
@@ -105,7 +105,7 @@ def mean_difference(table: pd.DataFrame) -> Interval:
     """Mean of value − other, weighted by test samples, with a bootstrap interval over divisions and their clients.
 
     Args:
-        table: of `paired`, with at least one row; the seeds of the training are no part of the interval.
+        table: result of `paired`, with at least one row; the seeds of the training are no part of the interval.
     """
     parts = []
     for _, rows in table.groupby("division"):

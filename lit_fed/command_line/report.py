@@ -98,10 +98,10 @@ def write_report(
     """Read finished runs and write their page.
 
     Args:
-        folders: of runs, or of their versions.
+        folders: folders of runs, or of their versions.
         output: the page; readable by its owner only if a run was private, since ε does not cover results of clients.
         metric: the metric to report; None: the first that all runs have.
-        names: of the rows; None: what differs between the runs.
+        names: names of the rows; None: the differences between the runs.
         anonymous: leave out the names of clients, and the settings, which may name them.
 
     Raises:

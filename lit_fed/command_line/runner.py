@@ -1,4 +1,4 @@
-"""Runs many jobs, such as command lines, several at a time: each process works on a core of its own."""
+"""Runs many jobs, such as command lines, in parallel: each process has its own core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS_TO_STOP = 20.0
 
 
 class Job(NamedTuple):
-    """A call that another process makes, so that it must be picklable, and so must its value."""
+    """A call made by another process; it and its value must be picklable."""
 
     task: Any
     """Identifies the job; it stays in this process."""
@@ -41,10 +41,10 @@ class Outcome(NamedTuple):
 
 
 def run_many(next_job: Callable[[], Job | None], done: Callable[[Outcome], None], processes: int) -> None:
-    """Run jobs until there are none; an exception, such as Ctrl-C, stops the running ones.
+    """Run jobs until none is left; an exception, such as Ctrl-C, stops the running ones.
 
-    Processes are spawned once and pinned to a core each; what a job needs is imported there. They end with this
-    process, even if it is killed.
+    Processes are spawned once, each pinned to a core; jobs import what they need there. They end with this process,
+    even if it is killed.
 
     Args:
         next_job: gives a job to start now, None if there is none; called again for each idle process after an outcome
@@ -63,7 +63,7 @@ def run_many(next_job: Callable[[], Job | None], done: Callable[[Outcome], None]
                 done(worker.outcome())
                 if not worker.process.is_alive():
                     workers[workers.index(worker)] = _Worker(worker.core)
-                for idle in workers:  # all of them: the outcome may have made jobs ready
+                for idle in workers:  # all idle ones: the outcome may have made jobs ready
                     if idle.task is None:
                         idle.start(next_job())
     finally:

@@ -1,1 +1,1 @@
-"""The kernel: pure functions over tensors and arrays, without Lightning; folders go by their domain."""
+"""The kernel: pure functions over tensors and arrays, without Lightning; one folder per domain."""

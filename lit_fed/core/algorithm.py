@@ -33,7 +33,7 @@ class GlobalModels(NamedTuple):
 
 
 class OwnModel(NamedTuple):
-    """State of a client that keeps a model of its own, with which it is served."""
+    """State of a client that keeps a personal model, which serves it."""
 
     models: ModelState  # leaves [1, ...]
 
@@ -48,7 +48,7 @@ class LocalRun(NamedTuple):
 
 
 class MessageSpec(NamedTuple):
-    """What the messages of an algorithm hold, and how the server combines them."""
+    """Content of an algorithm's messages, and how the server combines them."""
 
     kind: Literal["models", "changes", "multiples", "statistics", "rows", "nothing"] = "models"
     """Models, of which the server knows its own; changes, of which it knows nothing; models times private numbers;
@@ -69,7 +69,7 @@ class MessageSpec(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """Which clients take part in a round, how they count, and what the server needs beside them."""
+    """Which clients take part in a round, how they are weighted, and what else the server needs."""
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client's message in the paper; the default of `--model.weighting`."""
@@ -123,11 +123,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     """A federated algorithm.
 
     Subclasses are frozen dataclasses of hyper-parameters. Every method is pure: state goes in and comes out, `self` is
-    never assigned, no input is changed in place. All functions of a client see one client, without a client axis; they
-    must run under `torch.func.vmap`, so no value may steer Python control flow.
+    never assigned, no input is changed in place. A client's functions see one client, without a client axis. They
+    run under `torch.func.vmap`, so Python control flow may not depend on the values of tensors.
 
     A work tuple of local steps has a field `optimizer`, made by `ctx.solver.init`; the client trainer puts the stored
-    state there if `solver.persist_optimizer`. What `server_step` returns may be float64: the round casts it.
+    state there if `solver.persist_optimizer`. `server_step` may return float64: the round casts it.
     """
 
     # Annotations here are not postponed: jsonargparse resolves those of a base in the module of the subclass, and one
@@ -168,15 +168,15 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
                 raise TypeError(f"{cls.__name__}.{name} is now {new}; write `{line}`, see lit_fed.core.algorithm")
 
     def settled(self, held: Collection[str]) -> Self:
-        """The algorithm for what is around it, where one of its settings is `auto`.
+        """The algorithm with its `auto` settings resolved by what it is combined with.
 
         Args:
-            held: names of the facts that hold, see `lit_fed.wrappers.compatibility`.
+            held: names of the facts that are true, see `lit_fed.wrappers.compatibility`.
         """
         return self
 
     def as_stored(self, stored: Mapping[str, Any]) -> Self:
-        """The algorithm of a checkpoint, where one of the settings here is `auto`.
+        """The algorithm with its `auto` settings taken from a checkpoint.
 
         Args:
             stored: its settings by name, in plain types.
@@ -185,11 +185,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:
-        """What the server knows before the first round."""
+        """The server's state before the first round."""
         return GlobalModels(ctx.task.init(self.num_models, ctx.seed))  # type: ignore[return-value]
 
     def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
-        """What one client keeps between rounds; () if nothing."""
+        """A client's first state, kept between rounds; () if it keeps none."""
         return ()  # type: ignore[return-value]
 
     # ------------------------------------------------------------------ one round
@@ -205,9 +205,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """The start of a client's phase.
 
         Args:
-            ctx: what every client knows.
-            shared: what the server sent.
-            state: what the client kept.
+            ctx: the context.
+            shared: the shared state that the client received.
+            state: the client's state.
             data: its samples.
             losses: `shared_losses` of its samples, [N, M], or None.
         """
@@ -230,52 +230,52 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """The new shared state after a phase."""
         return shared._replace(models=server_average(ctx, shared.models, reduced))  # type: ignore[no-any-return]
 
-    # ------------------------------------------------------------------ clients on machines of their own
+    # ------------------------------------------------------------------ clients on separate machines
     def sent(self, ctx: Context, shared: Shared, client_id: int) -> Tree:
-        """What one client is sent of the shared state: nothing that it does not need, and of others what it must see.
+        """The part of the shared state that is sent to one client: only what it needs.
 
         Args:
-            ctx: what every client knows. Its phase is that of the client's work; or `adapt`, for all that is done
-                before a client is served and to serve it.
-            shared: all that the server knows.
-            client_id: the client; T or more for one that was not in training.
+            ctx: the context. Its phase is that of the client's work, or `adapt` for adapting and serving
+                a client.
+            shared: the server's whole state.
+            client_id: the client; T or more for an unseen client.
 
         Returns:
-            A tree for `received`, with empty trees or tensors for what is not sent. Where it is the same for all
-            clients, it holds the same tensors.
+            A tree for `received`, with empty trees or tensors for parts that are not sent. Parts that are the same
+            for all clients are the same tensors.
         """
         return shared._replace(**dict.fromkeys(self.server_only)) if self.server_only else shared
 
     def received(self, ctx: Context, sent: Tree, client_id: int) -> Shared:
-        """The shared state as this client's functions see it, from what it was sent; may share its memory."""
+        """The shared state for the client's functions, from the result of `sent`; may share its memory."""
         return sent  # type: ignore[no-any-return]
 
-    # ------------------------------------------------------------------ what a round tells and costs
+    # ------------------------------------------------------------------ reports and cost of a round
     def collaboration(self, ctx: Context, shared: Shared, states: State) -> Tensor | None:
-        """How much each client's model counts for each client, [T, T], a row for the one that is served.
+        """Weight of each client's model in each client's prediction, [T, T], one row per served client.
 
         Args:
-            ctx: what every client knows.
-            shared: what the server or the network knows.
-            states: what all clients keep, leaves [T, ...].
+            ctx: the context.
+            shared: the shared state.
+            states: the states of all clients, leaves [T, ...].
 
         Returns:
-            The weights, for pictures alone; None where models of clients do not count one by one.
+            The weights, for figures only; None if client models are not weighted individually.
         """
         return None
 
     def num_payloads(self, ctx: Context, shared: Shared, num_clients: int) -> int:
-        """How many different messages the server sends to `num_clients` clients of a phase, for the simulated time.
+        """Number of different messages that the server sends to `num_clients` clients of a phase, for simulated time.
 
-        Each is as long as what a client receives on average, several models or one; 0 without a server.
+        Each message has the average size that a client receives; 0 without a server.
         """
         return int(self.has_server)
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Local work before a client is served, in a phase named `adapt` whose state is thrown away; None: no phase.
+        """Local work before a client is served, in a phase `adapt` whose state is discarded; None: no such phase.
 
-        There `ctx.lr` is the rate of adaptation, which no schedule decays.
+        In this phase `ctx.lr` is the rate of adaptation, which no schedule decays.
         """
         return None
 
@@ -284,7 +284,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         return ctx.task.outputs(shared.models, x)
 
     def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: Any) -> Tensor:
-        """Personalised prediction for samples [B, ...]: that of the shared models, or of `state.models` without any.
+        """Personalised prediction for samples [B, ...]: from `outputs` of the shared models, else from `state.models`.
 
         Returns:
             Log-probabilities [B, C] (binary C = 2; sequences [B, L, C]), or the mean [B, 1] for regression.
@@ -305,11 +305,11 @@ class Personal(Algorithm[Shared, State, Work]):
 
     @abstractmethod
     def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
-        """As of FedAvg; what the client keeps is each algorithm's own."""
+        """The update of FedAvg; subclasses define the client's new state."""
         return super().client_final(ctx, shared, work, data)
 
     def served(self, ctx: Context, shared: Shared, state: State) -> ModelState:
-        """The models that predict for a client, leaves [1, ...]."""
+        """The model that predicts for a client, leaves [1, ...]."""
         return state.models  # type: ignore[no-any-return]
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
@@ -323,7 +323,7 @@ class Personal(Algorithm[Shared, State, Work]):
 
 
 def _line_for(new: str, value: Any) -> str:
-    """The line of a class that says by a value of `RENAMED` what an old attribute said."""
+    """The line that replaces an old attribute in a class, from a value of `RENAMED`."""
     owner, _, name = new.partition(".")
     if not name:
         return f"{owner.replace('[', ' = {').replace(']', '')}: {value if isinstance(value, str) else 'reason'!r}}}"
@@ -345,10 +345,10 @@ def local_step(ctx: Context, work: Work, batch: Batch, **options: Any) -> Work:
 
 
 def tuned(default: Any, *values: Any) -> Any:
-    """A field of an algorithm that is worth tuning: its default, and the values that a benchmark tries.
+    """A hyper-parameter to tune: its default, and the values that a benchmark tries.
 
-    They are those of the paper or of its authors' program, and the default is one of them. A class has at most two such
-    fields; the learning rate is tuned for all algorithms alike.
+    The values are those of the paper or of its authors' program, and include the default. A class has at most two
+    such fields; the learning rate is tuned for every algorithm.
 
     Example:
         >>> from dataclasses import dataclass
@@ -362,6 +362,6 @@ def tuned(default: Any, *values: Any) -> Any:
 
 
 def tuning_space(algorithm: type[Algorithm]) -> dict[str, tuple[Any, ...]]:
-    """The settings of an algorithm that are worth tuning, by name, and the values of each; {} if it names none."""
+    """The tuned settings of an algorithm by name, with the values to try; {} if there are none."""
     found = fields(algorithm)  # type: ignore[arg-type] # every algorithm is a dataclass
     return {one.name: one.metadata["tuned"] for one in found if "tuned" in one.metadata}

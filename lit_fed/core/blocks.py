@@ -31,7 +31,7 @@ BYTES_OF_DRAW = 32
 
 
 def whole_part(fraction: float, total: int) -> int:
-    """The floor of fraction · total, tolerant of rounding in a decimal fraction.
+    """The floor of fraction · total, robust to rounding of a decimal fraction.
 
     Example:
         >>> int(0.29 * 100), whole_part(0.29, 100)
@@ -92,9 +92,10 @@ def draw_cohort(
             client independently with the same probability.
         seed: training seed.
         round_idx: round, from 0.
-        available: mask of reachable clients, [T] bool; if too few, all of them are sampled; None: all clients.
+        available: mask of reachable clients, [T] bool; if there are too few, all of these are sampled; None: all
+            clients.
         over_selection: o; "uniform" samples ⌈(1 + o)·m⌉ clients for m messages.
-        candidates: draws candidates instead, of whom m are selected later; with "uniform" only.
+        candidates: sample candidates instead, from which m clients are selected later; with "uniform" only.
 
     Returns:
         Client ids in ascending order [m] int64; with "size" ids may repeat, with "poisson" there may be none.
@@ -118,7 +119,7 @@ def draw_cohort(
 
 
 def over_selected(num_wanted: int, over_selection: float) -> int:
-    """⌈(1 + o)·m⌉, the clients to sample for m messages, tolerant of rounding in a decimal fraction.
+    """⌈(1 + o)·m⌉, the clients to sample for m messages, robust to rounding of a decimal fraction.
 
     Example:
         >>> over_selected(10, 0.3), over_selected(10, 0.0), over_selected(7, 0.3)
@@ -195,7 +196,7 @@ def cut_blocks(
 
 
 def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The ids by falling size, ties by id."""
+    """The ids by decreasing size, ties by id."""
     return client_ids[np.lexsort((client_ids, -sizes[client_ids]))]
 
 
@@ -204,8 +205,8 @@ def round_blocks(
 ) -> list[ClientBlock]:
     """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a placeholder.
 
-    In a phase without clients every rank gets one, client 0: it gives the server the structure of the messages, and
-    wrappers may add to their sum.
+    In a phase without clients every rank gets client 0 as placeholder: it gives the server the structure of the
+    messages, and wrappers may add to their sum.
 
     Args:
         phases: phases of the round; an id may occur several times in a phase.

@@ -45,19 +45,19 @@ class Context(NamedTuple):
     most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     draws: Tensor | None = None  # [T] draws of each client in this phase, if messages count them themselves
-    attackers: Tensor | None = None  # [T] True for clients that are known to attack; None: nothing is known of any
+    attackers: Tensor | None = None  # [T] True for clients that are known to attack; None: not known
     private: frozenset[str] = frozenset()  # names of personal leaves, which are not sent
     sampling_probability: float = 1.0  # q, participation probability of each client
-    total_positions: int = 0  # labelled positions of all T clients' samples, where they are weights
-    capped_samples: int = 0  # Σ of all T clients' weights after a cap of each; 0: no cap
-    batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
-    augmentation: RandomTransform | None = None  # of the samples of local steps; None: none
+    total_positions: int = 0  # labelled positions of all T clients' samples, if clients are weighted by them
+    capped_samples: int = 0  # Σ of all T clients' weights after the cap on each; 0: no cap
+    batch_size: int = 0  # samples of a local batch if the local work sets none; 0: the whole local set
+    augmentation: RandomTransform | None = None  # augmentation of the samples of local steps; None: none
     mixture_noise: float | None = None  # standard deviation on Σ_s q_s in the M-step; None: π stays at the client
     drawn_weight: float | None = None  # total weight of the sampled clients, dropouts included; None: unused
-    sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them
-    secret: Secret | None = None  # source of protecting noise; None: no privacy
+    sizes: Tensor | None = None  # [T] training samples of each client, at the server if ε depends on all of them
+    secret: Secret | None = None  # source of the privacy noise; None: no privacy
     unprotected: Context | None = None  # the context without protection of samples; None: this one
-    public: PublicSamples | None = None  # of the server, in server steps alone; None: it has none
+    public: PublicSamples | None = None  # the server's samples, in server steps only; None: it has none
     lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
     work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
     stage: str = ""  # stage of the local work, in `client_step`; "": the work has a single one
@@ -79,14 +79,14 @@ class Context(NamedTuple):
         return self._replace(lr=self.lr * known.index_select(0, position)[0])
 
     def shares_of(self, client_ids: Sequence[int]) -> np.ndarray | None:
-        """Shares of the local steps that clients of a round take, [C] float64; None: all take all."""
+        """Share of the local steps that each client of a round takes, [C] float64; None: all steps."""
         if self.work_shares is None or self.phase == "adapt":
             return None
         return self.work_shares[list(client_ids)].numpy()
 
     @property
     def own(self) -> Context:
-        """The context without privacy, for results that never leave the client nor affect what does."""
+        """The context without privacy, for results that never leave the client and affect nothing that leaves it."""
         return self if self.unprotected is None else self.unprotected
 
     @property
@@ -105,8 +105,8 @@ class Context(NamedTuple):
     def client_share(self, data: ClientData) -> Tensor:
         """Weight of a client's mean loss in a sum over all clients, [] float64: T·n_t/n, or 1; 1 on average.
 
-        n_t counts samples, or labelled positions. A client without any gets the share of one, so that shares can be
-        divisors.
+        n_t counts samples, or labelled positions. A client without any counts as if it had one, so that the result can
+        be a divisor.
         """
         if self.weighting == "uniform":
             return torch.ones_like(data.num_samples)

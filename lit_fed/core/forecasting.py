@@ -3,8 +3,8 @@
 The pinball loss is the negative log-likelihood of the asymmetric Laplace distribution with location q and scale σ,
 p(y) = τ(1 − τ)/σ · exp(−ρ_τ((y − q)/σ)), up to the constant −log(τ(1 − τ)/σ). Koenker, Machado. "Goodness of Fit and
 Related Inference Processes for Quantile Regression". JASA 94 (1999), Section 3.2; Yu, Moyeed. "Bayesian Quantile
-Regression". Statistics & Probability Letters 54 (2001), Equations 2 and 3. So E-steps have a likelihood to weigh
-components by. That of several levels is the composite one, the geometric mean of their densities.
+Regression". Statistics & Probability Letters 54 (2001), Equations 2 and 3. So E-steps have a likelihood. With several
+levels it is a composite likelihood: the geometric mean of their densities.
 
 Symbols:
     S, Q -> values of one label (steps times channels, in the order of memory); levels
@@ -30,19 +30,19 @@ METRICS = "lit_fed.metrics.forecasts"
 
 @dataclass(frozen=True)
 class Quantiles(Likelihood):
-    """Quantiles of each value of a label: S·Q outputs, the Q levels of a value side by side.
+    """Quantiles of each value of a label: S·Q outputs, with the Q levels of a value adjacent.
 
-    The loss of a sample is the mean of ρ_τ(y − q)/σ over its values and levels. Local steps minimise it, and E-steps
-    take −log p(y | x, θ_m) for it, or with `position_loss: sum` its sum over the values. A mixture predicts
+    The loss of a sample is the mean of ρ_τ(y − q)/σ over its values and levels. Local steps minimise it. E-steps
+    use it as −log p(y | x, θ_m), or with `position_loss: sum` its sum over the values. A mixture predicts
     Σ_m π_m q_m, the average of its components' quantiles (Vincent average), which keeps the levels in order; its loss
     is that of the mixed likelihood. Predicted levels are sorted (Chernozhukov, Fernández-Val, Galichon. "Quantile and
     Probability Curves Without Crossing". Econometrica 78, 2010).
 
     Args:
-        num_classes: S; 0: as the training labels say.
-        levels: rising levels τ in (0, 1), 0.5 among them.
-        scale: σ > 0; E-steps are sharper if it is small.
-        missing: label of values that do not count, such as -999; null: all count.
+        num_classes: S; 0: taken from the training labels.
+        levels: increasing levels τ in (0, 1), including 0.5.
+        scale: σ > 0; smaller values make E-steps sharper.
+        missing: label that marks missing values, such as -999; null: no value is missing.
     """
 
     levels: tuple[float, ...] = (0.1, 0.5, 0.9)
@@ -60,7 +60,7 @@ class Quantiles(Likelihood):
             )
 
     @property
-    def metrics(self) -> Any:  # the levels are those of the object
+    def metrics(self) -> Any:  # the instance has the levels
         """Pinball loss of the predicted quantiles, and coverage of the interval between the outer levels."""
         options = {"levels": self.levels, "missing": self.missing}
         return [
@@ -80,7 +80,7 @@ class Quantiles(Likelihood):
         return super(Quantiles, replace(self, num_classes=y.shape[1:].numel())).fitted(y)
 
     def labelled(self, y: Tensor) -> Tensor | None:
-        """Values that count, bool [n, S]; None: all."""
+        """Mask of values that are not missing, bool [n, S]; None: all."""
         return None if self.missing is None else y.reshape(len(y), -1) != self.missing
 
     def counted(self, y: Tensor, mask: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Quantiles(Likelihood):
         return -self._mean(each, y)
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """The quantiles of each value, rising, [..., S, Q]."""
+        """The quantiles of each value in increasing order, [..., S, Q]."""
         return self._quantiles(outputs).sort(-1).values
 
     def error(self, predicted: Tensor, y: Tensor) -> Tensor:
@@ -107,12 +107,12 @@ class Quantiles(Likelihood):
         return self._mean((self._median(predicted) - y).abs(), y)
 
     def compared(self, shown: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Medians and labels of the values that count, [n·S]."""
+        """Medians and labels of the values that are not missing, [n·S]."""
         median, y = self._median(shown).flatten(), y.flatten()
         return (median, y) if self.missing is None else (median[y != self.missing], y[y != self.missing])
 
     def columns(self, shown: Tensor) -> dict[str, Tensor]:
-        """`prediction` is the median, and the other levels stand beside it as q0.1 and so on."""
+        """The median as `prediction`, and the other levels as `q0.1` and so on."""
         others = {f"q{level:g}": column for level, column in zip(self.levels, shown.unbind(-1), strict=True)}
         del others["q0.5"]
         return {"prediction": self._median(shown)} | others
@@ -129,7 +129,7 @@ class Quantiles(Likelihood):
         return y.reshape(*outputs.shape[:-1], self.num_classes)
 
     def _mean(self, each: Tensor, y: Tensor) -> Tensor:
-        """The mean over values that count, [...]; 0 without any."""
+        """The mean over values that are not missing, [...]; 0 without any."""
         if self.missing is None:
             return each.mean(-1)
         count = y != self.missing

@@ -1,7 +1,7 @@
-"""Asynchronous servers: clients arrive on a virtual clock, with models that they received some steps ago.
+"""Asynchronous servers: clients arrive on a virtual clock, trained from models of earlier server steps.
 
-A round is one step of the server. Who comes in when follows from the seed and the clients' speeds alone, before
-anything is trained.
+A round is one step of the server. The arrivals depend only on the seed and the clients' speeds, and are known before
+training.
 """
 
 from abc import abstractmethod
@@ -28,16 +28,16 @@ Leaves = dict[str, Tensor]
 
 
 class ModelsOnTheWay(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # w^t, leaves [1, ...]
-    sent_parameters: Leaves  # what the client at each place was sent, if there was a step since, leaves [M_c, 1, ...]
-    sent_buffers: Leaves  # the same of its running statistics, leaves [M_c, 1, ...]
-    last_step: Tensor  # [] int64, the last round with a step; the models of later rounds are `models`
+    sent_parameters: Leaves  # models sent to the client in each slot, if since outdated, leaves [M_c, 1, ...]
+    sent_buffers: Leaves  # their running statistics, leaves [M_c, 1, ...]
+    last_step: Tensor  # [] int64, the last round with a step; later rounds still have `models`
 
 
 class LateRun(NamedTuple):
-    """Work of a client: its own model, trained from the one that it was sent."""
+    """Work of a client: its model, trained from the one that it received."""
 
     models: ModelState  # leaves [1, ...]
     optimizer: OptimizerState
@@ -47,13 +47,13 @@ class LateRun(NamedTuple):
 
 
 class BufferedArrivals(NamedTuple):
-    """What fills the buffer in one round, by client."""
+    """The clients that fill the buffer in one round."""
 
     client_ids: Tensor  # [K] int64, ascending
     staleness: Tensor  # [K] int64, τ
-    places: Tensor  # [K] int64, where each was among those on their way
-    still_out: Tensor  # [P] int64, places of those who were sent this round's model and are on their way at its end
-    time: float  # on the virtual clock, at which the buffer is full
+    places: Tensor  # [K] int64, the slot of each among the active clients
+    still_out: Tensor  # [P] int64, slots of clients that received this round's model and are active at its end
+    time: float  # time on the virtual clock at which the buffer is full
 
     def of(self, values: Tensor, client_id: Tensor) -> Tensor:
         """The entry of values [K] that belongs to a client, []; 0 for a client that does not arrive."""
@@ -61,9 +61,9 @@ class BufferedArrivals(NamedTuple):
 
 
 class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
-    """An algorithm whose server takes a step whenever some clients have come in, on models of any age.
+    """An algorithm whose server takes a step whenever enough clients have arrived, with models of any age.
 
-    Subclasses have these settings, and say in `buffer` how many come in for a step.
+    Subclasses have these settings, and give the number of arrivals per step in `buffer`.
     """
 
     # annotations of this module are not postponed, see `Algorithm`
@@ -85,7 +85,7 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     }
 
     def check_speeds(self, **more: Check) -> None:
-        """Refuse settings of the virtual clock outside their ranges, and others by `more`."""
+        """Refuse settings of the virtual clock outside their ranges; `more` adds further conditions."""
         check_settings(self, more, concurrency=">= 1", compute_min=">= 0", compute_mean=">= 0", compute_spread=">= 0")
         if not self.compute_min and not self.compute_mean:
             raise ConfigError(
@@ -95,10 +95,10 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
 
     @abstractmethod
     def buffer(self, num_clients: int) -> int:
-        """Clients that come in for a step."""
+        """Arrivals per server step."""
 
     def sizes(self, num_clients: int) -> tuple[int, int]:
-        """Clients that come in for a step, and clients that are on their way at once, K and M_c."""
+        """Arrivals per server step and number of active clients, K and M_c."""
         size = self.buffer(num_clients)
         number = min(2 * size, num_clients) if self.concurrency is None else self.concurrency
         for name, value in (("buffer_size", size), ("concurrency", number)):
@@ -110,30 +110,30 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         return size, number
 
     def arrivals(self, ctx: Context) -> BufferedArrivals:
-        """Who comes in in this round, and with which staleness: a pure function of the settings, seed and round."""
+        """The arrivals of this round with their staleness: a pure function of settings, seed and round."""
         return _schedule(self, ctx.num_clients, ctx.seed).round(ctx.round_idx)
 
     def shared_init(self, ctx: Context) -> ModelsOnTheWay:
-        """The initial model, also for all that are on their way."""
+        """The initial model, also that of all active clients."""
         models, (_, number) = ctx.task.init(1, ctx.seed), self.sizes(ctx.num_clients)
         sent = tree.map_leaves(lambda leaf: leaf.expand(number, *leaf.shape), models)
         return ModelsOnTheWay(models, sent.parameters, sent.buffers, torch.tensor(-1))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """The clients that come in."""
+        """The clients that arrive."""
         return (Phase("train", self.arrivals(ctx).client_ids, ctx.solver.work),)
 
     def client_init(
         self, ctx: Context, shared: ModelsOnTheWay, state: tuple[()], data: ClientData, losses: None
     ) -> LateRun:
-        """The client starts from the model that it was sent."""
+        """The client starts from the model that it received."""
         start = old_models(shared, self.arrivals(ctx), ctx.round_idx, data.client_id)
         return LateRun(*local_run(ctx, start), start.parameters)
 
     def stepped(self, ctx: Context, shared: ModelsOnTheWay, models: ModelState) -> ModelsOnTheWay:
-        """The state after a step to new models, with the old ones for those who still are on their way with them."""
+        """The state after a step to new models; clients still active keep the models that they received."""
         schedule = _schedule(self, ctx.num_clients, ctx.seed)
-        rounds = range(int(shared.last_step) + 1, ctx.round_idx + 1)  # several, where rounds were without a step
+        rounds = range(int(shared.last_step) + 1, ctx.round_idx + 1)  # several if some rounds had no step
         places = torch.cat([schedule.round(one).still_out for one in rounds]).unique().to(shared.last_step.device)
 
         def keep(sent: Tensor, own: Tensor) -> Tensor:
@@ -144,14 +144,14 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         return ModelsOnTheWay(models, sent.parameters, sent.buffers, last_step)
 
     def sent(self, ctx: Context, shared: ModelsOnTheWay, client_id: int) -> ModelsOnTheWay:
-        """The model of its age; the newest to be served with."""
+        """The model of the client's staleness; the newest model for serving."""
         if ctx.phase == "train":
             own = torch.tensor(client_id, device=shared.last_step.device)
             shared = shared._replace(models=old_models(shared, self.arrivals(ctx), ctx.round_idx, own))
         return shared._replace(sent_parameters={}, sent_buffers={})
 
     def num_payloads(self, ctx: Context, shared: ModelsOnTheWay, num_clients: int) -> int:
-        """One for each age of models."""
+        """One message for each staleness."""
         return len(self.arrivals(ctx).staleness.unique())
 
 
@@ -165,7 +165,7 @@ def late_metrics(work: LateRun, found: BufferedArrivals, client_id: Tensor, name
 
 
 def old_models(shared: ModelsOnTheWay, found: BufferedArrivals, round_idx: int, client_id: Tensor) -> ModelState:
-    """The models that a client who comes in now was sent, leaves [1, ...]."""
+    """The models that an arriving client received earlier, leaves [1, ...]."""
     if not shared.sent_parameters:  # the client itself holds no others
         return shared.models
     place = found.of(found.places, client_id).view(1)
@@ -178,35 +178,35 @@ def old_models(shared: ModelsOnTheWay, found: BufferedArrivals, round_idx: int, 
 
 
 class _Trip(NamedTuple):
-    """A client on its way; the first to come in is the least."""
+    """An active client, ordered by arrival."""
 
-    time: float  # at which it comes in
-    number: int  # of trips before it: who was sent out first comes in first
+    time: float  # time of arrival
+    number: int  # number of earlier dispatches: ties go to the client that was sent out first
     client_id: int
     place: int
-    version: int  # steps of the server before it was sent out
+    version: int  # server steps before it was sent out
 
 
 class _Schedule:
-    """Who comes in when: nothing of it depends on training, and each round is worked out once.
+    """The order of arrivals, which does not depend on training; each round is computed once.
 
     Args:
         size: K.
         number: M_c.
-        least: least time of a trip.
-        means: what chance adds to it on average, by client [T].
-        rng: draws who is sent out, and for how long.
+        least: minimum time between dispatch and arrival.
+        means: mean of the random time added to it, per client [T].
+        rng: draws the clients that are sent out and their times.
     """
 
     def __init__(self, size: int, number: int, least: float, means: np.ndarray, rng: np.random.Generator) -> None:
         self._size, self._least, self._means, self._rng = size, least, means, rng
-        self._idle, self._free = list(range(len(means))), list(range(number))  # clients; places
+        self._idle, self._free = list(range(len(means))), list(range(number))  # clients; slots
         self._out: list[_Trip] = []  # a heap
         self._time, self._trips = 0.0, 0
         self._rounds: list[BufferedArrivals] = []
 
     def round(self, round_idx: int) -> BufferedArrivals:
-        """Who comes in in a round."""
+        """The arrivals of a round."""
         while len(self._rounds) <= round_idx:
             self._rounds.append(self._fill_buffer(len(self._rounds)))
         return self._rounds[round_idx]
@@ -214,7 +214,7 @@ class _Schedule:
     def _fill_buffer(self, version: int) -> BufferedArrivals:
         buffer: list[_Trip] = []
         while len(buffer) < self._size:
-            if not self._out or self._out[0].time > self._time:  # all that come in at this moment are in
+            if not self._out or self._out[0].time > self._time:  # all arrivals at this moment are included
                 self._send_out(version)
             trip = heappop(self._out)
             self._time = trip.time

@@ -1,4 +1,4 @@
-"""User-defined likelihoods, a target of three methods, whose gradients and mixtures follow; that of rankings."""
+"""User-defined likelihoods: a target of three methods, with gradients and mixtures derived; and rankings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Likelihood", "Ranking"]
 class Likelihood(Target):
     """A user-defined target: log p(y | outputs) and a prediction.
 
-    Subclasses, best frozen dataclasses, define `num_outputs`, `log_likelihood` and `predict`, in PyTorch functions that
-    run under `torch.func.vmap`. Gradients are autograd's; a mixture has the likelihood Σ_m π_m p(y | outputs_m), and
-    predicts the mean Σ_m π_m `predict`(outputs_m), so a predicted distribution is that of the mixture.
+    Subclasses should be frozen dataclasses. They define `num_outputs`, `log_likelihood` and `predict`, in PyTorch
+    functions that run under `torch.func.vmap`. Autograd gives the gradients. A mixture has the likelihood
+    Σ_m π_m p(y | outputs_m) and predicts Σ_m π_m `predict`(outputs_m), which mixes predicted distributions correctly.
 
-    Labels are floating, of any shape [...]; with `positions = True` their first axis counts positions, losses are
-    averaged over it, and `check` may refuse what no likelihood is for. `error` is a second figure of merit, named by
-    `metric`; without one, clients are compared by their loss. `metrics` names metrics of torchmetrics or user-defined
-    ones, which are updated with predictions [n, ...] and labels [n, ...].
+    Labels are floats of any shape [...]. With `positions = True` their first axis counts positions, and losses are
+    averaged over it. `check` may refuse unsuitable labels. `error` is a second measure, named by `metric`; without it,
+    clients are compared by their loss. `metrics` names metrics of torchmetrics or user-defined ones, which are updated
+    with predictions [n, ...] and labels [n, ...].
     """
 
     metric = "loss"
@@ -38,7 +38,7 @@ class Likelihood(Target):
 
         Args:
             outputs: [..., K], with any leading axes.
-            y: labels, the same leading axes and then those of one label.
+            y: labels, with the same leading axes followed by those of one label.
         """
 
     @abstractmethod
@@ -46,33 +46,33 @@ class Likelihood(Target):
         """The prediction from outputs [..., K]: numbers [...], or vectors [..., P] such as probabilities."""
 
     def check(self, y: Tensor) -> None:
-        """Refuse training labels [n, ...] by a `ConfigError` that says what they should be."""
+        """Refuse unsuitable training labels [n, ...] with a `ConfigError` that says what is expected."""
 
     def error(self, predicted: Tensor, y: Tensor) -> Tensor:
-        """Error of each prediction, [...], smaller is better; its mean is called `metric`."""
+        """Error of each prediction, [...], smaller is better; its mean is reported as `metric`."""
         raise NotImplementedError
 
     def compared(self, shown: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and labels as metrics of torchmetrics take them, from `shown` and labels, both [n, ...]."""
+        """Predictions and labels for metrics of torchmetrics, from `shown` and labels, both [n, ...]."""
         return shown, y
 
     def columns(self, shown: Tensor) -> dict[str, Tensor]:
-        """What `shown` gives [n, ...], by the names of columns in tables of predictions."""
+        """The result of `shown` [n, ...], by column name in tables of predictions."""
         return {"prediction": shown}
 
     @property
     def name(self) -> str:
-        """The name of the class, which none of lit_fed has in small letters."""
+        """The name of the class; its capitals distinguish it from the built-in kinds."""
         return type(self).__name__
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a class the kind by which checkpoints compare it."""
+        """Set the kind of a class, by which checkpoints compare it."""
         super().__init_subclass__(**options)
         if "kind" not in vars(cls):
             cls.kind = cls.__name__
 
     def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
-        """The target itself, if the labels pass `check` and give finite losses of the right shape."""
+        """Return the target itself if the labels pass `check` and give finite losses of the right shape."""
         self.check(y)
         if len(y):
             some = y[:2]
@@ -100,14 +100,14 @@ class Likelihood(Target):
         return gradient
 
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Refused: no label lies between two others in general."""
+        """Refused: labels of an arbitrary likelihood cannot be interpolated."""
         raise ConfigError(
             f"--model.target {type(self).__name__} has no soft labels, which this algorithm trains on; choose another "
             "--model.algorithm, or define soft_labels"
         )
 
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        """Outputs and weight of each model, [B, M, K + 1] or [B, L, M, K + 1]: all that `score` and `shown` need."""
+        """Outputs and weight of each model, [B, M, K + 1] or [B, L, M, K + 1], for `score` and `shown`."""
         if self.positions:
             outputs = outputs.movedim(1, 2)
         return torch.cat([outputs, weights[:, None].expand(*outputs.shape[:-1], 1)], -1)
@@ -133,11 +133,11 @@ class Likelihood(Target):
 
 @dataclass(frozen=True)
 class Ranking(Likelihood):
-    """The relevance of an item to a query, item by item: labels [n, 2] are a relevance and the number of its query.
+    """Pointwise relevance of items to queries: labels [n, 2] are a relevance and the number of its query.
 
-    Losses are those of the relevances; the query is for metrics, which compare a client's items of one query, such as
-    torchmetrics' `RetrievalNormalizedDCG`. Where a client is one query, as a user in a recommender system, plain labels
-    [n] do, with `Binary` or `Regression`: retrieval metrics then take each client for a query.
+    Losses use the relevances only. Metrics such as torchmetrics' `RetrievalNormalizedDCG` use the query to compare a
+    client's items of one query. If each client is one query, such as a user of a recommender system, use plain labels
+    [n] with `Binary` or `Regression`: retrieval metrics then treat each client as one query.
 
     Args:
         relevance: `binary`: 0 or 1, with the logistic loss; `graded`: numbers >= 0, with the squared error.
@@ -168,7 +168,7 @@ class Ranking(Likelihood):
             )
 
     def queries(self, y: Tensor) -> Tensor:
-        """The second column of the labels."""
+        """The query numbers: the second column of the labels."""
         return y[:, 1].long()
 
     def compared(self, shown: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,5 +183,5 @@ class Ranking(Likelihood):
         return -0.5 * (score - relevance).square()
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """The probability of relevance 1, or the predicted relevance, by which items are ranked."""
+        """The ranking score: the probability of relevance 1, or the predicted relevance."""
         return torch.sigmoid(outputs[..., 0]) if self.relevance == "binary" else outputs[..., 0]

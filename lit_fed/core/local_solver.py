@@ -33,7 +33,7 @@ class OptimizerState(NamedTuple):
     """State of the local optimizer; dicts are empty if the method has no moments."""
 
     step: Tensor  # [] number of updates so far
-    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters; `rmsprop`, …: see their rules
+    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters; other optimizers: see their rules
     second: dict[str, Tensor]  # second moment, leaves as the parameters
 
 
@@ -56,31 +56,31 @@ class LocalSolver:
 
     Args:
         optimizer: `sgd`, `adam`, `adamw`, `rmsprop`, `adagrad`, `adadelta`, `adamax` or `radam`, with PyTorch's update
-            rules: weight decay is added to the gradient, and shrinks the parameters beside it in `adamw`
-            (https://arxiv.org/abs/1711.05101). Rules that need more than a gradient and two tensors like it, such as
-            `LBFGS` and `NAdam`, are not offered.
-        lr: learning rate of the first round; `auto`: a fit searches it on validation samples ahead of its first round.
+            rules: weight decay is added to the gradient, but shrinks the parameters directly in `adamw`
+            (https://arxiv.org/abs/1711.05101). Rules that need more than the gradient and two tensors of its shape,
+            such as `LBFGS` and `NAdam`, are not available.
+        lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
-        schedule_rounds: R, after which `multi_step` and `cosine` stay at their last rate; null takes the rounds of the
-            run; a run continued with more rounds keeps its first number.
+        schedule_rounds: R, after which `multi_step` and `cosine` keep their last rate; null takes the rounds of the
+            run. A run that is continued with more rounds keeps its first R.
         adapt_lr: learning rate of adaptation before serving; null takes `lr`, since the decayed rate of the last rounds
             is too small.
         momentum: momentum of `sgd` and `rmsprop`, in [0, 1).
         nesterov: Nesterov's form of the momentum of `sgd`.
         weight_decay: λ of the L2 penalty λ/2·‖θ‖²; `adamw` shrinks parameters by η·λ in each step.
-        betas: decay of the two moments of `adam`, `adamw`, `adamax` and `radam`. `rmsprop` and `adadelta` have the
-            second one alone; PyTorch's own default is 0.99 for the one and 0.9 for the other.
-        eps: added to the root of the second moment, of `adamax` to the gradient's absolute value; PyTorch's own default
+        betas: decay of the two moments of `adam`, `adamw`, `adamax` and `radam`. `rmsprop` and `adadelta` use the
+            second one only; PyTorch's default for it is 0.99 in `rmsprop` and 0.9 in `adadelta`.
+        eps: added to the root of the second moment, in `adamax` to the gradient's absolute value; PyTorch's default
             is 1e-10 for `adagrad` and 1e-6 for `adadelta`.
         local_epochs: passes over the local samples per round; 0: no local steps.
         local_steps: optimizer steps per round instead of epochs.
-        straggler_fraction: share of the clients, drawn in every round, that take fewer local steps: uniformly from one
-            to all of them (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
+        straggler_fraction: share of the clients, sampled in every round, that take fewer local steps: a number drawn
+            uniformly from one to all (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
         client_lr: factors on the learning rate of some clients, adaptation included, by patterns of their names, such
-            as `{hospital_*: 0.5}`; of several that match the last holds. Clients that none matches have 1.
-        client_work: shares of the local steps of a round, in (0, 1], that some clients take, by patterns likewise: of 4
-            epochs `{phone_*: 0.5}` takes 2. A client takes at least one step. Averages weigh clients as before.
+            as `{hospital_*: 0.5}`. If several match, the last one applies; if none matches, the factor is 1.
+        client_work: share of the local steps of a round, in (0, 1], that some clients take, by patterns of their names:
+            `{phone_*: 0.5}` takes 2 of 4 epochs. A client takes at least one step. Its weight in averages is unchanged.
         clip_norm: maximum Euclidean norm of the gradient of each model.
         persist_optimizer: keep each client's optimizer state between rounds, as the official FedEM code does;
             otherwise every round starts with a fresh one.
@@ -219,7 +219,7 @@ class LocalSolver:
 
         The gradient of a `penalty` is added to that of the loss before clipping, weight decay and momentum. An
         `objective` replaces the loss of the task. `moving` names the leaves that the step changes, with their moments;
-        the others stay, and clipping does not count them.
+        the others are unchanged and excluded from the clipped norm.
 
         Returns:
             The new models, the new optimizer state and the loss before the step without the penalty, [M].
@@ -392,7 +392,7 @@ class LocalSolver:
 
 
 # ---------------------------------------------------------------------- update rules
-# Of one leaf, from the gradient and the tensors that the rule keeps; each returns the direction and the new tensors.
+# Each rule maps the gradient and the stored tensors of one leaf to the direction and the new tensors.
 def _rmsprop(solver: LocalSolver, step: Tensor, g: Tensor, square: Tensor, velocity: Tensor | None) -> list[Tensor]:
     """RMSprop keeps the mean of squares, and with momentum the mean of directions."""
     decay = solver.betas[1]
@@ -427,7 +427,7 @@ def _adamax(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, largest:
 
 
 def _radam(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, square: Tensor) -> list[Tensor]:
-    """RAdam keeps Adam's moments, and leaves the second one out while its variance is too large."""
+    """RAdam keeps Adam's moments, and ignores the second one while its variance is too large."""
     beta1, beta2 = solver.betas
     mean, square = mean.mul(beta1).add(g, alpha=1 - beta1), square.mul(beta2).add(g * g, alpha=1 - beta2)
     corrected, correction = mean / (1 - beta1**step), 1 - beta2**step

@@ -1,7 +1,7 @@
-"""Several inputs of a network in one tensor: token ids with their mask, or a picture with the numbers of a table.
+"""Several inputs of a network in one tensor, such as token ids with their mask, or an image with table columns.
 
-A sample is one row of numbers, the inputs one after another. A hook of the network takes rows apart, so data sets,
-client trainers, privacy and nodes see samples [n, D] as of any network with one input.
+A sample is one row of numbers: its inputs, concatenated. A hook of the network splits the rows, so data sets,
+client trainers, privacy and nodes see samples [n, D], as for a network with one input.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ KINDS = {"f": "float32", "i": "int64", "u": "int64", "b": "bool"}
 class Input(NamedTuple):
     """One input of a network."""
 
-    name: str  # parameter of `forward`; its position, for inputs of a tuple
-    shape: tuple[int, ...]  # of one sample; of sequences the longest
+    name: str  # parameter of `forward`, or its position if inputs come as a tuple
+    shape: tuple[int, ...]  # of one sample; of the longest one for sequences
     kind: str  # `float32`, `int64`, `bool`, or `uint8`, which is scaled to float32 in 0..1
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class NamedInputs:
 
     Args:
         inputs: the inputs.
-        uneven: names of the sequences that are padded and share an `attention_mask` made here; empty: none is made.
+        uneven: names of the padded sequences, which share an `attention_mask` made here; empty: no mask is made.
     """
 
     inputs: tuple[Input, ...]
@@ -61,11 +61,11 @@ class NamedInputs:
     def of(cls, groups: Sequence[tuple[str, Mapping[str, Given]]]) -> Self:
         """The inputs of some samples.
 
-        Sequences of whole numbers or truth values are as long as the longest. If their lengths differ and no input is
+        Sequences of whole numbers or truth values are padded to the longest. If their lengths differ and no input is
         named `…mask`, an `attention_mask` is added.
 
         Args:
-            groups: place of the samples for messages, and their inputs by name; groups without samples are left out.
+            groups: for each origin (used in messages) the inputs of its samples by name; empty groups are ignored.
 
         Raises:
             ConfigError: naming the place and the input whose name, type or shape does not fit.
@@ -95,12 +95,12 @@ class NamedInputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the inputs that the data give."""
+        """Names of the inputs in the data."""
         return tuple(one.name for one in self.inputs if not (self.uneven and one.name == ATTENTION_MASK))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]] | tuple[Any, ...]:
-        """Shapes of one sample by name; of a tuple, in order."""
+        """Shapes of one sample by name, or in order for a tuple."""
         by_name = {one.name: one.shape for one in self.inputs}
         return tuple(by_name.values()) if self._is_tuple else by_name
 
@@ -124,11 +124,11 @@ class NamedInputs:
         """Samples [n, D] of these inputs.
 
         Args:
-            place: of the samples, for messages.
+            place: origin of the samples, for messages.
             given: n samples of each input, by name; shorter sequences are padded with 0.
 
         Raises:
-            ConfigError: naming the place and the input that does not fit, or holds a number that would change.
+            ConfigError: naming the place and the input that does not fit, or a number that the cast would change.
         """
         has_mask = ATTENTION_MASK in given
         _check_names(place, given, [one.name for one in self.inputs] if has_mask else self.names, "the others")
@@ -143,7 +143,7 @@ class NamedInputs:
         return np.concatenate(rows, axis=1, dtype=self.dtype)
 
     def _mask(self, place: str, given: Mapping[str, Given]) -> Given:
-        """1 at each position of the padded sequences; their lengths have to be the same."""
+        """The mask: 1 at each position of the padded sequences, whose lengths must agree."""
         first, *others = (np.array([len(one) for one in given[name]], dtype=np.int64) for name in self.uneven)
         for name, lengths in zip(self.uneven[1:], others, strict=True):
             if (wrong := np.flatnonzero(lengths != first)).size:
@@ -190,7 +190,7 @@ class NamedInputs:
         return torch.cat([part.reshape(part.shape[0], -1).to(dtype) for part in parts], dim=1)
 
     def reader(self, function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-        """A function of the inputs, such as the first part of a network's `split`, as one of samples [B, D]."""
+        """A function of the inputs, such as the first part of a network's `split`, as a function of samples [B, D]."""
 
         def read(x: Tensor) -> Tensor:
             positional, named = self.arguments(x)
@@ -199,7 +199,7 @@ class NamedInputs:
         return read
 
     def example(self) -> Tensor:
-        """Two samples [2, D] that differ in their floats; ids, whose range the network alone knows, are 0, masks 1."""
+        """Two samples [2, D] that differ in their floats; ids, whose range is unknown here, are 0, and masks 1."""
         x, at = torch.linspace(0, 1, 2 * self.size).view(2, self.size), 0
         for one in self.inputs:
             size = math.prod(one.shape)
@@ -210,19 +210,19 @@ class NamedInputs:
 
     # ------------------------------------------------------------------ plain types
     def plain(self) -> dict[str, Any]:
-        """The fields in tuples and texts."""
+        """The fields as tuples and strings."""
         return {"inputs": tuple(map(tuple, self.inputs)), "uneven": self.uneven}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """The inverse of `plain`, also after a way through JSON."""
+        """The inverse of `plain`, also after a round trip through JSON."""
         return cls(
             tuple(Input(name, tuple(shape), kind) for name, shape, kind in plain["inputs"]), tuple(plain["uneven"])
         )
 
 
 def read_by_name(network: nn.Module, inputs: NamedInputs) -> nn.Module:
-    """The network with a hook that calls its `forward` with these inputs; names of parameters stay.
+    """The network with a hook that calls its `forward` with these inputs; parameters keep their names.
 
     Raises:
         ConfigError: if `forward` does not take them.
@@ -250,7 +250,7 @@ def _shown(signature: inspect.Signature) -> str:
 
 
 def _typed(part: Tensor, kind: str) -> Tensor:
-    """An input in the type that the network gets; floats stay in the type of the samples."""
+    """An input in the type for the network; floats keep the type of the samples."""
     return part.bool() if kind == "bool" else part.long() if kind == "int64" else part
 
 
@@ -266,8 +266,8 @@ def _kind_of(array: np.ndarray) -> str:
 
 
 def _input_of(name: str, groups: list[tuple[str, Given]]) -> tuple[Input, bool]:
-    """The input of this name, and whether its samples differ in length."""
-    found: dict[tuple[tuple[int, ...], str], str] = {}  # shapes and types, and the first place of each
+    """The input with this name, and whether its samples differ in length."""
+    found: dict[tuple[tuple[int, ...], str], str] = {}  # shapes and types with the first place of each
     for place, given in groups:
         for array in [given[:0]] if isinstance(given, np.ndarray) else given:
             shape = array.shape[1:] if isinstance(given, np.ndarray) else array.shape

@@ -1,8 +1,8 @@
-"""Noise that protects: normal numbers from a cryptographic stream under a `Secret`.
+"""Privacy noise: normal numbers from a cryptographic stream under a `Secret`.
 
 Known noise can be subtracted, so it must not follow from the training seed, which configurations, checkpoints and nodes
-hold. The stream is AES-128 in counter mode; its key and first counter follow from the secret and
-from what the numbers are for, so a run with the same secret repeats them on any number of ranks and after a resume.
+hold. The stream is AES-128 in counter mode. Its key and first counter follow from the secret and the purpose of the
+numbers, so a run with the same secret repeats them on any number of ranks and after a resume.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ BITS_OF_UNIFORMS = 53
 def protecting_normals(
     secret: Secret, round_idx: int, client_id: Tensor, purpose: str, count: int, step: Tensor | None = None
 ) -> Tensor:
-    """Standard normal numbers of one client that only who knows the secret can repeat, [count] float64.
+    """Standard normal numbers of one client, reproducible only with the secret, [count] float64.
 
     Args:
-        secret: where they come from.
-        round_idx: of the round.
+        secret: key of the stream.
+        round_idx: the round.
         client_id: [] int64; runs under `torch.func.vmap`.
-        purpose: what they are for; other purposes get others.
-        count: how many.
-        step: which of the client's steps, [].
+        purpose: their use; each purpose has its own stream.
+        count: number of values.
+        step: the client's step, [].
     """
     step = torch.zeros_like(client_id) if step is None else step
     drawn: Tensor = _Drawn.apply(client_id, step, secret, round_idx, purpose, count)
@@ -40,7 +40,7 @@ def protecting_normals(
 
 
 class _Drawn(torch.autograd.Function):
-    """The stream's numbers for ids and steps of any shape S, [S..., count]: no operation of tensors could draw them."""
+    """The stream's numbers for ids and steps of any shape S, [S..., count]; tensor operations cannot draw them."""
 
     @staticmethod
     def forward(client_id: Tensor, step: Tensor, secret: Secret, round_idx: int, purpose: str, count: int) -> Tensor:
@@ -50,11 +50,11 @@ class _Drawn(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: no gradient flows into random numbers."""
+        """Saves nothing: no gradient flows into random numbers."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, client_id: Tensor, step: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        """Those of each client of a batch, in the first dimension."""
+        """The numbers of each client of a batch, in the first dimension."""
         ids, steps = (
             one.movedim(dim, 0) if dim is not None else one.expand(info.batch_size, *one.shape)
             for one, dim in zip((client_id, step), in_dims[:2], strict=True)
@@ -76,6 +76,6 @@ def _normals(secret: Secret, names: Sequence[tuple[int | str, ...]], count: int)
         return torch.zeros(len(names), count, dtype=torch.float64)
     drawn = torch.frombuffer(words, dtype=torch.int64).view(len(names), 2, pairs)
     whole = ((drawn >> (64 - BITS_OF_UNIFORMS)) & (2**BITS_OF_UNIFORMS - 1)).double()
-    radius = whole[:, 0].add_(1).mul_(2.0**-BITS_OF_UNIFORMS).log_().mul_(-2).sqrt_()  # of numbers in (0, 1]
+    radius = whole[:, 0].add_(1).mul_(2.0**-BITS_OF_UNIFORMS).log_().mul_(-2).sqrt_()  # the numbers are in (0, 1]
     angle = whole[:, 1].mul_(2 * torch.pi * 2.0**-BITS_OF_UNIFORMS)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count]

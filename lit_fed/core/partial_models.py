@@ -1,7 +1,7 @@
 """Models in two parts: leaves that clients send, and leaves that each client keeps.
 
-The field calls it partial model personalisation (https://arxiv.org/abs/2204.03809). Pure functions for the wrapper of
-`--model.personal` and for the algorithms with a part of their own, which derive from `PartialModel`.
+This is partial model personalisation (https://arxiv.org/abs/2204.03809). The pure functions serve the wrapper of
+`--model.personal` and the algorithms with a personal part, which derive from `PartialModel`.
 """
 
 from abc import abstractmethod
@@ -38,33 +38,33 @@ ORDERS: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 
 
 class SentPart(NamedTuple):
-    """What the server knows; the start of the other part is no `ModelState`, since it is sent once and not counted."""
+    """The server's state; the initial personal part is no `ModelState`, since it is sent once and not counted."""
 
     models: ModelState  # leaves that are averaged, [1, ...]
-    own: tuple[Leaves, Leaves]  # initial parameters and buffers of the others, [1, ...]
+    own: tuple[Leaves, Leaves]  # initial parameters and buffers of the personal leaves, [1, ...]
 
 
 class KeptPart(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     own: ModelState  # leaves that are never sent, [1, ...]
 
 
-# ---------------------------------------------------------------------- which leaves
+# ---------------------------------------------------------------------- names of leaves
 def leaf_order(network: nn.Module) -> list[str]:
-    """Names of all leaves of a network in its order, in which sums over leaves are taken."""
+    """Names of all leaves in the network's order, in which sums over leaves run."""
     if network not in ORDERS:
         ORDERS[network] = [name for name, _ in (*network.named_parameters(), *network.named_buffers())]
     return ORDERS[network]
 
 
 def named_leaves(task: Task, patterns: Patterns, setting: str, *, may_be_all: bool = True) -> frozenset[str]:
-    """Names of the trained leaves that patterns match, with running statistics.
+    """Names of the trained leaves and running statistics that patterns match.
 
     Args:
         task: the task.
         patterns: see `leaves_named`.
-        setting: the setting they were given by, for messages.
+        setting: the setting that gave them, for messages.
         may_be_all: whether they may match all leaves.
 
     Raises:
@@ -82,7 +82,7 @@ def named_part(models: Sequence[Leaves], names: Collection[str]) -> ModelState:
 
 
 def measured(ctx: Context, own: ModelState, whole: ModelState, data: ClientData) -> ModelState:
-    """The initial own leaves; of an unseen client BatchNorm statistics are those of its samples."""
+    """The initial personal leaves; an unseen client computes BatchNorm statistics from its samples."""
     if ctx.phase != "adapt" or ctx.task.norm_names.isdisjoint(own.buffers):
         return own
     found = ctx.task.statistics(whole, data.x)
@@ -107,12 +107,12 @@ def whole_models(network: nn.Module, one: Sequence[Leaves], other: Sequence[Leav
 
 # ---------------------------------------------------------------------- modules beside the network
 def with_module(ctx: Context, models: ModelState, build: Callable[[], nn.Module], name: str) -> ModelState:
-    """Models with the fresh leaves of a module beside those of the network, as `NAME.…`: sent and averaged with them.
+    """Models with the fresh leaves of a module added as `NAME.…`: sent and averaged like the network's leaves.
 
-    `whole_models` leaves them out, and `module_leaves` finds them.
+    `whole_models` omits them, and `module_leaves` returns them.
 
     Raises:
-        ConfigError: if the network has a part of this name itself.
+        ConfigError: if the network already has a part of this name.
     """
     if module_leaves(models, name):
         raise ConfigError(f"the algorithm keeps a module {name!r} beside the network, which has one; rename that one")
@@ -122,7 +122,7 @@ def with_module(ctx: Context, models: ModelState, build: Callable[[], nn.Module]
 
 
 def module_leaves(models: ModelState, name: str) -> Leaves:
-    """The leaves of a module beside the network, [1, ...], with its name in front."""
+    """The leaves of a module beside the network, [1, ...], with its name as prefix."""
     return {key: leaf for key, leaf in models.parameters.items() if key.startswith(f"{name}.")}
 
 
@@ -130,20 +130,20 @@ def module_leaves(models: ModelState, name: str) -> Leaves:
 class Optimizers(NamedTuple):
     """Optimizer states of the two stages of a client's phase."""
 
-    shared: Any  # of the shared leaves, an `OptimizerState`; () if there are no such steps
-    own: Any  # of the client's own leaves; () without such a stage
+    shared: Any  # of the shared leaves, an `OptimizerState`; () if they take no steps
+    own: Any  # of the personal leaves; () without such a stage
 
 
 def in_turn(work: LocalWork, epochs: int | None, then: Stage | None, steps: int | None = None) -> LocalWork:
-    """Local work in which the own leaves are trained, for epochs or steps, ahead of another stage."""
+    """Local work that trains the personal leaves for epochs or steps, ahead of another stage."""
     stages = (Stage(OWN, None if steps else epochs, steps), *(() if then is None else (then,)))
     return work._replace(epochs=None, steps=None, stages=stages)
 
 
 def rate_of(ctx: Context, lr: float | None) -> Tensor:
-    """Learning rate [] of the own leaves: `lr` under the solver's schedule, but that of adaptation where one is given.
+    """Learning rate [] of the personal leaves: `lr` under the solver's schedule, or the rate of adaptation if given.
 
-    None: that of the solver.
+    None: the solver's rate.
     """
     if lr is None or (ctx.phase == "adapt" and ctx.solver.adapt_lr is not None):
         return ctx.lr
@@ -151,7 +151,7 @@ def rate_of(ctx: Context, lr: float | None) -> Tensor:
 
 
 class StagedRun(NamedTuple):
-    """Work of a client whose parts take turns."""
+    """Work of a client that trains its parts in turn."""
 
     models: ModelState  # both parts, leaves [1, ...]
     optimizer: Optimizers
@@ -168,15 +168,15 @@ def staged_run(ctx: Context, models: ModelState) -> StagedRun:
 def staged_step(
     ctx: Context, shared: SentPart, work: StagedRun, batch: Batch, lr: float | None = None, **options: Any
 ) -> StagedRun:
-    """A step of the part whose stage it is; the loss of a round is that of the shared part's steps.
+    """A step of the part that the current stage trains; the loss of a round is that of the shared part's steps.
 
     Args:
-        ctx: its stage is `OWN`, or that of the shared part.
-        shared: what the server sent.
+        ctx: the context, in stage `OWN` or that of the shared part.
+        shared: the received state.
         work: the work.
         batch: the samples.
-        lr: learning rate of the own part, see `rate_of`.
-        options: of the solver's step, for the own part alone.
+        lr: learning rate of the personal part, see `rate_of`.
+        options: options of the solver's step, for the personal part only.
     """
     models, optimizers, *sums = work
     if ctx.stage != OWN:
@@ -191,8 +191,8 @@ def staged_step(
 class PartialModel(Personal[SentPart, Any, Any]):
     """An algorithm whose clients send a part of their model and keep the rest.
 
-    With all defaults both parts take each step together, and an unseen client trains its own part, from the initial
-    one, for `unseen_epochs` passes while the shared part and its running statistics stay.
+    By default both parts take each step together. An unseen client trains the personal part from its initial values
+    for `unseen_epochs` passes, while the shared part and its running statistics are fixed.
     """
 
     # Annotations here are not postponed, for the same reason as those of `Algorithm`.
@@ -213,36 +213,36 @@ class PartialModel(Personal[SentPart, Any, Any]):
         return SentPart(named_part(whole, names_of(whole) - own), (parameters, buffers))
 
     def state_init(self, ctx: Context, shared: SentPart, data: ClientData) -> Any:
-        """The initial own part, `KeptPart`, with statistics of its own samples for an unseen client."""
+        """The initial personal part, `KeptPart`; an unseen client computes statistics from its samples."""
         state = KeptPart(ModelState(*shared.own))
         return KeptPart(measured(ctx, state.own, self.whole(ctx, shared, state), data))
 
     def client_init(self, ctx: Context, shared: SentPart, state: Any, data: ClientData, losses: None) -> Any:
-        """The received part with the own one."""
+        """The received part with the personal one."""
         return local_run(ctx, self.whole(ctx, shared, state))
 
     def client_step(self, ctx: Context, shared: SentPart, work: Any, batch: Batch) -> Any:
-        """A step of both parts together; of the own one alone where the shared part is fixed."""
+        """A step of both parts together; of the personal part only if the shared part is fixed."""
         return local_step(ctx, work, batch, moving=names_of(shared.own) if ctx.phase == "adapt" else None)
 
     def client_final(self, ctx: Context, shared: SentPart, work: Any, data: ClientData) -> ClientResult:
-        """The shared part goes to the server, the own one stays."""
+        """Send the shared part; keep the personal part."""
         result = super().client_final(ctx, shared, work, data)
         message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
         return result._replace(message=message, state=KeptPart(named_part(work.models, names_of(shared.own))))
 
     def sent(self, ctx: Context, shared: SentPart, client_id: int) -> SentPart:
-        """The shared part, and the names of the other; its start only to who has none yet."""
+        """The shared part and the names of the other; initial values only for clients without a personal part."""
         if client_id >= ctx.num_clients or ctx.phase == "init":
             return shared
         return shared._replace(own=tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.own))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no own part yet trains one."""
+        """Only a client without a personal part trains one."""
         return None if seen or not self.own_names(ctx) else in_turn(LocalWork(), self.unseen_epochs, None)
 
     def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
-        """The shared part with the client's own."""
+        """The shared part with the client's personal part."""
         return self.whole(ctx, shared, state)
 
     def whole(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:

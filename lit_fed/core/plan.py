@@ -87,14 +87,14 @@ def make_plan(
     Args:
         sizes: samples of each client, [C].
         client_ids: identities, [C].
-        work: epochs or steps, batch size, batches per step; of this stage.
+        work: epochs or steps, batch size and batches per step of this stage.
         batch_size: default batch size.
         seed: training seed.
         round_idx: round, from 0.
         phase: name of the phase; each phase shuffles anew.
-        stage: name of the stage; each stage shuffles anew, and a straggler is one in all stages of a phase.
+        stage: name of the stage; each stage shuffles anew. A straggler is one in all stages of a phase.
         smallest_batch: a smaller last batch of a pass is dropped; each pass drops other samples.
-        shares: of its steps that each client takes, rounded up, [C]; None: all.
+        shares: share of its steps that each client takes, rounded up, [C]; None: all steps.
     """
     samples = np.array(sizes, dtype=np.int64)
     steps, widths = steps_of(samples, work, batch_size, smallest_batch), _batch_sizes(samples, work, batch_size)
@@ -110,8 +110,8 @@ def make_plan(
         return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)
     per_pass = _steps_per_pass(samples, widths, smallest_batch)
     longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
-    # a client whose batches are narrower than `width` has one batch per pass, so the samples of a pass are consecutive
-    # for every client
+    # a client with batches narrower than `width` has one batch per pass, so the samples of a pass are consecutive for
+    # # every client
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)

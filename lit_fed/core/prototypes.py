@@ -39,7 +39,7 @@ class ClassSums(NamedTuple):
 
 
 def check_classes(target: Target, algorithm: str) -> None:
-    """Refuse labels that are no classes, several of a sample, or missing at some positions.
+    """Refuse labels that are no classes, several per sample, or ignored at some positions.
 
     Raises:
         ConfigError: naming the kind of labels.
@@ -65,7 +65,7 @@ def class_sums(
         values: a vector of each sample [N, D], or of each position [N, L, D], from inputs [N, ...].
         data: the samples.
         num_classes: C.
-        rows_per_pass: samples of a pass.
+        rows_per_pass: samples in a pass.
 
     Example:
         >>> x, y, mask = torch.eye(3), torch.tensor([0, 1, 1]), torch.tensor([1.0, 1.0, 0.0])
@@ -79,7 +79,7 @@ def class_sums(
 
 
 def batch_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> ClassSums:
-    """Sums of vectors [B, D] or [B, L, D] by their classes; samples whose mask [B] is 0 take no part."""
+    """Sums of vectors [B, D] or [B, L, D] by their classes; samples whose mask [B] is 0 are ignored."""
     member = _members(y, mask, num_classes, values.dtype)
     with full_precision(values):
         return ClassSums(member.T @ values.reshape(-1, values.shape[-1]), member.sum(0))
@@ -100,7 +100,7 @@ def class_features(
 
 
 def class_counts(data: ClientData, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """Samples of each class, or positions, [C]."""
+    """Number of samples or positions of each class, [C]."""
     return _members(data.y, data.mask, num_classes, dtype).sum(0)
 
 
@@ -135,7 +135,7 @@ def head_leaves(task: Task, models: ModelState) -> dict[str, Tensor]:
     """Trained parameters of the last layer, leaves [M, ...].
 
     Raises:
-        ConfigError: if the network's `split` gives a function in the place of a layer, or the layer is frozen.
+        ConfigError: if the network's `split` returns a function instead of a layer, or the layer is frozen.
     """
     names = frozenset(task.last.names.values())
     found = {name: leaf for name, leaf in models.parameters.items() if name in names}
@@ -148,7 +148,7 @@ def head_leaves(task: Task, models: ModelState) -> dict[str, Tensor]:
 
 
 def class_logits(outputs: Tensor) -> Tensor:
-    """A logit for each class, [..., C]; where one output stands for two classes, that of class 0 is 0."""
+    """A logit for each class, [..., C]; if one output represents two classes, class 0 has logit 0."""
     return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
 
@@ -158,7 +158,7 @@ def class_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def shifted(outputs: Tensor, shift: Tensor) -> Tensor:
-    """Outputs [..., K] whose class logits have moved by `shift` [C]."""
+    """Outputs [..., K] with their class logits shifted by `shift` [C]."""
     return outputs + (shift if outputs.shape[-1] > 1 else shift[1:] - shift[:1])
 
 

@@ -80,7 +80,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [
-        # clone: a view at this offset may be misaligned for its type, even with one row
+        # clone: a view at this offset may be misaligned for its type, even for a single row
         part.clone(memory_format=torch.contiguous_format).view(leaf.dtype).view(len(whole), *leaf.shape[1:])
         for part, leaf in zip(parts, tree.leaves(rows), strict=True)
     ]
@@ -112,7 +112,7 @@ class Accumulator:
         self.kind = kind
         self._sum: Tree = None
         self._stacked: list[Tree] = []
-        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of those that took steps, Σ metrics
+        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of clients with steps, Σ metrics
         self.metric_names: list[str] = []
 
     @property

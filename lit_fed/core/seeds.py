@@ -35,17 +35,17 @@ def seed_of(seed: int, round_idx: int, client_id: int, purpose: str) -> np.rando
     words = (seed, round_idx, client_id, zlib.crc32(purpose.encode()))
     if min(words) < 0 or max(words) >= 2**32:
         return np.random.SeedSequence(words)
-    # an array is taken several times faster than a tuple of the same numbers, to the same effect
+    # an array gives the same sequence as a tuple of these numbers, several times faster
     return np.random.SeedSequence(np.array(words, dtype=np.uint32))
 
 
 def generator(seed: int, round_idx: int, client_id: int, purpose: str) -> np.random.Generator:
-    """NumPy generator of the stream (seed, round, client, purpose); -1 is not allowed, use 0 where one is void."""
+    """NumPy generator of the stream (seed, round, client, purpose); -1 is not allowed, use 0 for an unused entry."""
     return np.random.Generator(np.random.PCG64(seed_of(seed, round_idx, client_id, purpose)))
 
 
 def generators(seed: int, round_idx: int, client_ids: Sequence[int], purpose: str) -> list[np.random.Generator]:
-    """`generator` of many clients, in a fifth of the time.
+    """`generator` for many clients at once, in a fifth of the time.
 
     Example:
         >>> [int(one.integers(100)) for one in generators(0, 1, [2, 3], "plan")]
@@ -65,20 +65,20 @@ def generators(seed: int, round_idx: int, client_ids: Sequence[int], purpose: st
 
 
 class _Hashed(np.random.bit_generator.ISeedSequence):
-    """What a seed sequence of four words gives to a generator, known beforehand."""
+    """A seed sequence with a precomputed state of four words."""
 
     def __init__(self, state: np.ndarray) -> None:
         self.state = state
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
-        """The state, [4] uint64, which is what `PCG64` asks for."""
+        """The state for `PCG64`, [4] uint64."""
         return self.state
 
 
 def _hashed(words: np.ndarray) -> np.ndarray:
     """`np.random.SeedSequence(words).generate_state(4, np.uint64)` of many at once: words [4, C] to states [C, 4].
 
-    NumPy promises that its hash (O'Neill's `seed_seq_fe`) stays what it is.
+    NumPy guarantees that its hash (O'Neill's `seed_seq_fe`) does not change.
     """
     constants = _constants(0x43B0D7E5, 0x931E8875)
     pool: list[np.ndarray] = [_hashmix(one, *next(constants)) for one in words]
@@ -101,7 +101,7 @@ def _constants(value: int, factor: int) -> Iterator[tuple[np.uint32, np.uint32]]
 
 
 def _hashmix(value: np.ndarray, before: np.uint32, after: np.uint32) -> np.ndarray:
-    """What the hash makes of one word of each."""
+    """The hash of one word of each client."""
     hashed: np.ndarray = (value ^ before) * after
     hashed ^= hashed >> SHIFT
     return hashed
@@ -114,10 +114,10 @@ def torch_generator(seed: int, round_idx: int, client_id: int, purpose: str) -> 
 
 
 def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: int) -> Tensor:
-    """Random numbers in [0, 1) of one client, [count] float64, where the id is a tensor, as under `torch.func.vmap`.
+    """Random numbers in [0, 1) of one client, [count] float64, for an id in a tensor, as under `torch.func.vmap`.
 
-    They are hashes of their own numbers, of whole numbers alone: the same on every device, and without a table of all
-    clients, which large models would make too large. They have 32 bits and hide nothing: noise that protects comes from
+    Each is an integer hash of its indices: the same on every device, and without a table of all clients, which would
+    be too large for large models. They have 32 bits and are not secret; privacy noise comes from
     `lit_fed.core.noise`.
 
     Example:
@@ -127,23 +127,23 @@ def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: 
     first, second = (int(word) for word in seed_of(seed, round_idx, 0, purpose).generate_state(2))
     client = _scramble(_scramble(_signed(client_id + first).int()) ^ _signed(second))
     word = _scramble(_scramble(torch.arange(count, dtype=torch.int32, device=client_id.device)) + client)
-    return word.bitwise_xor_(LOWEST).double().mul_(1 / (WORD + 1)).add_(0.5)  # the word without a sign, over 2^32
+    return word.bitwise_xor_(LOWEST).double().mul_(1 / (WORD + 1)).add_(0.5)  # the unsigned word, over 2^32
 
 
 def _signed(word: Any) -> Any:
-    """The lowest 32 bits of a whole number as an int32 takes them, whose sums and products drop what is beyond."""
+    """The lowest 32 bits of an integer as int32, whose sums and products wrap around."""
     return ((word & WORD) ^ -LOWEST) + LOWEST
 
 
 def _scramble(word: Tensor) -> Tensor:
-    """A permutation of the numbers of 32 bits, int32, that looks random; what it is given stays as it is."""
+    """A pseudo-random permutation of the 32-bit integers, int32; the input is not modified."""
     for _ in range(2):
         word = (word >> 16).bitwise_and_(HALF_WORD).bitwise_xor_(word).mul_(0x45D9F3B)
     return (word >> 16).bitwise_and_(HALF_WORD).bitwise_xor_(word)
 
 
 class Secret:
-    """128 bits from which protecting noise, cohorts and batches follow; no part of the training settings.
+    """128 bits that determine privacy noise, private cohorts and batches; not part of the training settings.
 
     It is never printed and never pickled: unpickling gives a fresh one.
 

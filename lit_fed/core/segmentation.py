@@ -1,13 +1,13 @@
-"""Segmentation: a class for each pixel, and losses of local steps for it.
+"""Segmentation: a class for each pixel, and losses for its local steps.
 
-Networks return [B, K, H, W]. A hook of the network, `pixels_last`, makes [B, H·W, K] of it, and the data module
-flattens masks [n, H, W] to [n, H·W]: everything else sees positions, as of sequences. So a mixture mixes pixel by
-pixel, and an E-step takes the mean loss of the pixels of a picture, or with `position_loss: sum` their sum.
+Networks return [B, K, H, W]. A hook of the network, `pixels_last`, reshapes this to [B, H·W, K], and the data module
+flattens masks [n, H, W] to [n, H·W]. All other code sees positions, as of sequences. So a mixture mixes each pixel,
+and an E-step takes the mean loss over the pixels of an image, or with `position_loss: sum` their sum.
 
 Symbols:
     C, H, W -> classes; height and width of a mask
     p_lc    -> probability of class c at pixel l
-    y_lc    -> 1 if pixel l is of class c; a pixel that is ignored is of none
+    y_lc    -> 1 if pixel l is of class c; 0 for all c if the pixel is ignored
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["DiceLoss", "FocalLoss", "Segmentation", "flat_masks", "flat_populati
 
 @dataclass(frozen=True)
 class Segmentation(Sequences):
-    """A class for each pixel of a picture; loss and hit of a picture are the means over its labelled pixels.
+    """A class for each pixel of an image; loss and hit of an image are the means over its labelled pixels.
 
     Args:
-        num_classes: C, the background included; 0: as the training masks say.
-        ignore_index: label of pixels that do not count, often 255; null: -100 if the masks of some client hold it.
+        num_classes: C, including the background; 0: taken from the training masks.
+        ignore_index: label of ignored pixels, often 255; null: -100 if some client's masks contain it.
     """
 
     kind = "segmentation"
@@ -50,15 +50,15 @@ class Segmentation(Sequences):
         return super().fitted(y.flatten(1), num_classes)
 
     def output_shape(self, label_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the outputs of one picture behind `pixels_last`, (H·W, K)."""
+        """Shape of the outputs of one image after `pixels_last`, (H·W, K)."""
         height, width = label_shape
         return (height * width, self.num_outputs)
 
 
 def pixels_last(network: nn.Module, target: Target, label_shape: tuple[int, ...]) -> nn.Module:
-    """The network with a hook that makes [B, H·W, K] of its outputs [B, K, H, W]; others are left alone.
+    """The network with a hook that reshapes outputs [B, K, H, W] to [B, H·W, K]; other outputs are unchanged.
 
-    A hook keeps the names of the parameters.
+    With a hook, parameters keep their names.
     """
     if not isinstance(target, Segmentation):
         return network
@@ -86,14 +86,14 @@ def flat_population(clients: Population) -> Population:
 
 
 def flat_masks(split: Split) -> Split:
-    """The split with masks [n, H, W] as positions [n, H·W]; other labels are left alone."""
+    """The split with masks [n, H, W] as positions [n, H·W]; other labels are unchanged."""
     return split if split.y.ndim != 3 else split.flattened()
 
 
 # ---------------------------------------------------------------------- losses of local steps
 @dataclass(frozen=True)
 class DiceLoss(Loss):
-    """One minus the mean over classes of the soft Dice coefficient of a picture (or sequence).
+    """One minus the soft Dice coefficient of an image (or sequence), averaged over classes.
 
     Milletari, Navab, Ahmadi. "V-Net". 3DV 2016. https://arxiv.org/abs/1606.04797, Section 3, for several classes and
     with plain sums in the denominator: 1 − 1/C Σ_c (2 Σ_l p_lc·y_lc + s) / (Σ_l p_lc + Σ_l y_lc + s).
@@ -119,7 +119,7 @@ class DiceLoss(Loss):
             raise ConfigError(f"--model.loss DiceLoss is for masks, and these labels are {target.name}; leave it out")
 
     def losses(self, target: Target, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each picture; 0 without a labelled pixel."""
+        """The loss of each image; 0 without a labelled pixel."""
         labels, labelled = class_probabilities(target, y, outputs), target.labelled(y)
         predicted = over_classes(torch.softmax, outputs)
         if labelled is not None:
@@ -131,7 +131,7 @@ class DiceLoss(Loss):
 
 @dataclass(frozen=True)
 class FocalLoss(Loss):
-    """Cross-entropies times (1 − p)^γ, which leave out what is classified well: −(1 − p_y)^γ log p_y.
+    """Cross-entropy times (1 − p)^γ, which down-weights samples that are classified well: −(1 − p_y)^γ log p_y.
 
     Lin, Goyal, Girshick, He, Dollár. "Focal Loss for Dense Object Detection". ICCV 2017.
     https://arxiv.org/abs/1708.02002, Equation 4, for several classes. A sample's loss is the mean over its
@@ -147,7 +147,7 @@ class FocalLoss(Loss):
         check_settings(self, {"gamma": ">= 0"}, "--model.loss")
 
     def check(self, target: Target) -> None:
-        """Refuse labels without several outputs, one for each class.
+        """Refuse labels other than classes with one output each.
 
         Raises:
             ConfigError: naming the labels.

@@ -1,7 +1,7 @@
-"""Optimizers of the server: PyTorch's update rules as functions of leaves, their gradient and a state.
+"""Server optimizers: PyTorch's update rules as functions of leaves, gradient and state.
 
-Server steps do not run under `vmap`, so any optimizer whose state is tensors will do. Its state is a tree, which
-checkpoints keep as they keep models.
+Server steps do not run under `vmap`, so any optimizer with tensors as state works. The state is a tree, stored in
+checkpoints like models.
 """
 
 # Annotations are not postponed, so that the command line can read those of algorithms in other modules.
@@ -26,10 +26,10 @@ REFUSED = ("params", "lr", "maximize", "foreach", "fused", "capturable", "differ
 
 
 class ServerMoments(NamedTuple):
-    """What an optimizer keeps."""
+    """The state of an optimizer."""
 
-    steps: Tensor  # [] int64, taken so far
-    kept: dict[str, Leaves]  # what PyTorch calls it, e.g. `exp_avg` -> leaves as the parameters, or numbers []
+    steps: Tensor  # [] int64, steps taken so far
+    kept: dict[str, Leaves]  # PyTorch's name, e.g. `exp_avg` -> leaves as the parameters, or numbers []
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ServerOptimizer:
     Args:
         name: the class: SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, NAdam, RAdam, RMSprop or Rprop.
         lr: learning rate of the first round.
-        schedule: factor on `lr` by round, as `--model.solver.schedule`, and with the same end.
+        schedule: factor on `lr` by round, as `--model.solver.schedule`, ending in the same round.
         options: other arguments of the class, such as `{momentum: 0.9}`.
     """
 
@@ -75,19 +75,19 @@ class ServerOptimizer:
     def init(self, parameters: Leaves) -> ServerMoments:
         """The state before the first step."""
         optimizer, given = self._with(parameters, tree.zeros_like(parameters))
-        optimizer.step()  # optimizers make their state in the first step, and the first step ignores what is kept here
+        optimizer.step()  # optimizers create their state in the first step, which ignores these zeros
         steps = torch.zeros((), dtype=torch.int64, device=next(iter(parameters.values())).device)
         return ServerMoments(steps, tree.zeros_like(_kept(optimizer, given, steps.device)))
 
     def update(
         self, ctx: Context, parameters: Leaves, gradient: Leaves, moments: ServerMoments
     ) -> tuple[Leaves, ServerMoments]:
-        """Parameters and state after a step down the gradient, with the rate of the round.
+        """Parameters and state after a gradient step at the rate of the round.
 
         Args:
-            ctx: of the server step.
+            ctx: context of the server step.
             parameters: leaves of any shapes.
-            gradient: leaves likewise.
+            gradient: leaves of the same shapes.
             moments: the state before.
         """
         optimizer, given = self._with(parameters, gradient, ctx)
@@ -105,7 +105,7 @@ class ServerOptimizer:
     def _with(
         self, parameters: Leaves, gradient: Leaves, ctx: Context | None = None
     ) -> tuple[torch.optim.Optimizer, dict[str, nn.Parameter]]:
-        """A fresh optimizer of copies of the parameters, and these, with their gradient."""
+        """A fresh optimizer of copies of the parameters, and the copies with their gradient."""
         given = {name: nn.Parameter(leaf.detach().clone()) for name, leaf in parameters.items()}
         for name, leaf in given.items():
             leaf.grad = gradient[name].detach().to(leaf.dtype)
@@ -121,7 +121,7 @@ class ServerOptimizer:
 
 
 def _kept(optimizer: torch.optim.Optimizer, given: dict[str, nn.Parameter], device: torch.device) -> dict[str, Leaves]:
-    """The state of an optimizer by what PyTorch calls it, then by the names of leaves."""
+    """The state of an optimizer by PyTorch's names, then by the names of leaves."""
     kept: dict[str, Leaves] = {}
     for name, leaf in given.items():
         for key, value in optimizer.state[leaf].items():

@@ -1,11 +1,11 @@
-"""What a task predicts: kinds of labels with their log-loss, mixed predictions, and other losses for local steps.
+"""Targets of a task: kinds of labels with their log-loss, mixed predictions, and other losses for local steps.
 
-`infer_target` chooses one of these by the labels, `--model.target` any of them or a user-defined `Likelihood`.
+`infer_target` chooses one of these from the labels; `--model.target` names any of them or a user-defined `Likelihood`.
 
 Symbols:
     B, M, L, K -> samples, models, positions of a sequence, outputs of the network
     C          -> classes
-    y          -> labels [...], of any leading axes: [B], [B, M], with positions [B, L], [B, M, L]; several labels of a
+    y          -> labels [...] with any leading axes: [B], [B, M], with positions [B, L], [B, M, L]; several labels of a
                   sample are a vector of C entries, [..., C]
     outputs    -> of the network, [..., K]
 """
@@ -36,18 +36,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """What is predicted.
+    """A prediction target: kind of label, log-likelihood and prediction.
 
     Args:
-        num_classes: C; 1 where labels are numbers; entries of a label that is a vector; 0: as the training labels say.
+        num_classes: C; 1 if labels are numbers; entries of a vector label; 0: taken from the training labels.
 
     Attributes:
-        kind: with `num_classes` and `positions` what a checkpoint keeps of a target.
-        metric: what `score` gives beside the loss: a share of hits (`accuracy`), or an error, which is better if small.
+        kind: name in checkpoints, which store it with `num_classes` and `positions`.
+        metric: second result of `score`: the share of hits (`accuracy`), or an error, where smaller is better.
         metrics: metrics of the clients if `--model.metrics` is not given.
         continuous: labels are real numbers instead of the classes 0 … C − 1.
-        positions: labels have a position axis [B, L], and outputs too; losses are averaged over it.
-        vectors: labels are vectors [B, C] of as many entries as there are outputs; losses are summed over them.
+        positions: labels and outputs have a position axis [B, L]; losses are averaged over it.
+        vectors: labels are vectors [B, C] with one entry per output; losses are summed over them.
     """
 
     num_classes: int = 0
@@ -61,33 +61,33 @@ class Target(ABC):
 
     @property
     def ignored(self) -> int | None:
-        """The label of positions that do not count; None: all count."""
+        """The label of ignored positions; None: no position is ignored."""
         return None
 
     @property
     def partly_labelled(self) -> bool:
-        """Whether some positions or values of a label may not count."""
+        """Whether some positions or values of a label may be ignored."""
         return self.ignored is not None
 
     def labelled(self, y: Tensor) -> Tensor | None:
-        """Which positions count, bool [..., L]; None: all."""
+        """Mask of the positions that are not ignored, bool [..., L]; None: all."""
         return None
 
     def counted(self, y: Tensor, mask: Tensor) -> Tensor:
-        """The mask of samples [...], with 0 for a sample of whose positions [..., L] none counts."""
+        """The mask of samples [...], with 0 for a sample whose positions [..., L] are all ignored."""
         labelled = self.labelled(y)
         return mask if labelled is None else mask * labelled.any(-1)
 
     def queries(self, y: Tensor) -> Tensor:
-        """The query of each label, [n] int64, for metrics of retrieval: a client's samples are one query."""
+        """The query of each label, [n] int64, for retrieval metrics; here a client's samples are one query."""
         return torch.zeros(len(y), dtype=torch.int64)
 
     def num_terms(self, y: Tensor) -> int:
-        """Terms of which the loss of a sample is the mean, where all count."""
+        """Number of terms in the mean that is a sample's loss, if none is ignored."""
         return y.shape[1] if self.positions else 1
 
     def num_positions(self, y: Tensor, mask: Tensor) -> Tensor:
-        """Positions that count in all samples whose mask [N] is 1, [] float64."""
+        """Number of positions not ignored in the samples whose mask [N] is 1, [] float64."""
         labelled = self.labelled(y)
         if labelled is None:
             return mask.sum(dtype=torch.float64) * math.prod(y.shape[1:])
@@ -95,7 +95,7 @@ class Target(ABC):
 
     @property
     def name(self) -> str:
-        """What messages call these labels, `binary` or `sequences`, say."""
+        """Name of the kind of labels in messages, such as `binary` or `sequences`."""
         return type(self).__name__.lower()
 
     @property
@@ -105,22 +105,22 @@ class Target(ABC):
 
     @property
     def num_values(self) -> int:
-        """How many values a class label may have: 0 up to one less; meaningless where labels are continuous."""
+        """Number of values of a class label, which start at 0; meaningless for continuous labels."""
         return self.num_classes
 
     def output_shape(self, label_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of a network's outputs for one sample whose labels have this shape: (K,) or (L, K)."""
+        """Shape of the network's outputs for one sample with labels of this shape: (K,) or (L, K)."""
         return (*label_shape, self.num_outputs) if self.positions else (self.num_outputs,)
 
     def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:
-        """The target with the sizes that the training labels have.
+        """The target with the sizes of the training labels.
 
         Args:
-            y: training labels [n, ...] of the type that `as_labels` gives.
+            y: training labels [n, ...] as returned by `as_labels`.
             num_classes: number of classes, if the data set declares it.
 
         Raises:
-            ConfigError: if such labels are not for this target.
+            ConfigError: if the labels do not suit this target.
         """
         axes = int(self.positions or self.vectors)
         if y.ndim != 1 + axes:
@@ -140,7 +140,7 @@ class Target(ABC):
         """Labels in the type of this target: float32 if they are continuous, else int64.
 
         Raises:
-            ConfigError: if labels of classes are no whole numbers.
+            ConfigError: if class labels are not whole numbers.
         """
         if self.continuous:
             return y.float()
@@ -154,7 +154,7 @@ class Target(ABC):
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """What checkpoints and nodes are given; settings hold the rest of a target of `--model.target`."""
+        """The target for checkpoints and nodes; other options of a `--model.target` are in the settings."""
         known = self.kind or self.name, self.num_classes, self.positions
         return known if self.ignored is None else (*known, self.ignored)
 
@@ -162,17 +162,17 @@ class Target(ABC):
     def from_plain(
         kind: str, num_classes: int, positions: bool, ignored: int | None = None, given: Target | None = None
     ) -> Target:
-        """The inverse of `plain`; nothing is imported.
+        """The inverse of `plain`, without importing anything.
 
         Args:
             kind: see the class.
             num_classes: see the class.
             positions: see the class.
-            ignored: label of positions that do not count.
-            given: that of `--model.target`, which has its class and options.
+            ignored: label of ignored positions.
+            given: the target of `--model.target`, with its class and options.
 
         Raises:
-            ConfigError: if there is none, or the given one is of another kind.
+            ConfigError: if there is no such target, or `given` is of another kind.
 
         Example:
             >>> Target.from_plain("binary", 2, False), Target.from_plain("multiclass", 5, True)
@@ -197,11 +197,11 @@ class Target(ABC):
         return each.mean(-1) if self.positions else each
 
     def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """A view of the labels for each model that has outputs [B, M, K] or [B, M, L, K].
+        """A view of the labels for each model with outputs [B, M, K] or [B, M, L, K].
 
         Args:
             y: with a model axis of length 1 or M, [B, 1] or [B, M, L].
-            outputs: of the models.
+            outputs: outputs of the models.
         """
         return y.expand(outputs.shape if self.vectors else outputs.shape[:-1])
 
@@ -211,35 +211,35 @@ class Target(ABC):
 
     @abstractmethod
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Gradient of the loss of each sample in its outputs, [..., K]."""
+        """Gradient of the loss of each sample with respect to its outputs, [..., K]."""
 
     @abstractmethod
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Labels between the given ones and what another model predicts: share·y + (1 − share)·prediction."""
+        """Labels interpolated towards another model's prediction: share·y + (1 − share)·prediction."""
 
     @abstractmethod
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Prediction of the mixture of M models with weights [M], from outputs [B, M, K] or [B, M, L, K].
 
         Returns:
-            Log-probabilities [B, C] or [B, L, C], of several labels [B, C, 2]; or the mean [B, 1] or [B, C].
+            Log-probabilities [B, C] or [B, L, C], for several labels [B, C, 2]; or the mean [B, 1] or [B, C].
         """
 
     @abstractmethod
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and hit (for `mse`: squared error) of each sample, both [B], of what `mix` returns."""
+        """Loss and hit (for `mse`: squared error) of each sample, both [B], from the result of `mix`."""
 
     def shown(self, prediction: Tensor) -> Tensor:
-        """What users are given of what `mix` returns: probabilities [B, C] or [B, L, C], or values [B] or [B, C]."""
+        """Predictions for users, from the result of `mix`: probabilities [B(, L), C], or values [B] or [B, C]."""
         return prediction.exp()
 
     def _entries(self, outputs: Tensor) -> Tensor:
-        """The outputs with the axes of labels: without the last axis if a label is no vector."""
+        """The outputs with the axes of the labels: without the last axis unless labels are vectors."""
         return outputs if self.vectors else outputs[..., 0]
 
 
 class _Bernoulli(Target):
-    """Labels 0 or 1 with a logit log p(1)/p(0) each; soft labels are probabilities of 1."""
+    """Labels 0 or 1, each with a logit log p(1)/p(0); soft labels are probabilities of 1."""
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         losses = logistic_losses(self._entries(outputs), y)
@@ -252,11 +252,11 @@ class _Bernoulli(Target):
         return share * y.to(outputs.dtype) + (1 - share) * torch.sigmoid(self._entries(outputs))
 
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        """Log-probabilities of 0 and 1, [B, ..., 2]; of a mixture at least that of the smallest normal number."""
+        """Log-probabilities of 0 and 1, [B, ..., 2]; mixed probabilities are at least the smallest normal number."""
         return mixed_log_probabilities(weights.unsqueeze(-1) if self.vectors else weights, self._entries(outputs))
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-loss and hit; 0 is predicted in a tie. Of vectors the sum of the losses and the share of hits."""
+        """Log-loss and hit; ties predict 0. For vectors, the sum of the losses and the share of hits."""
         negative, positive = prediction.unbind(-1)
         loss, hit = -torch.where(y > 0, positive, negative), ((positive > negative) == (y > 0)).to(positive.dtype)
         return (loss.sum(-1), hit.mean(-1)) if self.vectors else (loss, hit)
@@ -283,7 +283,7 @@ class _Gaussian(Target):
         return (weights.view(1, -1, 1) * outputs).sum(1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Half the squared distance, and the squared error; of vectors the mean of the squared errors."""
+        """Half the squared distance, and the squared error; for vectors the mean of the squared errors."""
         square = (self._entries(prediction) - y).square()
         return (0.5 * square.sum(-1), square.mean(-1)) if self.vectors else (0.5 * square, square)
 
@@ -312,7 +312,7 @@ class Multiclass(Target):
     kind = "multiclass"
 
     def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Soft labels [B, 1, C] have the axis of classes that outputs have."""
+        """Soft labels [B, 1, C] have the same axis of classes as outputs."""
         return y.expand(outputs.shape if y.is_floating_point() else outputs.shape[:-1])
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -320,11 +320,11 @@ class Multiclass(Target):
         log_prob = over_classes(torch.log_softmax, outputs)
         if y.is_floating_point():
             return -(y * log_prob).sum(-1)
-        # the numbers of F.cross_entropy, which under vmap is taken to pieces by code that loads SymPy: a second
+        # same numbers as F.cross_entropy, whose decomposition under vmap loads SymPy, which takes a second
         return -log_prob.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The probabilities, less y as probabilities."""
+        """The predicted probabilities minus y as probabilities."""
         labels = y if y.is_floating_point() else _one_hot(y, self.num_classes, outputs)
         return over_classes(torch.softmax, outputs) - labels
 
@@ -338,7 +338,7 @@ class Multiclass(Target):
         return torch.logsumexp(weights.log().view(shape) + over_classes(torch.log_softmax, outputs), dim=1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-loss and hit; of classes that are as probable the first is predicted."""
+        """Log-loss and hit; ties predict the first class."""
         loss = -prediction.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         return loss, (prediction.argmax(-1) == y).to(loss.dtype)
 
@@ -351,12 +351,12 @@ IGNORED = -100
 class Sequences(Multiclass):
     """A class for each position of a sequence; a sample's loss and hit are the means over its labelled positions.
 
-    A sample without a labelled position has loss 0, and counts neither in means of losses nor in an E-step. Weights of
-    clients count samples, unless `--model.weighting positions` is given.
+    A sample without a labelled position has loss 0, and is ignored in means of losses and in E-steps. Client weights
+    count samples, unless `--model.weighting positions` is given.
 
     Args:
-        num_classes: C; 0: as the training labels say.
-        ignore_index: label of positions that do not count; null: -100 if the labels of some client hold it.
+        num_classes: C; 0: taken from the training labels.
+        ignore_index: label of ignored positions; null: -100 if some client's labels contain it.
     """
 
     ignore_index: int | None = None
@@ -368,7 +368,7 @@ class Sequences(Multiclass):
         return self.ignore_index
 
     def labelled(self, y: Tensor) -> Tensor | None:
-        """Positions whose label is not `ignore_index`; of soft labels those that are not all 0."""
+        """Positions whose label is not `ignore_index`; for soft labels, those that are not all 0."""
         if self.ignore_index is None:
             return None
         return y.sum(-1) > 0 if y.is_floating_point() else y != self.ignore_index
@@ -378,7 +378,7 @@ class Sequences(Multiclass):
         return super().fitted(kept, num_classes)
 
     def _known(self, y: Tensor) -> Tensor:
-        """Labels with a class 0 at positions that do not count."""
+        """Labels with class 0 at ignored positions."""
         labelled = self.labelled(y)
         return y if labelled is None or y.is_floating_point() else torch.where(labelled, y, 0)
 
@@ -393,18 +393,18 @@ class Sequences(Multiclass):
         return self.over_positions(self.position_losses(outputs, y), y)
 
     def position_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of each position, [...]; of those that do not count any number."""
+        """Cross-entropy of each position, [...]; arbitrary at ignored positions."""
         return super().losses(outputs, self._known(y))
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """1/L of those of the positions."""
+        """1/L times the gradients of the positions."""
         each, labelled = super().residual(outputs, self._known(y)), self.labelled(y)
         if labelled is None:
             return each / outputs.shape[-2]
         return torch.where(labelled.unsqueeze(-1), each, 0) / labelled.sum(-1).clamp(min=1)[..., None, None]
 
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Probabilities [..., L, C]; all 0 at positions that do not count."""
+        """Probabilities [..., L, C]; all 0 at ignored positions."""
         soft, labelled = super().soft_labels(outputs, y, share), self.labelled(y)
         return soft if labelled is None else soft * labelled.unsqueeze(-1)
 
@@ -416,13 +416,13 @@ class Sequences(Multiclass):
 
 @dataclass(frozen=True)
 class Regression(_Gaussian):
-    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² and a constant, which is left out.
+    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² up to a constant, which is omitted.
 
-    Of standardised labels outputs and loss are those of (y − mean)/std; predictions and `mse` are in the units of y.
+    With standardised labels, outputs and loss refer to (y − mean)/std; predictions and `mse` are in the units of y.
 
     Attributes:
-        mean: of the training labels; 0: they are taken as they are.
-        std: standard deviation of the training labels; 1 likewise.
+        mean: mean of the training labels; 0: not standardised.
+        std: standard deviation of the training labels; 1: not standardised.
     """
 
     num_classes: int = field(default=1, init=False, repr=False)
@@ -432,7 +432,7 @@ class Regression(_Gaussian):
     kind = "regression"
 
     def standardised(self, mean: float, std: float) -> Self:
-        """The target of labels with this mean and standard deviation."""
+        """The target for labels with this mean and standard deviation."""
         target = replace(self)
         for name, value in (("mean", mean), ("std", std)):
             object.__setattr__(target, name, value)
@@ -462,16 +462,16 @@ class Regression(_Gaussian):
 
 @dataclass(frozen=True)
 class MultiLabel(_Bernoulli):
-    """C labels of a sample, each 0 or 1, and a logit for each: independent Bernoulli variables, given the inputs.
+    """C labels per sample, each 0 or 1 with a logit: independent Bernoulli variables, given the inputs.
 
-    A sample's likelihood is the product over its labels, p(y | x, θ) = Π_c p_c^y_c · (1 − p_c)^(1 − y_c), and its
-    log-loss the sum of their C logistic losses, not the mean: so an E-step weighs components by the joint likelihood of
-    all labels of a sample, which is what tells which of them the sample came from. Gradients grow with C.
+    A sample's likelihood is the product over its labels, p(y | x, θ) = Π_c p_c^y_c · (1 − p_c)^(1 − y_c). Its log-loss
+    is the sum of the C logistic losses, not the mean, so an E-step weighs components by the joint likelihood of all
+    labels of a sample. Gradients grow with C.
 
-    Labels that are independent in each component are not so in a mixture. What it predicts for each label is the
-    mixed marginal, Σ_m π_m p_mc, and the loss of that prediction, which evaluations report, is the sum over labels of
-    its log-losses; with one component that is the joint log-loss. A hit is a label that is right: the accuracy is the
-    share of labels, not of samples with all labels right. Soft labels are probabilities of 1, [..., C].
+    Labels that are independent in each component are dependent in a mixture. A mixture predicts the marginal of each
+    label, Σ_m π_m p_mc. Evaluations report the sum over labels of the log-losses of these marginals; with one component
+    this is the joint log-loss. The accuracy is the share of correct labels, not of samples with all labels correct.
+    Soft labels are probabilities of 1, [..., C].
 
     Args:
         num_classes: C.
@@ -491,12 +491,12 @@ class MultiLabel(_Bernoulli):
 
 @dataclass(frozen=True)
 class VectorRegression(_Gaussian):
-    """C numbers of a sample, ŷ, each with unit variance: the log-loss is ½‖ŷ − y‖² and a constant, which is left out.
+    """C numbers per sample, ŷ, each with unit variance: the log-loss is ½‖ŷ − y‖² up to a constant, which is omitted.
 
-    The loss is the sum over the entries, as the likelihood is their product; the metric `mse` is their mean.
+    The loss is the sum over entries, since their likelihoods multiply; the metric `mse` is the mean.
 
     Args:
-        num_classes: C, entries of a label.
+        num_classes: C, the number of entries of a label.
     """
 
     kind = "vector_regression"
@@ -510,7 +510,7 @@ OTHER_TARGET = (
 
 
 def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:
-    """All that derive from a class, each before its own."""
+    """All subclasses of a class, each ahead of its own subclasses."""
     for cls in parent.__subclasses__():
         yield cls
         yield from _subclasses(cls)
@@ -518,9 +518,9 @@ def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:
 
 # ---------------------------------------------------------------------- arithmetic of logits
 def over_classes(function: Callable[[Tensor, int], Tensor], outputs: Tensor) -> Tensor:
-    """`torch.softmax` or `torch.log_softmax` of the last axis; where samples, the first, lie close in memory, theirs.
+    """`torch.softmax` or `torch.log_softmax` over the last axis, faster if samples are contiguous in memory.
 
-    Both take rows of few classes one after another, but long rows of samples many numbers at once, twenty times faster.
+    PyTorch processes rows of few classes one by one, but vectorises over long rows of samples: twenty times faster.
     """
     if outputs.ndim > 1 and outputs.stride(0) == 1 < outputs.stride(-1):
         return function(outputs.movedim(0, -1), -2).movedim(-1, 0)
@@ -528,22 +528,22 @@ def over_classes(function: Callable[[Tensor, int], Tensor], outputs: Tensor) -> 
 
 
 def logistic_losses(logit: Tensor, y: Tensor) -> Tensor:
-    """Log-loss of each label, 0 or 1 or a probability of 1, under log p(1)/p(0); all [...]."""
+    """Log-loss of each label (0, 1 or a probability of 1) under logits log p(1)/p(0); all [...]."""
     if y.is_floating_point():
         return -y * F.logsigmoid(logit) - (1 - y) * F.logsigmoid(-logit)
-    one = y[..., :1] if y.ndim and not y.stride(-1) else y  # of labels that all models share
+    one = y[..., :1] if y.ndim and not y.stride(-1) else y  # labels that all models share
     return -_log_sigmoid(logit * torch.where(one > 0, 1.0, -1.0))
 
 
 def _log_sigmoid(logit: Tensor) -> Tensor:
-    """`F.logsigmoid` where its input lies in memory; PyTorch's turns what has samples last, which takes longer."""
+    """`F.logsigmoid` in the memory layout of its input; PyTorch would first transpose inputs with samples last."""
     if logit.ndim > 1 and logit.stride(0) == 1 < logit.stride(-1):
         return F.logsigmoid(logit.movedim(0, -1)).movedim(-1, 0)
     return F.logsigmoid(logit)
 
 
 def mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:
-    """Log-probabilities of 0 and 1, [B, ..., 2], of a mixture of logits [B, M, ...] with weights that broadcast."""
+    """Log-probabilities of 0 and 1, [B, ..., 2], under a mixture of logits [B, M, ...] with broadcast weights."""
     if logit.shape[1] == 1:
         both = torch.stack([F.logsigmoid(-logit[:, 0]), F.logsigmoid(logit[:, 0])])
     else:  # two sums of probabilities are exact on both sides and far cheaper than two log-sum-exps
@@ -561,18 +561,18 @@ INVERSE_FREQUENCY = "inverse_frequency"
 
 
 class Loss(ABC):
-    """What local steps minimise in place of the log-loss of a sample.
+    """A loss that local steps minimise in place of the log-loss of a sample.
 
-    It is for training alone: the gradients of local steps, exact solves and the adaptation of clients before they are
-    served. Everything that asks how probable a label is takes the log-loss as it was: the E-step of a mixture, the
-    choice of a cluster, validation and test. A weighted or smoothed loss is no −log p(y | x, θ) of any distribution
-    over labels, so that exp(−loss) would be no likelihood, and responsibilities from it no posterior. A mixture's
-    M-step then minimises Σ q·loss instead of the expected log-likelihood, so that the likelihood need not grow.
+    It is used in training only: in the gradients of local steps, exact solves and adaptation before serving. The
+    E-step of a mixture, the choice of a cluster, validation and test keep the log-loss. A weighted or smoothed loss is
+    not −log p(y | x, θ) of any distribution over labels: exp(−loss) would be no likelihood, and responsibilities from
+    it no posterior. A mixture's M-step then minimises Σ q·loss instead of the expected log-likelihood, so the
+    likelihood need not grow.
 
     Subclasses are frozen dataclasses of hyper-parameters.
 
     Attributes:
-        in_e_step: take the loss also where models are compared by their losses, as in the E-step of a mixture.
+        in_e_step: use the loss also to compare models, as in the E-step of a mixture.
         counts_classes: the loss needs the number of training labels of each class.
     """
 
@@ -580,12 +580,12 @@ class Loss(ABC):
     counts_classes: bool = False
 
     def __repr__(self) -> str:
-        """What checkpoints compare; a dataclass also says its hyper-parameters."""
+        """Identity compared by checkpoints; a dataclass includes its hyper-parameters."""
         return type(self).__name__
 
     @abstractmethod
     def check(self, target: Target) -> None:
-        """Refuse labels that it is not for.
+        """Refuse labels that do not suit this loss.
 
         Raises:
             ConfigError: naming the labels, or the option that does not fit them.
@@ -604,30 +604,30 @@ class Loss(ABC):
         """Loss of each sample, [...] without the position axis; must run under `torch.func.vmap`."""
 
     def residual(self, target: Target, outputs: Tensor, y: Tensor) -> Tensor:
-        """Gradient of the loss of each sample in its outputs, [..., K]."""
+        """Gradient of the loss of each sample with respect to its outputs, [..., K]."""
         gradient: Tensor = grad(lambda given: self.losses(target, given, y).sum())(outputs)
         return gradient
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """Cross-entropy with weights of classes and smoothed labels, as `torch.nn.functional.cross_entropy` has them.
+    """Cross-entropy with class weights and label smoothing, as in `torch.nn.functional.cross_entropy`.
 
-    A sample's loss is −Σ_c w_c·y'_c·log p_c with y' = (1 − ε)·y + ε/C, the mean over the positions of a sequence. The
-    mean over a batch divides by the number of samples, not by the sum of their weights: samples of a rare class then
-    count w_c times wherever they are, in small batches and clients too.
+    A sample's loss is −Σ_c w_c·y'_c·log p_c with y' = (1 − ε)·y + ε/C, averaged over the positions of a sequence. The
+    mean over a batch divides by the number of samples, not by the sum of their weights, so a sample of class c counts
+    w_c times in every batch and client.
 
     Args:
         weight: w_c ≥ 0 of each class, in the order of the labels; or `inverse_frequency`, min(1, n/(C·n_c)) for n_c of
             the n training labels of all clients, so that a class without a label has weight 1; null: all 1.
         label_smoothing: ε, the share of a label that is spread evenly over all classes, in [0, 1).
-        in_e_step: take this loss also in the E-step of a mixture and in the choice of a cluster, as the official code
+        in_e_step: use this loss also in the E-step of a mixture and in the choice of a cluster, as the official code
             of FedEM does for Shakespeare. The responsibilities are then no posterior.
     """
 
     weight: tuple[float, ...] | Literal["inverse_frequency"] | None = None
     label_smoothing: float = 0.0
-    in_e_step: bool = field(default=False, repr=False)  # checkpoints compare it by itself
+    in_e_step: bool = field(default=False, repr=False)  # checkpoints compare the target separately
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -646,7 +646,7 @@ class CrossEntropy(Loss):
         return self.weight == INVERSE_FREQUENCY
 
     def fitted(self, class_counts: Tensor | None) -> CrossEntropy:
-        """The loss with the weights of these counts, if they are `inverse_frequency`.
+        """The loss with weights from these counts, if `weight` is `inverse_frequency`.
 
         Example:
             >>> CrossEntropy("inverse_frequency").fitted(torch.tensor([6, 2, 0])).weight
@@ -658,7 +658,7 @@ class CrossEntropy(Loss):
         return replace(self, weight=tuple(min(1.0, even / max(count, 1)) for count in class_counts.tolist()))
 
     def check(self, target: Target) -> None:
-        """Refuse labels without classes, and another number of weights than classes.
+        """Refuse labels without classes, and a number of weights other than that of the classes.
 
         Raises:
             ConfigError: naming the labels or the numbers.
@@ -692,7 +692,7 @@ class CrossEntropy(Loss):
 
 
 def class_probabilities(target: Target, y: Tensor, outputs: Tensor) -> Tensor:
-    """Labels as probabilities of classes, [..., C]; all 0 at positions that do not count."""
+    """Labels as probabilities of classes, [..., C]; all 0 at ignored positions."""
     return y if y.is_floating_point() else _one_hot(y, target.num_classes, outputs)
 
 
@@ -702,21 +702,21 @@ def _one_hot(y: Tensor, num_classes: int, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Criterion:
-    """A loss for labels of one kind.
+    """A loss combined with the target of its labels.
 
     Args:
         loss: the loss.
-        target: what is predicted.
+        target: the target.
 
     Raises:
-        ConfigError: if the loss is not for these labels.
+        ConfigError: if the loss does not suit these labels.
     """
 
     loss: Loss
     target: Target
 
     def __post_init__(self) -> None:
-        """Refuse labels that the loss is not for."""
+        """Refuse labels that do not suit the loss."""
         self.loss.check(self.target)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -724,18 +724,18 @@ class Criterion:
         return self.loss.losses(self.target, outputs, y)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Gradient of the loss of each sample in its outputs, [..., K]."""
+        """Gradient of the loss of each sample with respect to its outputs, [..., K]."""
         return self.loss.residual(self.target, outputs, y)
 
 
 # ---------------------------------------------------------------------- losses of algorithms
 class ModelView(NamedTuple):
-    """One model on one batch, without a model axis, as the loss of an `Objective` sees it."""
+    """One model on one batch, without a model axis, as passed to the loss of an `Objective`."""
 
     outputs: Tensor  # [B, K] or [B, L, K]
     y: Tensor  # [B] or [B, L]; soft labels have an axis of classes
-    constants: Tree  # those of this model, leaves without model axis
-    rows: Tree  # those of this model, leaves [B, ...]
+    constants: Tree  # `constants` of this model, leaves without model axis
+    rows: Tree  # `rows` of this model, leaves [B, ...]
     head: Callable[[Tensor], Tensor]  # outputs [n, K] of features [n, D] under this model, in the mode of the step
     trained_on: Target | Criterion
     inner: Tensor | None = None  # the features
@@ -772,16 +772,16 @@ def _declared(given: Tensor | None, name: str, field: str) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """The loss that a local step minimises in place of the task's: (1/B) Σ_b w_bm·loss_bm for each model m.
+    """A loss that a local step minimises in place of the task's: (1/B) Σ_b w_bm·loss_bm for each model m.
 
-    The loss must run under `torch.func.vmap`. Masks and weights are applied to its values. It returns a number for each
-    sample that depends on this sample and on the model; if it also depends on other samples of the batch, the objective
-    is `over_batch`, and the loss leaves out samples whose `view.mask` is 0. A term of the whole batch is added to the
-    loss of each sample.
+    The loss must run under `torch.func.vmap`. Masks and weights are applied to its values. It returns one number per
+    sample, which depends on this sample and the model only. If it also depends on other samples of the batch, the
+    objective is `over_batch`, and the loss must ignore samples whose `view.mask` is 0. A term of the whole batch is
+    added to the loss of each sample.
 
-    Tensors that change from step to step come as `constants` and `rows`, not from a closure: models see their own part,
-    padding is cut to size, and recorded steps (`graphed`) read their values anew. Where samples are private, they must
-    be public, noised, or in `rows` a function of that sample.
+    Pass tensors that change from step to step as `constants` and `rows`, not in a closure: each model sees its part,
+    padding is removed, and recorded steps (`graphed`) read current values. If samples are private, `constants` must be
+    public or noised, and each row of `rows` may depend on its sample only.
 
     Example:
         >>> def pulled(view):
@@ -790,11 +790,11 @@ class Objective(NamedTuple):
         >>> objective = Objective(pulled, uses_features=True, constants=(torch.zeros(1, 3, 8), torch.ones(1)))
     """
 
-    loss: Callable[[ModelView], Tensor]  # of each sample, [B]; best a method of the algorithm or a plain function
+    loss: Callable[[ModelView], Tensor]  # per sample, [B]; should be a method of the algorithm or a plain function
     uses_features: bool = False
     over_batch: bool = False
     constants: Tree = None  # leaves [M, ...], or [1, ...] for all models
-    rows: Tree = None  # of each sample, leaves [B, M, ...], or [B, 1, ...] for all models
+    rows: Tree = None  # per sample, leaves [B, M, ...], or [B, 1, ...] for all models
 
     def operands(self, num_models: int) -> tuple[list[Tensor], list[Tensor]]:
         """Leaves of `constants`, [M, ...], and of `rows`, [B, M, ...]."""
@@ -806,7 +806,7 @@ class Objective(NamedTuple):
         return self._replace(constants=tree.rebuild(self.constants, constants), rows=tree.rebuild(self.rows, rows))
 
     def of_rows(self, rows: slice) -> Objective:
-        """The objective of some samples of the batch."""
+        """The objective for some samples of the batch."""
         return self._replace(rows=tree.index(self.rows, rows))
 
     def of_models(self, num_models: int) -> list[Objective]:
@@ -821,7 +821,7 @@ class Objective(NamedTuple):
         """The loss of each sample, [B].
 
         Raises:
-            ConfigError: if the loss returns something else.
+            ConfigError: if the loss has another shape.
         """
         found = self.loss(view)
         if found.shape != view.outputs.shape[:1]:

@@ -1,7 +1,7 @@
 """A learning task: a network and its per-sample loss as pure functions of stacked models.
 
-The target defines losses, the stacked network gives outputs, and here are the gradients. There are three ways to a
-gradient, equal up to rounding; each is needed for speed:
+The target defines losses, the stacked network gives outputs, and this module computes gradients. There are three ways
+to compute a gradient, equal up to rounding; each is needed for speed:
 
     closed form   affine networks: matrix products of all models at once, without autograd; not for an `Objective`
     passes        networks in a loop, each model's graph alone in memory; narrow convolutions of several models in one
@@ -45,10 +45,10 @@ PIECE_BYTES = 2**25
 
 @dataclass(frozen=True)
 class Task(StackedNetwork):
-    """Network and log-loss; all fields but the target are those of the network.
+    """Network and log-loss; the fields other than target and criterion are those of the network.
 
     Args:
-        target: what is predicted.
+        target: the prediction target.
         criterion: loss of local steps in place of the log-loss; None: the log-loss.
     """
 
@@ -62,8 +62,8 @@ class Task(StackedNetwork):
         Frozen parameters are those of the first initial model.
 
         Args:
-            build: see the class.
-            target: see the class.
+            build: as in the class.
+            target: as in the class.
             seed: the training seed.
             fields: other fields of the class.
 
@@ -90,7 +90,7 @@ class Task(StackedNetwork):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-loss of each sample and model, [B, M], in nats (regression: ½(ŷ − y)², up to a constant).
 
-        A loss of local steps that is `in_e_step` takes its place.
+        A loss of local steps with `in_e_step` replaces it.
 
         Args:
             outputs: [B, M, K] or [B, M, L, K].
@@ -121,12 +121,12 @@ class Task(StackedNetwork):
         entropy of the prediction is constant. Likewise for squared errors.
 
         Args:
-            outputs: of the other model, [B, K] or [B, L, K]; never differentiated.
+            outputs: outputs of the other model, [B, K] or [B, L, K]; never differentiated.
             y: labels [B] or [B, L].
             share: in [0, 1].
 
         Returns:
-            Probabilities [B, C] or [B, L, C]; of the class 1 alone [B] (binary); means [B] (regression).
+            Probabilities [B, C] or [B, L, C]; only of class 1, [B], if binary; means [B] for regression.
         """
         return self.target.soft_labels(outputs.detach(), y, share)
 
@@ -173,10 +173,10 @@ class Task(StackedNetwork):
             models: M models.
             batch: B samples for all models, or M batches on a leading axis.
             weight: [B, M]; None: 1.
-            training: training mode; else without dropout and with running statistics of BatchNorm, so that the
+            training: training mode; otherwise no dropout, and BatchNorm uses running statistics, so that the
                 gradient is a sum over samples.
-            objective: gives ℓ instead.
-            moving: names of the parameters to differentiate by; None: all. The layers below them cost a forward pass.
+            objective: replaces ℓ.
+            moving: names of the parameters to differentiate by; None: all. Layers below them need a forward pass only.
 
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
@@ -239,11 +239,11 @@ class Task(StackedNetwork):
                 losses = self._losses_of(one, y, each[m], batch.mask[m] if per_model else batch.mask)
                 loss = (losses * share[:, m]).sum()
             if objective is not None:
-                self.set_mode(training)  # its loss may have evaluated other models
+                self.set_mode(training)  # the loss may have evaluated other models
             yield loss.detach(), _gradient(loss, tree.named(one.parameters, moving)), one.buffers
 
     def _in_pieces(self, y: Tensor) -> bool:
-        """Whether outputs for labels [B, L] would take so much memory that a part of the positions goes at a time."""
+        """Whether outputs for labels [B, L] are so large that positions are processed in pieces."""
         splits = self.target.positions and self.criterion is None and self.model_axis == "loop"
         large = splits and y.ndim == 2 and y.numel() * self.target.num_outputs * self.dtype.itemsize > PIECE_BYTES
         return large and hasattr(self.network, "split") and self.last.body is not None
@@ -251,10 +251,10 @@ class Task(StackedNetwork):
     def _losses_in_pieces(
         self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, moving: Collection[str] = ()
     ) -> Tensor:
-        """Log-loss of each sample under one model, [B], in the network's mode; outputs are kept for no position.
+        """Log-loss of each sample under one model, [B], in the network's mode; no outputs are kept.
 
         Args:
-            leaves: all of the network.
+            leaves: all leaves of the network.
             x: inputs [B, ...].
             y: labels [B, L].
             moving: names of the leaves to differentiate by, besides the features.
@@ -274,14 +274,14 @@ class Task(StackedNetwork):
                 each.append(losses(some, their))
             elif fixed:
                 each.append(_RowLosses.apply(some, partial(losses, y=their)))
-            else:  # outputs are made once more for their gradient
+            else:  # outputs are computed again for their gradient
                 each.append(checkpoint(losses, some, their, use_reentrant=False))
         return self.target.over_positions(torch.cat(each).view(y.shape), y)
 
     def _each_in_pieces(
         self, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None, *, training: bool
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
-        """`each_gradient` without the outputs of all positions at once."""
+        """`each_gradient` without holding the outputs of all positions at once."""
         self.set_mode(training)
         for m in range(num_models_of(models)):
             parameters = in_graph({name: leaf[m].detach() for name, leaf in models.parameters.items()}, moving)
@@ -293,7 +293,7 @@ class Task(StackedNetwork):
             yield loss.detach(), _gradient(loss, by), buffers
 
     def _losses_of(self, one: Pass, y: Tensor, objective: Objective | None, mask: Tensor | None) -> Tensor:
-        """Loss of each sample in the pass of one model, [B]; the objective is that of this model."""
+        """Loss of each sample in the pass of one model, [B], with the objective of this model."""
         if objective is None:
             return self.trained_on.losses(one.outputs, y)
         head = partial(self._call_head, one.parameters, one.buffers)
@@ -374,7 +374,7 @@ class Task(StackedNetwork):
     def _closed_form(
         self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Outputs [B, M, K], their labels, and the gradient, from the residual alone."""
+        """Outputs [B, M, K], their labels, and the gradient, from the residual only."""
         per_model = batch.index.ndim == 2
         outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
         y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
@@ -389,14 +389,14 @@ class Task(StackedNetwork):
         """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and the new buffers.
 
         Args:
-            parameters: of the model.
-            buffers: of the model.
+            parameters: parameters of the model.
+            buffers: buffers of the model.
             x: inputs of `call`.
             y: labels.
             share: factor of each sample, [B].
             call: see `_begun`; None: the whole network.
-            objective: of this model; None: the loss of `trained_on`.
-            mask: [B], for an objective.
+            objective: objective of this model; None: the loss of `trained_on`.
+            mask: mask of the samples [B], for an objective.
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
         features = objective is not None and objective.uses_features
@@ -411,7 +411,7 @@ class Task(StackedNetwork):
         axis = 0 if per_model else None
         features = objective is not None and objective.uses_features
         call, x = self._begun(batch.x, training=training, per_model=per_model, features=features)
-        by = tree.named(models.parameters, moving) or models.parameters  # autograd takes no empty dict
+        by = tree.named(models.parameters, moving) or models.parameters  # autograd refuses an empty dict
         fixed = {name: leaf for name, leaf in models.parameters.items() if name not in by}
 
         def loss_of(
@@ -428,7 +428,7 @@ class Task(StackedNetwork):
 
 
 class _RowLosses(torch.autograd.Function):
-    """Losses [N] of features [N, D], one of each row; the gradient is made at once, and the outputs are forgotten."""
+    """Losses [N] of features [N, D]; the gradient is computed in the forward pass, and the outputs are not kept."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, losses: Callable[[Tensor], Tensor]) -> Tensor:
@@ -446,13 +446,13 @@ class _RowLosses(torch.autograd.Function):
 
 
 def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:
-    """Contribution of a part of the samples to the mean over all."""
+    """Contribution of some of the samples to the mean over all."""
     return tree.scale((loss, gradient), some.mask.sum(dtype=torch.float64) / total)
 
 
 def _gradient(loss: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradient of a loss [], 0 for unused parameters."""
-    if not loss.requires_grad:  # it depends on none
+    if not loss.requires_grad:  # the loss depends on no parameter
         return tree.zeros_like(parameters)  # type: ignore[no-any-return]
     leaves = list(parameters.values())
     gradient = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)

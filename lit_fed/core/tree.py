@@ -120,12 +120,12 @@ def index(tree: Tree, position: int | slice | Tensor) -> Tree:
 
 
 def row(tree: Tree, position: int) -> Tree:
-    """Entry of the leading axis of every leaf, in memory of its own where it would begin anywhere."""
+    """Entry of the leading axis of every leaf, copied if it would be unaligned."""
     return map_leaves(lambda leaf: aligned(leaf[position]), tree)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure along a new leading axis."""
+    """Stack trees of one structure along a new leading axis."""
     return map_leaves(lambda *parts: torch.stack(parts), *trees)
 
 

@@ -1,7 +1,7 @@
 """Data structures passed between data, clients, algorithms and server.
 
-Shapes use C clients of a block, N samples of one client (padded where `mask` is 0), B samples of a batch, M models
-trained together, T clients in all. Leaves of a `ModelState` always carry the leading axis M; a single model is M = 1.
+Shapes use C clients in a block, N samples of one client (padded where `mask` is 0), B samples of a batch, M models
+trained together, T clients in total. Leaves of a `ModelState` always have the leading axis M; a single model is M = 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelState(NamedTuple):
 class ClientData(NamedTuple):
     """The local samples of one client: rows `index` of the arrays, or all of them.
 
-    Rows are gathered when `x` or `y` is read, so an algorithm that needs losses only makes no copy.
+    Rows are gathered when `x` or `y` is read, so an algorithm that only needs losses makes no copy.
     """
 
     all_x: Tensor  # [n, ...]
@@ -67,7 +67,7 @@ class ClientData(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One mini-batch, or K of them on a leading axis where `LocalWork.batches_per_step` is K > 1."""
+    """One mini-batch, or K of them on a leading axis if `LocalWork.batches_per_step` is K > 1."""
 
     x: Tensor  # [B, ...] or [K, B, ...]
     y: Tensor  # [B] or [B, L], or with a leading K; classes may be probabilities, with a trailing C (binary: none)
@@ -84,16 +84,16 @@ class Stage(NamedTuple):
 
 
 class LocalWork(NamedTuple):
-    """Local work: how often `client_step` is called; never with neither epochs nor steps.
+    """Local work: the number of calls of `client_step`, by epochs or steps, at least one of them given.
 
     Stages run one after the other within the phase and share its message. Each has its own epochs or steps, starts a
     new shuffle, and takes the learning rate of the phase. A straggler takes at least one step of every stage, and about
-    the same share of each. Batch sizes and rates of sampling hold for all stages.
+    the same share of each. Batch sizes and sampling rates are the same for all stages.
     """
 
     epochs: int | None = None  # None with stages
     steps: int | None = None  # None with stages
-    batch_size: int | None = None  # None: that of the data module; 0: the whole local set
+    batch_size: int | None = None  # None: the data module's; 0: the whole local set
     batches_per_step: int = 1  # K > 1: each step gets K batches, each from its own shuffle
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
     sample_rate: float = 0.0  # b > 0: Poisson batches of rate b; 0: shuffled passes
@@ -106,7 +106,7 @@ class LocalWork(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Whether local steps are asked for, possibly none."""
+        """Whether local training is configured, possibly with no steps."""
         return any(work.epochs is not None or work.steps is not None for _, work in self.by_stage)
 
     @property
@@ -126,11 +126,11 @@ class Absences(NamedTuple):
     keeps_states: bool  # whether these keep their new state
     num_dropped: int  # clients that drop out, before or after their work
     num_late: int  # clients that are too late
-    wait: float | None = None  # how long the server waits for work; None: until the slowest is done
+    wait: float | None = None  # seconds that the server waits for work; None: until the slowest client is done
     factors: Tensor | None = None  # [T] float64 integer factors of weights; None: 1
-    shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: unused
-    forgives: bool = False  # whether a client that fails is left out, and the others go on
-    deadline: float | None = None  # how long a node may take for its answer; None: no limit of the phase
+    shares: Tensor | None = None  # [T] float64 factors on the weight of clients in `drawn`; None: unused
+    forgives: bool = False  # whether the phase continues without a client that fails
+    deadline: float | None = None  # seconds a node may take to answer; None: no limit for this phase
 
     def drawn_weight(self, sizes: Tensor, weighting: str) -> float | None:
         """Total weight of the sampled clients, including those that dropped out; None if unused.
@@ -159,12 +159,12 @@ class Phase(NamedTuple):
 class PhaseTraffic(NamedTuple):
     """Traffic and clients of one phase."""
 
-    num_clients: int  # m, that took part
+    num_clients: int  # m, clients that took part
     trains: bool  # whether they did local work
     num_payloads: int  # different messages of the server; 0 without a server
-    bits_up: float  # sent by all of these clients together
-    bits_down: float  # received by all of them together
-    wait: float | None = None  # how long the server waited for work; None: until the slowest was done
+    bits_up: float  # bits sent by all of these clients
+    bits_down: float  # bits received by all of them
+    wait: float | None = None  # seconds that the server waited for work; None: until the slowest client was done
 
 
 class RoundFaults(NamedTuple):
@@ -172,10 +172,10 @@ class RoundFaults(NamedTuple):
 
     num_dropped: int  # dropped out
     num_late: int  # were too late
-    non_finite: tuple[int, ...]  # clients left out for NaN or infinity
-    errors: tuple[int, ...]  # clients left out for an error
+    non_finite: tuple[int, ...]  # clients excluded for NaN or infinity
+    errors: tuple[int, ...]  # clients excluded for an error
     is_empty: bool  # whether the total weight is 0
-    reasons: tuple[str, ...]  # of failures on this rank
+    reasons: tuple[str, ...]  # errors of failures on this rank
 
 
 class RoundRecord(NamedTuple):
@@ -183,10 +183,10 @@ class RoundRecord(NamedTuple):
 
     round_idx: int  # from 0
     lr: float  # local learning rate
-    client_ids: Tensor  # all that took part, ascending, each once
+    client_ids: Tensor  # clients that took part, ascending, without duplicates
     metrics: dict[str, float]  # weighted means over clients and phases, such as `loss`
-    bits_up: float  # sent by all clients together
-    bits_down: float  # received by all of them together
+    bits_up: float  # bits sent by all clients
+    bits_down: float  # bits received by all of them
     phases: tuple[PhaseTraffic, ...]
     seconds: float
     faults: RoundFaults | None = None  # None: faults are off
@@ -202,7 +202,7 @@ class Message(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Message value of a client whose M models count with shares of their own, or that sends some of them only."""
+    """Message value of a client whose M models have separate shares, or that sends only some of them."""
 
     models: ModelState  # times `taken`, leaves [M, ...]
     taken: Tensor  # [M] float64 in [0, 1], the share of the client's weight; 0 for a model that it does not send
@@ -223,7 +223,7 @@ class Reduced(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """Result of a client in a phase; client trainers return it with a leading axis C."""
+    """Result of a client in a phase; client trainers add a leading axis C."""
 
     message: Message
     state: Tree
@@ -268,7 +268,7 @@ class Split:
 
     @property
     def samples_per_block(self) -> int | None:
-        """Most samples of a block, if blocks are loaded into memory; None: all samples are in memory."""
+        """Maximum number of samples in a block that is loaded into memory; None: all samples are in memory."""
         return None
 
     def positions(self, client_ids: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ class Split:
         return ClientData(x, self.y[lo:hi], None, mask, own_id)
 
     def select(self, client_ids: Tensor) -> Split:
-        """A split that holds the samples of these clients [C] at least; here the split itself."""
+        """A split that contains at least the samples of these clients [C]; here the split itself."""
         return self
 
     def flattened(self) -> Split:
@@ -303,7 +303,7 @@ class Split:
         return Split(self.x, self.y.flatten(1), self.offsets, self.first_id, self.ids)
 
     def subset(self, positions: Tensor) -> Split:
-        """The clients at ascending positions [C], numbered anew from 0; only positions with gaps cost a copy."""
+        """The clients at ascending positions [C], renumbered from 0; only positions with gaps need a copy."""
         sizes = self.sizes[positions]
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         first, last = int(positions[0]), int(positions[-1])
@@ -328,10 +328,10 @@ class Split:
 
 
 class PublicSamples(NamedTuple):
-    """Samples that the server holds, beside those of the clients."""
+    """Samples of the server, separate from those of the clients."""
 
     x: Tensor  # [P, ...]
-    y: Tensor | None  # [P] or [P, L]; None: the data set's labels are not those of the clients
+    y: Tensor | None  # [P] or [P, L]; None: its classes are not those of the clients
 
     def to(self, device: torch.device | str) -> PublicSamples:
         """The same samples on another device."""
@@ -344,17 +344,17 @@ class Population(NamedTuple):
     train: Split
     val: Split
     test: Split
-    names: Sequence[str]  # [T] identities, as the data set calls them
+    names: Sequence[str]  # [T] names of the clients in the data set
     groups: Tensor | None = None  # [T] int64 true group, where known
     measured: Tensor | None = None  # ascending positions [E] int64 of the clients that evaluation measures; None: all
-    class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
-    normalisation: Any = None  # a `Normalisation` by constants that were learnt from the training samples
+    class_names: tuple[str, ...] | None = None  # names of the classes 0 … C − 1; None: their numbers
+    normalisation: Any = None  # a `Normalisation` by constants learnt from the training samples
     columns: Any = None  # the `TableColumns` that inputs were made from
-    attackers: Tensor | None = None  # [A] int64 ascending, those that attack; None: nobody was asked for
-    learned: tuple[str, ...] = ()  # constants that were learned from the training samples, in words
-    stored_type: str = ""  # NumPy's name of the type in which inputs were stored: uint8 is scaled; "": not known
-    label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
-    inputs: Any = None  # the `NamedInputs` that a sample holds one after another; None: it is one input
+    attackers: Tensor | None = None  # [A] int64 ascending, attackers; None: no attack is configured
+    learned: tuple[str, ...] = ()  # description of the constants learnt from the training samples
+    stored_type: str = ""  # NumPy name of the type in which inputs were stored: uint8 is scaled; "": not known
+    label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
+    inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
 
     @property
     def num_measured(self) -> int:
@@ -368,7 +368,7 @@ class Population(NamedTuple):
 
     @property
     def honest(self) -> Tensor | None:
-        """Which of the clients that evaluation measures do not attack, [E] bool; None: nobody was asked to attack."""
+        """Mask of evaluated clients that do not attack, [E] bool; None: no attack is configured."""
         if self.attackers is None:
             return None
         every = torch.ones(self.train.num_clients, dtype=torch.bool).index_fill(0, self.attackers, False)
@@ -376,21 +376,19 @@ class Population(NamedTuple):
 
 
 class ServingBlock(NamedTuple):
-    """Some clients to be served and measured."""
+    """A block of clients to serve and measure."""
 
     client_ids: Tensor  # [C] int64
-    rows: Tensor  # [C] int64, their places among the clients that are measured
-    data: Split  # what they are measured on
-    train: Split  # what they may adapt on
+    rows: Tensor  # [C] int64, their positions among the measured clients
+    data: Split  # samples to measure on
+    train: Split  # samples to adapt on
 
 
 class ClientBlock(NamedTuple):
     """The unit of work of a client trainer: some clients of one phase on one rank, longest first."""
 
-    phase: Phase  # its `client_ids` are this block's alone, [C]
-    multiplicity: (
-        Tensor  # [C] float64, how often each was drawn; 0 for a placeholder, which only tells the message's shape
-    )
+    phase: Phase  # with `client_ids` of this block only, [C]
+    multiplicity: Tensor  # [C] float64, draws of each client; 0 for a placeholder, which only gives shapes
     data: Split
     slices: tuple[Tensor, ...] = ()  # ids of each rank in this phase, in the order of its blocks
     ends_phase: bool = True  # the last block of its phase on this rank
@@ -403,10 +401,10 @@ class ClientBlock(NamedTuple):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether its one client takes no part: nothing but the shapes of what it sends is looked at."""
+        """Whether its only client is a placeholder, of which only the shapes of the message are used."""
         return not bool(self.multiplicity.any())
 
     def to(self, device: torch.device) -> ClientBlock:
-        """The block with all that its clients work on elsewhere."""
+        """The block with its tensors on another device."""
         phase = self.phase._replace(client_ids=self.phase.client_ids.to(device))
         return self._replace(phase=phase, multiplicity=self.multiplicity.to(device), data=self.data.to(device))

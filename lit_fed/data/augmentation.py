@@ -300,18 +300,18 @@ def _cropped(
 
 
 class Augmentation:
-    """Transforms of pictures that draw from torch's global generators, made functions of a stream.
+    """Image transforms that draw from torch's global generators, as functions of a random stream.
 
-    Transforms see pictures in 0..1: constants by which inputs were normalised are taken off before and put on after.
-    Masks move as their pictures do: each pixel gets the class of the nearest one, or from outside the label to ignore.
+    Transforms see images in 0..1: normalisation is undone before and reapplied after. Masks move with their images:
+    each pixel gets the class of the nearest one, or the ignored label from outside.
 
     Args:
         transforms: each takes and gives a picture [C, H, W], or with an attribute `takes_batches` pictures
             [n, C, H, W], or pictures and masks where there are masks; they are applied one after another.
-        mean: of each channel, by which inputs were shifted; () where they were not.
-        std: of each channel, by which they were scaled.
-        said: the transforms in words, for messages.
-        masks: form of the masks; None: labels stay as they are.
+        mean: mean of each channel, by which inputs were shifted; () if not.
+        std: standard deviation of each channel, by which they were scaled.
+        said: the transforms as text, for messages.
+        masks: form of the masks; None: labels are unchanged.
     """
 
     def __init__(
@@ -326,12 +326,12 @@ class Augmentation:
         self.masks = masks
 
     def __call__(self, x: Tensor, y: Tensor, stream: np.random.SeedSequence) -> tuple[Tensor, Tensor]:
-        """Pictures transformed, each with draws of its own; the same stream gives the same ones.
+        """Transformed images, each with its own random draws; the same stream gives the same result.
 
         Args:
-            x: pictures [..., C, H, W]; left as they are.
-            y: labels [..., H·W] of masks, which are left as they are, or others, which are returned.
-            stream: where the draws come from; the global generators are left as they were.
+            x: images [..., C, H, W]; not modified.
+            y: labels [..., H·W] of masks, not modified, or other labels, which are returned unchanged.
+            stream: source of the draws; the state of the global generators is preserved.
 
         Returns:
             Pictures and labels of the shape and type of `x` and `y`.
@@ -385,7 +385,7 @@ def _applied(transform: Callable[..., Any], pictures: Tensor, *masks: Tensor) ->
 
 @contextmanager
 def _seeded(device: torch.device, stream: np.random.SeedSequence) -> Iterator[None]:
-    """Torch's generators of the CPU and of a device seeded from a stream, and afterwards as they were before."""
+    """Seed torch's generators of the CPU and a device from a stream; their state is restored afterwards."""
     seed = int(stream.generate_state(1, np.uint64)[0]) & (2**63 - 1)
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device.index] if on_gpu else []):

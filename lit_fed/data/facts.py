@@ -1,4 +1,4 @@
-"""Facts that a federation is built from, beside its settings: sizes and types of the data, and terms of the run."""
+"""Facts from which a federation is built, besides its settings: sizes and types of the data, and terms of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TrainingFacts", "name_digests"]
 
 
 class TrainingFacts(NamedTuple):
-    """Facts about the data and the terms of a run that building its federation takes.
+    """Facts about the data and terms of a run that are needed to build its federation.
 
     Checkpoints keep them to serve unseen clients; nodes receive those of `public` as JSON.
     """
@@ -45,15 +45,15 @@ class TrainingFacts(NamedTuple):
     capped_samples: int = 0  # sum of the clients' samples, each up to the cap of weights; 0: no cap
     attackers: Tensor | None = None  # [A] clients that attack; None: no attack is simulated
     learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
-    sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
-    named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have numbers alone
-    total_positions: int = 0  # labelled positions of all training samples, where they are weights
-    label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: none do
+    sizes: Tensor | None = None  # [T] int64 training samples of each client, if ε depends on all of them
+    named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have only numbers
+    total_positions: int = 0  # labelled positions of all training samples, if they are weights
+    label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
     lr_factors: Tensor | None = None  # [T] float64, see `Context`
     work_shares: Tensor | None = None  # [T] float64, see `Context`
-    class_counts: Tensor | None = None  # [C] int64 training labels of each class, where the loss needs them
-    inputs: NamedInputs | None = None  # that a sample holds one after another; None: it is one input
+    class_counts: Tensor | None = None  # [C] int64 training labels of each class, if the loss needs them
+    inputs: NamedInputs | None = None  # inputs that a sample concatenates; None: a single input
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +68,7 @@ class TrainingFacts(NamedTuple):
         return torch.zeros(self.num_clients, dtype=torch.bool).index_fill(0, self.attackers, True)
 
     def took_part(self, names: Sequence[str]) -> list[str]:
-        """Those of some names that clients of the training had."""
+        """The given names that belong to seen clients."""
         if self.named is None:
             return []
         known = set(self.named.tolist())
@@ -91,7 +91,7 @@ class TrainingFacts(NamedTuple):
         )
 
     def plain(self) -> dict[str, Any]:
-        """The facts in numbers, strings, tuples and tensors, for checkpoints; those of `public` go into JSON."""
+        """The facts as numbers, strings, tuples and tensors, for checkpoints; those of `public` as JSON."""
         target, constants = self.target, self.normalisation
         return self._asdict() | {
             "target": target.plain,
@@ -104,11 +104,11 @@ class TrainingFacts(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], target: Target | None = None) -> TrainingFacts:
-        """The inverse of `plain`, also after a way through JSON.
+        """The inverse of `plain`, also after a round trip through JSON.
 
         Args:
-            plain: all fields; values from elsewhere have to be checked first.
-            target: that of `--model.target`.
+            plain: all fields; foreign values must be checked first.
+            target: the target of `--model.target`.
 
         Raises:
             ConfigError: if there is no such target.

@@ -110,7 +110,7 @@ def _check_folder(server: Sequence[str], clients: Sequence[str], output: Path) -
 
 
 def _address(host: str) -> Any:
-    """The IP address that a host is; None: it is a name."""
+    """The IP address of a host given as one; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

@@ -87,7 +87,8 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
 
     Args:
         data: the packet.
-        settings: of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules separated by commas.
+        settings: settings of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules separated by
+            commas.
     """
     try:
         for name in ("data-root", "state-root"):

@@ -51,7 +51,7 @@ class Link:
     Args:
         server: HOST:PORT.
         tls: folder with `node.pem`, `node.key` and `ca.pem`; None: plain HTTP to a server on this machine.
-        name: of this node, where no certificate names it.
+        name: name of this node, if no certificate names it.
         patience: seconds without a server after which the node ends.
         say: takes a line for the operator.
 

@@ -47,7 +47,7 @@ class Limits:
     """Limits of the server for nodes and for connections without a request ("strangers").
 
     Args:
-        most_bytes: of one answer, whatever the question allows.
+        most_bytes: maximum size of one answer, whatever the question allows.
         poll_seconds: how long a request for work is held open.
         idle_seconds: timeout of a connection without a complete request; one whose node is at work may stay.
         stall_seconds: timeout of a body that makes no progress, in either direction.

@@ -68,7 +68,7 @@ class HttpsServer:
         listen: see `Federation`, as are the two that follow; with port 0 the system chooses one, see `address`.
         tls: folder of certificates.
         nodes: names of nodes that may connect.
-        limits: of nodes and strangers.
+        limits: limits for nodes and strangers.
         say: takes a line for the operator.
 
     Attributes:

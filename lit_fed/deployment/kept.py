@@ -33,7 +33,7 @@ KEPT_FILE = "serving.pt"
 
 
 def keep_training(training: NodeTraining, packet: Packet) -> Packet:
-    """Write what serving this node's clients needs after the training; returns the answer that confirms it.
+    """Write the data for serving this node's clients after the training; returns the confirming answer.
 
     Raises:
         WireError: if it does not have the form of this training, or lacks a client of this node.
@@ -169,7 +169,7 @@ class KeptTraining:
                 yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")
 
     def serve(self, client: int) -> tuple[Tree, Tensor]:
-        """The state that one client is served with, without an axis of clients, and one of its inputs, [1, ...].
+        """The state that serves one client, without an axis of clients, and one of its inputs, [1, ...].
 
         Args:
             client: its number; the shared state of `training` is then as this client was sent it.

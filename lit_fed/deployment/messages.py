@@ -1,4 +1,4 @@
-"""Everything that server and node may say to each other: questions, answers, refusals, and facts of data and training.
+"""Messages between server and node: questions, answers, refusals, and facts of data and training.
 
 Each kind of packet has one reader here, which both sides use; every limit of a field is stated once.
 """
@@ -93,7 +93,7 @@ An answer with any other code is garbage.
 
 # ---------------------------------------------------------------------- facts of a node
 class ClientFacts(NamedTuple):
-    """What the server learns of a client's samples."""
+    """Facts of a client's samples for the server."""
 
     population: str
     sizes: tuple[int, int, int]  # samples of each split
@@ -101,13 +101,13 @@ class ClientFacts(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """What the server learns of a node."""
+    """Facts of a node for the server."""
 
     clients: dict[str, ClientFacts]  # by name
     types: dict[str, tuple[str, list[int]]]  # type and shape of a sample of `x` and `y`
     stored: str  # the type in which inputs are stored: uint8 is scaled
     digest: str  # changes with the samples, and reveals nothing else: an HMAC with a key that stays on the node
-    inputs: NamedInputs | None = None  # that a sample holds one after another
+    inputs: NamedInputs | None = None  # inputs that a sample concatenates
 
     def plain(self) -> dict[str, Any]:
         """The facts for JSON."""
@@ -313,7 +313,7 @@ def refusal_of(packet: Packet) -> str | None:
 
 
 def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
-    """What a node says of its clients; `version` is the server's.
+    """A node's facts of its clients; `version` is the server's.
 
     Raises:
         WireError: if it is of another version, or malformed.
@@ -358,12 +358,12 @@ def rows_of_answer(packet: Packet, ids: Collection[int], width: int) -> Tensor:
 
 
 def kept_of_answer(packet: Packet, ids: Collection[int]) -> None:
-    """Check that a node has kept what serving these clients needs; `WireError` if it says something else."""
+    """Check that a node has stored the data for serving these clients; otherwise raise `WireError`."""
     _answer(_bare(packet), {"kept": CLIENTS}, "kept", ids)
 
 
 def _answer(facts: Mapping[str, Any], fields: Mapping[str, Any], clients: str, ids: Collection[int]) -> dict[str, Any]:
-    """The fields of an answer, of which one lists the clients that were asked."""
+    """The fields of an answer, including the list of its clients."""
     found: dict[str, Any] = record(fields)(facts, "the answer")
     if found[clients] != list(ids):
         raise WireError("the answer is of other clients than were asked")

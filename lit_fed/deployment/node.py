@@ -58,7 +58,7 @@ class Node:
             `ClientFolder`.
         states: folder for the states of clients, and for the key of this node's digests and noise.
         trusted: modules whose classes the server may ask for, in addition to those of lit_fed.
-        settings: of the training, if a program gives them to server and node; None: the server sends them.
+        settings: settings of the training, if a program gives them to server and node; None: the server sends them.
 
     Attributes:
         over: the last training is finished, and the node has kept what serving its clients needs.

@@ -37,7 +37,7 @@ PAUSES = (1.0, 30.0)
 
 
 class LostNodesError(RuntimeError):
-    """Nodes that are needed gave no usable answer."""
+    """Required nodes gave no usable answer."""
 
 
 class Most(NamedTuple):
@@ -105,9 +105,9 @@ class NodePool:
     Args:
         transport: carries bytes to nodes and back.
         missing: see `RemoteClients`, as are the others.
-        seconds: of a phase.
-        patience: of the first questions, in seconds.
-        max_update_norm: of a client's update.
+        seconds: timeout of a phase.
+        patience: timeout of the first questions, in seconds.
+        max_update_norm: bound on the norm of a client's update.
 
     Attributes:
         directory: the clients of all nodes; set by `meet`.
@@ -175,10 +175,10 @@ class NodePool:
             sessions: the same questions with the settings of the training, for nodes that do not know them.
 
         Returns:
-            What was read, by node. Nodes without an answer are absent if the caller and `missing` allow it.
+            The results of `read`, by node. Nodes without an answer are absent if the caller and `missing` allow it.
 
         Raises:
-            LostNodesError: naming the nodes without a usable answer, and what they said.
+            LostNodesError: naming the nodes without a usable answer, and their messages.
         """
         drops = may_drop and self.missing == "drop"
         limit = self.seconds if seconds is None else seconds
@@ -272,11 +272,11 @@ class _Asked:
 def _conflicts(facts: Mapping[str, NodeFacts]) -> dict[str, str]:
     """Nodes that conflict with the others, and why.
 
-    Type and shape of samples have to be those of the majority. Of nodes that name the same client, the one in conflict
-    with the most others is wrong; if there is no such node, all of them are left out.
+    Type and shape of samples must be those of the majority. Among nodes that name the same client, the one in conflict
+    with the most others is wrong; if there is no such node, all of them are excluded.
     """
     kinds = Counter(_kind_of(one) for one in facts.values())
-    usual = max(kinds, key=kinds.__getitem__, default="")  # of equally many the first
+    usual = max(kinds, key=kinds.__getitem__, default="")  # ties go to the first
     wrong = {}
     for node, one in facts.items():
         if _kind_of(one) != usual:
@@ -303,7 +303,7 @@ def _conflicts(facts: Mapping[str, NodeFacts]) -> dict[str, str]:
 
 
 def _on_several(claims: Mapping[str, list[str]], wrong: Iterable[str]) -> dict[str, list[str]]:
-    """Clients that several nodes name, without those nodes that are wrong already."""
+    """Clients that several nodes name, ignoring nodes already found wrong."""
     left = {name: [node for node in nodes if node not in wrong] for name, nodes in claims.items()}
     return {name: nodes for name, nodes in left.items() if len(nodes) > 1}
 

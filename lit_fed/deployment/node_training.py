@@ -62,7 +62,7 @@ class NodeData:
 
     @cached_property
     def facts(self) -> NodeFacts:
-        """What the server may learn: names, sizes, types, largest labels, and a digest keyed by this node's secret."""
+        """Facts for the server: names, sizes, types, largest labels, and a digest keyed by this node's secret."""
         clients, digest = {}, hmac.new(node_key(self._states), digestmod=hashlib.blake2b)
         for kind, population in self.populations.items():
             splits = [getattr(population, name) for name in SPLITS]
@@ -98,7 +98,7 @@ class NodeData:
             raise ConfigError(f"--data.root: the inputs are {inputs}, those of the training were {facts.inputs}")
 
     def keep_only(self, names: Collection[str]) -> list[str]:
-        """Leave out all clients but these; returns the names of the others; `ConfigError` if none is left."""
+        """Keep only these clients; returns the names of the others; `ConfigError` if none is left."""
         left_out = []
         for kind, population in list(self.populations.items()):
             positions = [place for place, name in enumerate(population.names) if name in names]
@@ -134,9 +134,9 @@ class NodeStates:
     """The states of a node's clients, in a file for each version of each state; replaces a `ClientStore`.
 
     Args:
-        folder: of this run, created when the first state is written.
+        folder: folder of this run, created when the first state is written.
         initial: a client's initial state by its number.
-        names: of this node's clients by their numbers; the files are named after them.
+        names: names of this node's clients by their numbers; the files are named after them.
 
     Attributes:
         versions: the versions that `gather` reads; −1: the initial state.
@@ -350,7 +350,7 @@ def _alike(clients: list[int], sent: dict[int, Tree]) -> list[list[int]]:
 
 
 def _told(error: ClientError) -> list[str]:
-    """What the server learns of a failed client: names only, since a text could hold data."""
+    """Report of a failed client for the server: names only, since a text could contain data."""
     kind = "not finite" if isinstance(error, NotFiniteError) else "error"
     return [kind, error.stage, type(error.__cause__ or error).__name__]
 

@@ -51,7 +51,7 @@ MOST_BITS = 2.0**53
 class VersionStore(ClientStore):
     """The version of each client's state, −1 for a client that has never trained.
 
-    Versions never repeat, also after kills and restarts: each process of the server counts from a random number.
+    Versions never repeat, even after kills and restarts: each process of the server counts from a random number.
     """
 
     run: Tensor  # [] int64, by which the nodes name the run's folder of states

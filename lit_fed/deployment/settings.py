@@ -1,4 +1,4 @@
-"""Settings from elsewhere, a server or a checkpoint: the classes that they may name, and the objects made of them.
+"""Settings from a server or a checkpoint: the classes that they may name, and the objects built from them.
 
 Importing a module runs its code, so every key and value is checked before anything is imported. Classes of lit_fed are
 known; a checkpoint may also name layers of `torch.nn`, data sets of PyTorch, metrics of torchmetrics, and networks,
@@ -332,7 +332,7 @@ def settings_from_json(section: Mapping[str, Any], trusted: Sequence[str] = ()) 
 
 
 class _Maker:
-    """Makes objects of settings that have been checked."""
+    """Builds objects from checked settings."""
 
     def __init__(self, known: Whitelist) -> None:
         self._known = known
@@ -361,7 +361,7 @@ class _Maker:
         return float(value) if type(value) is int and not _fits_whole(hint) else value
 
     def _call(self, kind: Callable[..., Any], given: Any, place: str, *, delayed: bool = False) -> Any:
-        """The object that a class or function makes of its options; `delayed`: a callable that takes more of them."""
+        """The object built by a class or function from its options; `delayed`: a callable that takes more options."""
         if not callable(kind):
             self._known.refuse(place, "is an object that cannot be called")
         made_by: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc] # of that very class
@@ -406,12 +406,12 @@ def _fits_one(value: Any, hint: Any) -> bool:
 
 
 def _fits_whole(hint: Any) -> bool:
-    """Whether a whole number may stay one: for an option that takes floating ones alone, it becomes one."""
+    """Whether an integer may stay an integer; for options of type float it becomes one."""
     return any(one in (int, Any) or get_origin(one) is Literal for one in _alternatives(hint))
 
 
 def _is_maker(hint: Any, kind: Any) -> bool:
-    """Whether an option takes something that makes objects, such as a network from the sizes of the data."""
+    """Whether an option takes a factory, such as a network to be built from the sizes of the data."""
     wants = any(get_origin(one) is not None and callable(get_origin(one)) and "Callable" in str(one) for one in
                 _alternatives(hint))  # fmt: skip
     return wants and (not isinstance(kind, type) or issubclass(kind, nn.Module))

@@ -201,7 +201,7 @@ def _no_packet(what: str) -> NoReturn:
 
 # ---------------------------------------------------------------------- trees
 def checked_tree(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
-    """The tree of these leaves, in the order of `tree.items`, which have number, types and shapes of those of `form`.
+    """The tree of these leaves, in the order of `tree.items`, if number, types and shapes match those of `form`.
 
     Without `shapes` all axes but the first have to be equal.
 

@@ -126,7 +126,7 @@ class ClientMetric:
         self._count, self._positives = self._count + count, self._positives + positives
 
     def of_all(self, shown: Tensor, labels: Tensor, owner: Tensor) -> float:
-        """The metric of the samples of several clients together; see `update`."""
+        """The metric over the samples of several clients together; see `update`."""
         reason = self.reason
         with quiet():
             self.update(shown, labels, owner)

@@ -89,7 +89,7 @@ class _HuggingFace(Network):
         return self._called(self.model, x).logits  # type: ignore[no-any-return]
 
     def _called(self, part: nn.Module, x: Tensor) -> Any:
-        """What the network, or its part without the last layer, returns."""
+        """Result of the network, or of its part without the last layer."""
         if self.reads_images:
             return part(pixel_values=x)
         if x.is_floating_point():
@@ -160,7 +160,7 @@ class HuggingFaceClassifier(_HuggingFace):
         return (self._last_token, self.model.get_submodule("score")) if self.scores_tokens else None
 
     def _last_token(self, x: Tensor) -> Tensor:
-        """Features [B, D]: what the library takes for the scores of the last token if no layer scores."""
+        """Features [B, D]: the library's scores of the last token if its last layer is the identity."""
         handle = self.model.get_submodule("score").register_forward_hook(lambda _, given, scores: given[0])
         try:
             return self(x)  # type: ignore[no-any-return]
@@ -222,7 +222,7 @@ class HuggingFaceCausalLM(_HuggingFace):
         self.head_names = frozenset(known[id(leaf)] for leaf in self._words.parameters())
 
     def split(self) -> tuple[Callable[[Tensor], Tensor], nn.Module] | None:
-        """Features of a text are those of all its tokens; None where more than one layer follows them."""
+        """Features of all tokens of a text; None if more than one layer follows them."""
         x = torch.zeros(1, 2, dtype=torch.int64, device=next(self.parameters()).device)
         mode = self.training
         self.eval()

@@ -21,7 +21,7 @@ class UNet(Network):
     Args:
         input_shape: channels, height and width of one picture; both sizes divisible by 2 at every level but the last.
         num_outputs: K.
-        channels: of each level, from the full size down.
+        channels: channels of each level, from the full size down.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def draw(
     Args:
         folder: the run's folder.
         clients: a row per client, as in clients.csv.
-        formats: of each figure, `png`, `pdf` or `svg`.
+        formats: formats of each figure, `png`, `pdf` or `svg`.
         private: make `plots/` readable by its owner only.
         chosen: names of chosen metrics, and whether larger is better; the first one is drawn ahead of the accuracy.
     """
@@ -319,7 +319,7 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, names: Sequence[Any] | No
     Args:
         matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
         groups: the group of each client, [T].
-        names: of the clients, [T]; None: their numbers.
+        names: names of the clients, [T]; None: their numbers.
     """
     weights = (matrix + matrix.T) / 2 * (1 - np.eye(len(matrix)))
     graph = nx.from_numpy_array(weights)

@@ -17,7 +17,7 @@ MOST_LETTERS = 200
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written; the message says what is wrong with it, without naming it."""
+    """A damaged file; the message describes the damage, without naming the file."""
 
 
 def load_checked(path: Path, *, values: bool = True) -> Any:
@@ -27,10 +27,10 @@ def load_checked(path: Path, *, values: bool = True) -> Any:
 
     Args:
         path: the file.
-        values: read the values of tensors; else these are on the device `meta`.
+        values: read the values of tensors; otherwise they are on the device `meta`.
 
     Raises:
-        DamagedFileError: if it is not what was written, is no such file, or holds anything else.
+        DamagedFileError: if it is damaged, is no such file, or contains anything else.
         OSError: if it cannot be opened.
     """
     stat = path.stat()
@@ -39,7 +39,7 @@ def load_checked(path: Path, *, values: bool = True) -> Any:
         return torch.load(path, map_location="cpu" if values else "meta", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DamagedFileError("it holds something else than tensors and plain types, which is never loaded") from error
-    except Exception as error:  # damage beside the entries, or a file that was made up
+    except Exception as error:  # damage outside the entries, or a forged file
         raise DamagedFileError(f"its content makes no sense to PyTorch, {type(error).__name__}") from error
 
 
@@ -51,7 +51,7 @@ def _verify(path: Path, *_stamp: int) -> None:
                 damaged = archive.testzip()
         except zipfile.BadZipFile as error:
             raise DamagedFileError("its end is missing, or it never was a file of this kind") from error
-        except Exception as error:  # whatever a damaged directory makes the reader raise
+        except Exception as error:  # a damaged directory can make the reader raise anything
             raise DamagedFileError("its directory cannot be read") from error
     if damaged is not None:
         raise DamagedFileError(f"its entry {damaged[:MOST_LETTERS]!r} does not have the content that was written")

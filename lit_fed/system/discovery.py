@@ -1,4 +1,4 @@
-"""Finding the classes of a folder, so that a new file in it is all that a new algorithm, data set or callback takes."""
+"""Discovery of the classes in a folder, so that a new algorithm, data set or callback needs only a new file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["find_classes"]
 def find_classes(package: str, base: type) -> dict[str, type]:
     """Import the modules of a package, and collect the classes in them that derive from a base.
 
-    Left out are abstract classes, which are only bases of others, private ones, and those that a module imports.
+    Abstract classes, private classes and imported classes are excluded.
 
     Args:
         package: name of the package, which is imported or being imported.
-        base: what the classes have in common; it is itself among them if it stands in the package and is not abstract.
+        base: common base; included if it is defined in the package and not abstract.
 
     Returns:
         Classes by name, in the order of the files.

@@ -1,4 +1,4 @@
-"""Folders that one process at a time writes into."""
+"""Folders into which only one process at a time may write."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SECONDS_TO_TRY = 0.2
 
 
 class FolderLock:
-    """Keeps other processes from writing into a folder, inside a `with` or until this process ends, however it does.
+    """Keeps other processes from writing into a folder, inside a `with` or until this process ends.
 
-    The system holds the lock, not the file's existence, so a killed process leaves nothing that has to be removed. The
-    file says who holds it.
+    The lock is the system's, not the file's existence, so a killed process leaves nothing to remove. The file names its
+    holder.
 
     Args:
-        folder: the folder, which is made if need be.
-        shown: what a message calls it.
-        fix: what to do where another process holds it.
+        folder: the folder, created if missing.
+        shown: its name in messages.
+        fix: advice if another process holds it.
     """
 
     def __init__(self, folder: Path, shown: str, fix: str) -> None:
@@ -42,7 +42,7 @@ class FolderLock:
         """Take the folder for this process.
 
         Raises:
-            ConfigError: naming who holds it, or why it cannot be written.
+            ConfigError: naming the holder, or why the folder cannot be written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,16 +57,16 @@ class FolderLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let other processes in; from a folder that nothing else was written into, the lock's file goes too."""
+        """Release the lock; if nothing else was written into the folder, delete the lock's file too."""
         file = Path(self._file.lock_file)
         if [one.name for one in self.folder.glob("*")] == [file.name]:
             file.unlink(missing_ok=True)
         self._file.release()
 
     def _holder(self) -> str:
-        """Who is at work in the folder, as far as the file says it."""
+        """The process that works in the folder, if the file names it."""
         try:
             who, since = Path(self._file.lock_file).read_text().splitlines()
-        except (OSError, ValueError):  # it is just being written
+        except (OSError, ValueError):  # it is being written
             return "another process is at work in it"
         return f"{who} is at work in it since {since}"

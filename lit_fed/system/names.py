@@ -23,12 +23,12 @@ SHOWN = 60
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
-    """The known names most like one that does not exist; one that differs in case only comes alone.
+    """The known names most similar to an unknown one; a name that differs only in case is the only result.
 
     Args:
         name: the given name.
         known: names that exist.
-        cutoff: least similarity, from 0 to 1.
+        cutoff: minimum similarity, from 0 to 1.
         most: number of names.
     """
     names = list(known)
@@ -44,7 +44,7 @@ def did_you_mean(
         name: the given name.
         known: names that exist.
         otherwise: the other hint.
-        cutoff: least similarity, from 0 to 1.
+        cutoff: minimum similarity, from 0 to 1.
         most: number of names.
         first: better candidates, which are taken if there are any.
 
@@ -101,8 +101,8 @@ def check_library_options(given: Mapping[str, Any], allowed: Collection[str], op
 
     Args:
         given: the options.
-        allowed: names that are handed on.
-        option: where they are given, for the message.
+        allowed: names that are passed on.
+        option: option that holds them, for the message.
         library: the library that gets them.
 
     Raises:

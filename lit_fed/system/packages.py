@@ -1,4 +1,4 @@
-"""Packages that only some settings need: imported when asked for, and optional ones refused by name where missing."""
+"""Packages that only some settings need: imported on demand; missing optional ones are refused by name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["DataFrame", "imported_later", "mpl", "nx", "optional_package", "pd"]
 
 
 def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
-    """A package that is no dependency of this one.
+    """Import an optional package.
 
     Args:
-        name: what is imported.
-        requirement: what pip installs.
+        name: import name.
+        requirement: requirement for pip.
         extra: the extra of this package that holds the requirement.
         asked_by: the setting that needs it, for the message.
 
     Raises:
-        ConfigError: naming the setting and what to install, or what its import raises.
+        ConfigError: naming the setting and the requirement, or the error of the import.
     """
     try:
         return importlib.import_module(name)
@@ -33,12 +33,12 @@ def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> 
 
 
 def imported_later(name: str) -> Any:
-    """A package that is imported when something of it is first asked for.
+    """A package that is imported on first access.
 
-    Discovery imports every algorithm and every network; a command should pay for the packages of those that it runs.
+    Discovery imports every algorithm and every network; a command should only import packages that it uses.
 
     Args:
-        name: what is imported, by its name as a package; what asks for the package first gets what its import raises.
+        name: name of the package; errors of its import are raised at the first access.
     """
     return _Later(name)
 

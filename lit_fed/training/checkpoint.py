@@ -39,10 +39,10 @@ TRAINING_ENTRIES = ("loops", "optimizer_states", "lr_schedulers")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact.
+    """Writes a checkpoint to a temporary file and moves it: a kill at any moment leaves the last good one intact.
 
-    The `last.ckpt` before it is kept as `previous.ckpt`, if this process wrote it or went on from it: one that was
-    there already, and that the run did not go on from, may be damaged, and must not take the place of a good one.
+    The preceding `last.ckpt` is kept as `previous.ckpt` if this process wrote it or resumed from it: any other one may
+    be damaged, and must not replace a good one.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """A checkpoint of lit_fed; whatever else the file holds is refused by name."""
+        """A checkpoint of lit_fed; other content of the file is refused by name."""
         content = load_checkpoint(Path(path))
         self._good.add(Path(path).resolve())
         return content
 
 
 def with_atomic_checkpoints(plugins: Any) -> list[Any]:
-    """The plugins of a trainer, with one that writes checkpoints whole where none is among them."""
+    """The plugins of a trainer, with one for atomic checkpoints if there is none."""
     chosen = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
     if any(isinstance(plugin, TorchCheckpointIO) for plugin in chosen):
         return chosen
@@ -78,7 +78,7 @@ def with_atomic_checkpoints(plugins: Any) -> list[Any]:
 
 
 def clients_folder(checkpoints: Sequence[Checkpoint]) -> Path | None:
-    """Where a run keeps its client files: beside the folder of its `last.ckpt`; None for a run without checkpoints.
+    """Folder of a run's client files, beside that of its `last.ckpt`; None for a run without checkpoints.
 
     Args:
         checkpoints: the callbacks that write checkpoints.
@@ -89,11 +89,11 @@ def clients_folder(checkpoints: Sequence[Checkpoint]) -> Path | None:
 
 
 class DamagedCheckpointError(ConfigError):
-    """A checkpoint is not what was written.
+    """A damaged checkpoint.
 
     Attributes:
         path: the checkpoint.
-        previous: the one before it, if that is whole.
+        previous: the preceding one, if it is intact.
     """
 
     def __init__(self, path: Path, option: str, reason: str, fix: str) -> None:
@@ -121,12 +121,12 @@ def load_checkpoint(
 
     Args:
         path: the file.
-        resumable: training shall go on from it, which takes more than serving from it.
+        resumable: training will resume from it, which needs more than serving.
         option: the argument that named it.
-        values: read the values of tensors; else their shapes alone.
+        values: read the values of tensors; otherwise only their shapes.
 
     Raises:
-        DamagedCheckpointError: if it is not what was written.
+        DamagedCheckpointError: if it is damaged.
         ConfigError: if it cannot be read, was not written by lit_fed, or lacks something.
     """
     fix = "give a file from the folder checkpoints of a run"

@@ -1,7 +1,7 @@
 """A client's personal model as a program, without the data of other clients.
 
 The prediction of an algorithm is split in two: the networks whose outputs it uses, and their combination. Networks
-whose outputs have no gradient are left out, and the part of the combination that depends on states alone is computed
+whose outputs have no gradient are omitted, and the part of the combination that depends on states alone is computed
 once, so the program holds only what its predictions need. A network of which features are used is part of the
 combination.
 """

@@ -182,7 +182,7 @@ def _settled(differences: list[Difference], decided: dict[str, dict[str, Any]]) 
     """Differences of arguments, with the meaning of an `auto`; without those that mean the same.
 
     Args:
-        differences: of arguments.
+        differences: differences of arguments.
         decided: settings of algorithm and solver in the checkpoint, where `auto` is decided; this run's follows them.
     """
     found = []
@@ -276,7 +276,7 @@ class RunHistory:
 
     Args:
         arguments: arguments of the command line, nested; {} without one.
-        fingerprint: of the data.
+        fingerprint: fingerprint of the data.
         changes: settings changed on resume, oldest first, see `changes_on_resume`.
         resume_with_changes: whether a fit may resume with other settings.
         resumes: whether the fit goes on from a checkpoint of the run.
@@ -389,7 +389,7 @@ class RunHistory:
         Args:
             checkpoint: its content.
             federation: the algorithm with its server and its clients; gets number of rounds and schedule.
-            trainer: of the run; None outside one.
+            trainer: trainer of the run; None outside a run.
 
         Raises:
             ConfigError: if the checkpoint is of another run or another frozen part, files are missing, or no round is

@@ -218,7 +218,7 @@ class FederatedModule(LightningModule):
             notice(said)
 
     def _settle(self, algorithm: Algorithm) -> None:
-        """Take an algorithm in the place of the given one, in which a setting may be `auto`."""
+        """Replace the given algorithm by one with its `auto` settings decided."""
         self.settings = self.settings._replace(algorithm=algorithm)
         self.algorithm = self.settings.wrapped
         if self.is_built:
@@ -246,7 +246,7 @@ class FederatedModule(LightningModule):
             self.federation.terms = self.federation.terms._replace(solver=self.settings.solver)
 
     def _say_what_is_settled(self) -> None:
-        """Say what `auto` became: in Python, where `print(module)` tells it as well, only if it is not the usual."""
+        """Print the values of `auto` settings; in Python, where `print(module)` shows them too, only if unusual."""
         given, usual, settled = (vars(one) for one in (self._given, self._given.settled(()), self.settings.algorithm))
         quiet = {} if self.history.arguments else usual
         for name in [name for name, value in given.items() if value == "auto" != settled[name] != quiet.get(name)]:
@@ -349,7 +349,7 @@ class FederatedModule(LightningModule):
             self.tell("on_clients_end", num_clients)
 
     def commit_round(self) -> None:
-        """Commit what the round staged."""
+        """Commit the staged state of the round."""
         self.record = self.federation.commit()
         self._show_lr()
 

@@ -216,7 +216,7 @@ class Assign(Optimizer):
 
 
 def _apart(leaves: list[Tensor], staged: list[Tensor]) -> list[Tensor]:
-    """The staged leaves; one that is a view of a leaf, such as a row of it, is copied before that is written."""
+    """The staged leaves; a view of a leaf, such as one of its rows, is copied before the leaf is written."""
     written = {leaf.untyped_storage().data_ptr() for leaf in leaves}
 
     def apart(leaf: Tensor, new: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> No
 
     Args:
         table: the table.
-        path: of the file.
+        path: the file.
         private: readable by its owner only.
     """
     with whole_file(path, private=private) as file:
@@ -239,8 +239,8 @@ def prediction_table(
         served: the predictions.
         names: names of the clients of the population, [T].
         first_id: identity of the first of them.
-        target: what is predicted.
-        class_names: of the classes, or of several labels, [C]; None: their numbers.
+        target: the target.
+        class_names: names of the classes, or of several labels, [C]; None: their numbers.
 
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,

@@ -1,4 +1,4 @@
-"""What Lightning's trainer knows and federated rounds do not: refused before training, with the reason and the fix."""
+"""Arguments of Lightning's trainer without meaning in federated rounds: refused before training, with the fix."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ REFUSED_CALLBACKS: dict[type[Callback], str] = {
 
 
 def refuse_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of Lightning that would end "successfully" with no round run, or that mean nothing here.
+    """Refuse arguments of Lightning that would end "successfully" without a round, or that mean nothing here.
 
     Raises:
         ConfigError: naming the argument, its value and what to give instead.
@@ -96,7 +96,7 @@ def rounds_of(arguments: dict[str, Any]) -> int:
     """The number of rounds of a fit, which schedules of the learning rate need to know.
 
     Raises:
-        ConfigError: if there is no round, no end, or fewer rounds than are asked for at least.
+        ConfigError: if there is no round, no end, or fewer rounds than the given minimum.
     """
     rounds, steps = arguments.get("max_epochs"), arguments.get("max_steps")
     if steps == 0:
@@ -146,7 +146,7 @@ def _refuse_devices(devices: Any, accelerator: Any) -> None:
 
 
 def _refuse_machines(num_nodes: Any) -> None:
-    """Several machines that nobody says how to reach would be waited for."""
+    """Refuse a multi-node run without an address, which would hang."""
     if (num_nodes or 1) > 1 and not any(os.environ.get(name) for name in TELL_OF_MACHINES):
         raise ConfigError(
             f"--trainer.num_nodes is {num_nodes}, and nothing says where the other machines are; start the run on each "
@@ -187,10 +187,10 @@ def refuse_remote(data: Any, command: str) -> None:
 
     Args:
         data: the data module.
-        command: what was asked for.
+        command: name of the command.
 
     Raises:
-        ConfigError: where the clients are on nodes, before these are waited for.
+        ConfigError: if the clients are on nodes, before waiting for them.
     """
     dataset = getattr(data, "dataset", None)
     if dataset is not None and dataset.is_remote:

@@ -194,8 +194,8 @@ def writing(loggers: Iterable[Any], name: str | None = None) -> Iterator[None]:
     """Lock the folders of these loggers against other processes.
 
     Args:
-        loggers: of a trainer; those of other kinds are ignored.
-        name: of a new run; None locks existing folders only.
+        loggers: loggers of a trainer; other kinds are ignored.
+        name: name of a new run; None locks existing folders only.
 
     Raises:
         ConfigError: naming the process that holds one of them.

@@ -1,4 +1,4 @@
-"""Features that go around any algorithm, each in a folder: mathematics, settings and wrapper."""
+"""Features around any algorithm, one folder each: mathematics, settings and wrapper."""
 
 import importlib
 

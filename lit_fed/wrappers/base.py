@@ -1,8 +1,8 @@
 """Base of all wrappers: an algorithm around another.
 
-A wrapper changes what clients send (`encode`) and what reaches the algorithm's server step (`decode`); algorithms know
-nothing of it. Its memory of a client is part of the client's state, its memory of rounds part of the shared state:
-checkpoints, files of client states and ranks carry both without further code.
+A wrapper changes the messages of clients (`encode`) and the input of the algorithm's server step (`decode`); algorithms
+do not know it. Its memory of a client is part of the client's state, its memory of rounds part of the shared state:
+checkpoints, files of client states and ranks handle both without further code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WrappedShared(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmWrapper:
-    """An algorithm that delegates every function to another; by itself it changes no bit.
+    """An algorithm that delegates every function to another, and by itself changes nothing.
 
     Attributes that it does not define are the algorithm's, as are functions without a docstring. Messages without
     leaves, and those of the phase `adapt`, never leave their client: `encode` and `decode` are not called for them.
@@ -68,11 +68,11 @@ class AlgorithmWrapper:
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the algorithm."""
-        if name.startswith("__") or "inner" not in self.__dict__:  # while it is being copied or unpickled
+        if name.startswith("__") or "inner" not in self.__dict__:  # during copying or unpickling
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    # ------------------------------------------------------------------ what a wrapper is
+    # ------------------------------------------------------------------ functions of a wrapper
     @property
     def has_client_state(self) -> bool:
         """Whether clients keep a `client_memory`."""
@@ -97,7 +97,7 @@ class AlgorithmWrapper:
         """The message that a client sends in place of the algorithm's.
 
         Args:
-            ctx: what every client knows.
+            ctx: the context.
             shared: the wrapper's shared state; the algorithm's client saw its `broadcast_view`.
             message: the algorithm's; its value has leaves.
             memory: the wrapper's memory of the client, from before the phase.
@@ -109,10 +109,10 @@ class AlgorithmWrapper:
         return message, memory, {}
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
-        """What reaches the algorithm's server step, and the new memory of rounds.
+        """The input of the algorithm's server step, and the new memory of rounds.
 
         Args:
-            ctx: what every client knows.
+            ctx: the context.
             shared: as for `encode`.
             reduced: the reduced messages; its value has leaves.
             client_ids: clients of the phase, [C].
@@ -120,12 +120,12 @@ class AlgorithmWrapper:
         return reduced, shared.own if self.has_server_state else ()
 
     def charged(self, ctx: Context, own: Tree, client_ids: Tensor, sends: bool) -> Tree:
-        """The memory of rounds after these clients were asked to take part in a phase; privacy is charged here.
+        """The memory of rounds after these clients were sampled for a phase; privacy is charged here.
 
         Args:
-            ctx: what every client knows.
+            ctx: the context.
             own: the memory of rounds.
-            client_ids: all clients that were asked, [C], whatever becomes of their messages.
+            client_ids: all sampled clients, [C], including those whose messages are lost.
             sends: whether messages of this phase have leaves.
         """
         return own
@@ -144,12 +144,12 @@ class AlgorithmWrapper:
 
     # ------------------------------------------------------------------ an algorithm's functions
     def shared_init(self, ctx: Context) -> Tree:
-        """The algorithm's, with the wrapper's memory."""
+        """The algorithm's state, with the wrapper's memory."""
         shared = self.inner.shared_init(ctx)
         return WrappedShared(shared, self.server_memory(ctx, shared)) if self.has_server_state else shared
 
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> Tree:
-        """The algorithm's, with the wrapper's memory of the client."""
+        """The algorithm's state, with the wrapper's memory of the client."""
         seen = self.broadcast_view(ctx, shared)
         state = self.inner.state_init(ctx, seen, data)
         return WrappedState(state, self.client_memory(ctx, seen, data)) if self.has_client_state else state
@@ -173,12 +173,12 @@ class AlgorithmWrapper:
         return WrappedWork(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
-        """The algorithm's; what it sends is encoded."""
+        """The algorithm's result, with its message encoded."""
         own, memory = (own_work(work), work.memory) if self.has_client_state else (work, ())
         seen = self.broadcast_view(ctx, shared)
         result: ClientResult = self.inner.client_final(ctx, seen, own, data)
         message, metrics = result.message, result.metrics
-        if self.has_server_state and message.bits_down is None:  # its size is not that of what the wrapper remembers
+        if self.has_server_state and message.bits_down is None:  # its size excludes the wrapper's memory
             bits = sum(map(tree.bits, tree.models(seen)))
             message = message._replace(bits_down=torch.full_like(message.weight, bits))
         if ctx.phase != "adapt" and tree.leaves(message.value):
@@ -195,9 +195,9 @@ class AlgorithmWrapper:
         return WrappedShared(new, own) if self.has_server_state else new
 
     def charge(self, ctx: Context, shared: Tree, client_ids: Tensor, sends: bool) -> Tree:
-        """The shared state before the server's step, in which every wrapper has charged the clients of a phase.
+        """The shared state before the server's step, after every wrapper has charged the clients of a phase.
 
-        A message that was sent costs privacy also if a rule drops it, it comes too late, or the round is void.
+        A message that was sent costs privacy even if a rule drops it, it is late, or the round is void.
         """
         inner = self.inner_shared(shared)
         if isinstance(self.inner, AlgorithmWrapper):
@@ -241,7 +241,7 @@ class WrapperSettings(ABC):
 
 
 def own_work(work: Any) -> Any:
-    """The algorithm's work, with the optimizer that the client trainer may have put in."""
+    """The algorithm's work, with the optimizer that the client trainer may have restored."""
     return work.inner._replace(optimizer=work.optimizer) if hasattr(work.inner, "optimizer") else work.inner
 
 
@@ -274,7 +274,7 @@ def part_of(algorithm: Any, shared: Tree, kind: type[Wrapper]) -> tuple[Wrapper,
 
 
 def buffer_names(paths: Iterable[str]) -> list[str]:
-    """Names of buffers for the leaves at these paths; what the algorithm has is named as without wrappers.
+    """Names of buffers for the leaves at these paths; the algorithm's leaves are named as without wrappers.
 
     Example:
         >>> buffer_names(["inner/inner/mixture", "inner/memory", "memory"])
@@ -285,7 +285,7 @@ def buffer_names(paths: Iterable[str]) -> list[str]:
         while path.startswith("inner/"):
             path = path.removeprefix("inner/")
         name, several = path.replace("/", "__").replace(".", "_"), 2
-        while name in names:  # two wrappers that remember something of the same name
+        while name in names:  # two wrappers with memories of the same name
             name, several = f"{name.removesuffix(f'_{several - 1}')}_{several}", several + 1
         names.append(name)
     return names

@@ -1,10 +1,10 @@
-"""What goes together: one table of the combinations of features, data and algorithms that are refused before training.
+"""Compatibility: one table of the combinations of features, data and algorithms that are refused before training.
 
 A *fact* has a name and a text that messages may quote, e.g. `ef21`, or `privacy` → `ClientPrivacy`. A row of `REFUSED`
-names facts that do not go together (`!ef21`: if it does not hold), and the message. The first row whose facts all hold
-is raised. A new feature adds its facts to `Compatibility.facts`, and rows to the table; an algorithm says by `message`,
-`participation` and `incompatible` what it can be combined with. A reason may bring its own fix, `REASON; FIX`, in place
-of that of the row.
+names incompatible facts (`!ef21`: the fact is false) and the message. The first row whose facts are all true is raised.
+A new feature adds its facts to `Compatibility.facts`, and rows to the table; an algorithm declares its limits by
+`message`, `participation` and `incompatible`. A reason may have its own fix, `REASON; FIX`, which replaces that of the
+row.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ client is absent. This does not hold if each client has to count once.
 
 
 class Compatibility(NamedTuple):
-    """An algorithm with what a user chose around it; what is not known yet, or not chosen, keeps its default."""
+    """An algorithm with the user's other choices; unknown or missing ones keep their default."""
 
     algorithm: Any  # it may be inside wrappers
     aggregation: str = "renormalised"
@@ -349,9 +349,9 @@ class Compatibility(NamedTuple):
     robustness: Any = None  # `Robustness`
     faults: Any = None
     sampling: str | None = None  # `--data.client_sampling`; None: not known yet
-    probability: float = 1.0  # with which a client takes part in a round
-    dataset: tuple[str, str] | None = None  # its name, and what it divides among clients; None: not known yet
-    deployed: bool = False  # whether clients are on machines of their own
+    probability: float = 1.0  # probability that a client takes part in a round
+    dataset: tuple[str, str] | None = None  # its name, and the unit that it divides among clients; None: not known yet
+    deployed: bool = False  # whether clients are on separate machines
     missing: str | None = None  # `--data.dataset.missing` of a federation
     poison: bool = False
     public: str | None = None  # class of `--data.public`; None: not given, or not known yet
@@ -360,10 +360,10 @@ class Compatibility(NamedTuple):
     selection: Any = None
 
     def check(self) -> None:
-        """Refuse what does not go together.
+        """Refuse incompatible settings.
 
         Raises:
-            ConfigError: with the message of the first row of `REFUSED` whose facts all hold.
+            ConfigError: with the message of the first row of `REFUSED` whose facts are all true.
         """
         facts = self.held
         for names, message in REFUSED.items():
@@ -372,12 +372,12 @@ class Compatibility(NamedTuple):
 
     @property
     def held(self) -> dict[str, str]:
-        """The facts that hold, with what messages quote of them."""
+        """The true facts, with their texts for messages."""
         return {name: str(held) for name, held in self.facts.items() if held not in (None, False)}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts by name; False or None for one that does not hold."""
+        """The facts by name; False or None if a fact is not true."""
         return self._of_algorithm | self._of_settings | self._of_privacy | self._of_wrappers | self._of_data
 
     @property

@@ -19,16 +19,16 @@ __all__ = [
 
 
 def reference_of(algorithm: Any, shared: Tree, value: Tree) -> Tree:
-    """The part of a message that the server knows already.
+    """The part of a message that the server already knows.
 
     Args:
-        algorithm: says by `message.kind` whether messages hold models, or changes.
-        shared: what the server sent; its first models are those that clients start from.
+        algorithm: its `message.kind` says whether messages hold models or changes.
+        shared: the broadcast state; clients start from its first models.
         value: the message's value, or the mean of several.
 
     Returns:
-        For each `ModelState` of the message the server's leaves of the same names, for all else zeros; of models of
-        which a client sends some, zeros in the place of the others. A tree of the message's structure and shapes.
+        A tree of the message's structure and shapes: for each `ModelState` the server's leaves of the same names, and
+        zeros for everything else, including models that a client does not send.
     """
     if algorithm.message.kind != "models":
         return tree.zeros_like(value)
@@ -54,7 +54,7 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
 
 
 def shares_of(value: Tree) -> Tensor | None:
-    """The shares `taken`, [..., M], of a message that holds `Chosen`; None of any other."""
+    """The shares `taken`, [..., M], of a message with `Chosen`; None for others."""
     if isinstance(value, Chosen):
         return value.taken
     found = map(shares_of, value) if isinstance(value, tuple | list) else ()
@@ -69,8 +69,7 @@ def delta_of(value: Tree, reference: Tree) -> Tree:
 def with_delta(value: Tree, reference: Tree, changes: Tree, told: Tree) -> Tree:
     """The message with its delta replaced, in its own types.
 
-    Numbers whose change stays what it is are taken from the message itself, so that a wrapper without effect changes
-    no bit.
+    Numbers with an unchanged delta are taken from the message itself, so a wrapper without effect changes no bit.
 
     Args:
         value: the message's value.
@@ -95,7 +94,7 @@ def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
 
 
 def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor]]:
-    """The trees of parameters in a message: those of models, and such as gradients and controls, by their names."""
+    """The trees of parameters in a message: of models, gradients or controls, by name."""
     if isinstance(value, ModelState):
         return [value.parameters]
     if _holds_parameters(value, names):
@@ -106,7 +105,7 @@ def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor
 
 
 def with_parameter_trees(value: Tree, parts: Iterator[dict[str, Tensor]], names: frozenset[str]) -> Tree:
-    """The message with others in the place of `parameter_trees`."""
+    """The message with its `parameter_trees` replaced."""
     if isinstance(value, ModelState):
         return value._replace(parameters=next(parts))
     if _holds_parameters(value, names):

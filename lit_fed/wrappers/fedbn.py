@@ -1,4 +1,4 @@
-"""FedBN: every client keeps its batch normalisation, whatever the algorithm.
+"""FedBN: every client keeps its batch normalisation, with any algorithm.
 
 Li, Jiang, Zhang, Kamp, Dou. "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization". ICLR 2021.
 https://arxiv.org/abs/2102.07623, Algorithm 1. `--model.batch_norm local` puts `LocalNorm` around any algorithm.
@@ -7,7 +7,7 @@ Symbols:
     w_k^l of a BN layer -> state.norm  scale, shift and running statistics of client k, leaves [M, ...]
 Deviations:
     The paper averages everything else in FedAvg; here it is whatever the algorithm does with its models.
-    A client that was not in training has no normalisation of its own. Ours: it takes the scale and shift of the initial
+    An unseen client has no normalisation. Ours: it takes the scale and shift of the initial
     models and its statistics from one pass over its own training samples.
 """
 
@@ -32,9 +32,9 @@ __all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
 
 
 class NormState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
-    inner: Any  # what the algorithm lets it keep
+    inner: Any  # the algorithm's state
     norm: dict[str, Tensor]  # its batch normalisation, leaves [M, ...]
 
     @property
@@ -61,7 +61,7 @@ class LocalNorm(AlgorithmWrapper):
     adapts_statistics = True  # unseen clients need samples for their running statistics
 
     def __post_init__(self) -> None:
-        """Refuse an algorithm that cannot do without the normalisation of its clients."""
+        """Refuse an algorithm that needs the normalisation of its clients."""
         reason = self.inner.conformance_exempt.get("local_batch_norm")
         if reason is not None:
             raise ConfigError(f"--model.batch_norm is local, and {type(self.inner).__name__} cannot: {reason}")
@@ -70,7 +70,7 @@ class LocalNorm(AlgorithmWrapper):
         return self.inner.collaboration(ctx, shared, states.inner)  # type: ignore[no-any-return]
 
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> NormState:
-        """Normalisation as in the initial models; a client that was not in training takes its own statistics."""
+        """Normalisation as in the initial models; an unseen client computes its own statistics."""
         models = tree.models(shared)[0]
         if ctx.phase == "adapt":
             of_network = named_part(models, leaf_order(ctx.task.network))  # without an algorithm's own modules
@@ -95,7 +95,7 @@ class LocalNorm(AlgorithmWrapper):
         return NormWork(inner, work.norm, inner.optimizer)
 
     def client_final(self, ctx: Context, shared: Tree, work: NormWork, data: ClientData) -> ClientResult:
-        """The algorithm's; the client keeps its normalisation and sends what it was sent in its place."""
+        """The algorithm's result; the client keeps its normalisation and sends the received one instead."""
         inner = work.inner._replace(optimizer=work.optimizer)
         names = frozenset(work.norm)  # without a private head's
         result = self.inner.client_final(ctx._replace(private=names), _put(shared, work.norm), inner, data)
@@ -115,7 +115,7 @@ class LocalNorm(AlgorithmWrapper):
         return result._replace(message=message, state=NormState(result.state, norm))  # type: ignore[no-any-return]
 
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
-        """The algorithm's; an average of what nobody changed changes nothing."""
+        """The algorithm's step; averages of unchanged leaves are unchanged."""
         return _put(
             self.inner.server_step(ctx, shared, reduced, client_ids), _take(tree.models(shared)[0], ctx.task.norm_names)
         )
@@ -148,7 +148,7 @@ def _put(shared: Tree, norm: dict[str, Tensor]) -> Tree:
 
 
 def _trained_where_sent(sent: Chosen, trained: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The normalisation of a client that sends some of its models: trained for these, and for the others as it was."""
+    """The normalisation of a client that sends some of its models: trained for these, unchanged for the others."""
 
     def choose(name: str, leaf: Tensor) -> Tensor:
         return torch.where(sent.taken.view(-1, *[1] * (leaf.ndim - 1)) > 0, trained[name], leaf)

@@ -12,7 +12,7 @@ Symbols:
     γ_v -> lr              learning rate for v_i
 Deviations:
     The inner algorithm decides how u is averaged; the papers use FedAvg with a server optimizer.
-    Each of M models has a personal part of its own: a mixture has own heads on shared bodies.
+    Each of M models has its own personal part: a mixture has personal heads on shared bodies.
     An unseen client has no personal part in the papers. Ours: the initial one, fitted for `unseen_epochs` passes while
     everything else is fixed; BatchNorm statistics first take one pass over its samples.
     Trees of leaves beside models, such as control variates, are 0 at personal leaves: nothing is averaged there, so a
@@ -55,7 +55,7 @@ Training = Literal["joint", "alternating"]
 
 
 class PersonalSettings(NamedTuple):
-    """What `FederatedModule` was given about personal parts; see there."""
+    """Settings of personal parts, as given to `FederatedModule`; see there."""
 
     parts: list[str] | str | None = None
     training: Training = "joint"
@@ -105,7 +105,7 @@ class PersonalSettings(NamedTuple):
 
 
 class PersonalState(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     inner: Any  # the algorithm's state of the client
     personal: ModelState  # v_i, leaves [M, ...]
@@ -167,7 +167,7 @@ class PersonalParts(AlgorithmWrapper):
         return PersonalState(self.inner.state_init(ctx, _whole(ctx, shared.inner, personal), data), personal)
 
     def sent(self, ctx: Context, shared: WrappedShared, client_id: int) -> WrappedShared:
-        """The algorithm's; the initial personal leaves only to a client that has none yet."""
+        """The algorithm's part; the initial personal leaves only for clients that have none."""
         inner, own = self.inner.sent(ctx, shared.inner, client_id), shared.own
         if client_id < ctx.num_clients and ctx.phase != "init":
             own = tree.map_leaves(lambda leaf: leaf.new_empty(0), own)
@@ -175,7 +175,7 @@ class PersonalParts(AlgorithmWrapper):
 
     # ------------------------------------------------------------------ a round
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """The algorithm's; where personal and shared leaves take turns, its local work is the second stage."""
+        """The algorithm's phases; if personal and shared leaves alternate, its local work is the second stage."""
         phases: Sequence[Phase] = self.inner.phases(ctx, client_ids)
         if self.training == "joint":
             return phases
@@ -214,7 +214,7 @@ class PersonalParts(AlgorithmWrapper):
         return work._replace(inner=stepped, optimizer=work.optimizer._replace(shared=optimizer))
 
     def client_final(self, ctx: Context, shared: WrappedShared, work: PersonalWork, data: ClientData) -> ClientResult:
-        """The algorithm's; the client keeps its personal leaves and sends the others."""
+        """The algorithm's result; the client keeps its personal leaves and sends the others."""
         names, inner = frozenset(_names(work.personal)), _optimized(work.inner, work.optimizer.shared)
         ctx, whole = ctx._replace(private=names), _whole(ctx, shared.inner, work.personal)
         result: ClientResult = self.inner.client_final(ctx, whole, inner, data)
@@ -307,7 +307,7 @@ class _PartSolver(LocalSolver):
         return self.solver.step_without_loss(*given, **self._within(options))
 
     def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of a gradient that an algorithm took itself, the norm of the leaves that move."""
+        """Norm of the moving leaves, in a gradient that an algorithm computed itself."""
         moving = tree.named(gradient, self.moving)
         return gradient | super()._clip(moving) if moving else gradient
 

@@ -1,4 +1,4 @@
-"""Selection of a round's clients by losses that candidates report, and Power-of-Choice.
+"""Selection of a round's clients by reported losses of candidates, and Power-of-Choice.
 
 Cho, Wang, Joshi. "Towards Understanding Biased Client Selection in Federated Learning". AISTATS 2022.
 https://arxiv.org/abs/2010.01243, Section 4 (the strategy pow-d).
@@ -9,12 +9,11 @@ Symbols:
     F_k(w) -> losses            mean loss of the training samples of client k
     S, m   -> choose, cohort    clients of the round, and their number
 Deviations:
-    The reported loss is that of the prediction with which the client would be served: for FedAvg that of the global
-    model w, for FedEM that of the client's mixture, for algorithms with personal models that of the personal one.
-    Losses are compared by five significant digits, and equal ones by client, so that the last bits of a sum decide
-    nothing. A client without samples, or with the loss NaN, comes last.
-    Candidates receive what the algorithm serves them with, and those that are chosen receive the round's broadcast as
-    well: bytes count both.
+    The reported loss is that of the prediction that would serve the client: for FedAvg that of the global model w, for
+    FedEM that of the client's mixture, for algorithms with personal models that of the personal one.
+    Losses are compared to five significant digits, with ties by client, so that rounding decides nothing. A client
+    without samples, or with loss NaN, comes last.
+    Candidates receive the broadcast for serving, and the selected ones also that of the round: bytes count both.
     The estimates cpow-d, from a mini-batch, and rpow-d, from the last local training, are not offered.
     Attackers (`--data.attackers`) report their true losses.
 """
@@ -35,16 +34,17 @@ PLACE = "--model.selection"
 
 
 class Selection(ABC):
-    """How the clients of a round follow from losses that candidates report.
+    """A rule that selects the clients of a round by the candidates' losses.
 
-    Subclasses are frozen dataclasses. Their functions are pure: the same on every rank, at random by `rng` alone.
+    Subclasses are frozen dataclasses. Their functions are pure: the same on every rank, with randomness from `rng`
+    only.
     """
 
     usual_weighting: ClassVar[Literal["samples", "uniform"] | None] = None
     """Weight of a client's message where `--model.weighting` is not given; None: the algorithm's."""
 
     def check_cohort(self, cohort: int, num_clients: int) -> None:
-        """Refuse numbers of clients among which there is nothing to choose.
+        """Refuse numbers of clients that leave no choice.
 
         Args:
             cohort: m, clients of a round.
@@ -63,12 +63,12 @@ class Selection(ABC):
         """The clients that report their loss; by default all.
 
         Args:
-            sizes: training samples of each client that can be reached, [A].
+            sizes: training samples of each reachable client, [A].
             cohort: m, at most A.
             rng: the stream of the round.
 
         Returns:
-            Positions in `sizes` [d], each once.
+            Positions in `sizes` [d], without duplicates.
         """
         return np.arange(len(sizes))
 
@@ -83,13 +83,13 @@ class Selection(ABC):
             rng: the stream of the round.
 
         Returns:
-            Positions in `losses` [m], each once.
+            Positions in `losses` [m], without duplicates.
         """
 
 
 @dataclass(frozen=True)
 class PowerOfChoice(Selection):
-    """Of d candidates, drawn in proportion to their samples, the m with the largest loss take part (pow-d).
+    """The m clients with the largest loss among d candidates, sampled in proportion to their size (pow-d).
 
     The paper averages the models of a round without weights, which is the default of `--model.weighting` here.
 
@@ -105,7 +105,7 @@ class PowerOfChoice(Selection):
         check_settings(self, prefix=PLACE, candidates="> 0")
 
     def check_cohort(self, cohort: int, num_clients: int) -> None:
-        """Refuse fewer candidates than clients of a round, and more than there are."""
+        """Refuse fewer candidates than clients of a round, and more than all clients."""
         super().check_cohort(cohort, num_clients)
         if not cohort <= self.candidates <= num_clients:
             raise ConfigError(
@@ -114,7 +114,7 @@ class PowerOfChoice(Selection):
             )
 
     def draw(self, sizes: np.ndarray, cohort: int, rng: np.random.Generator) -> np.ndarray:
-        """A: d draws without replacement, client k with probability p_k; fewer where fewer clients have samples."""
+        """A: d draws without replacement, client k with probability p_k; fewer if fewer clients have samples."""
         number = min(self.candidates, int(np.count_nonzero(sizes)))
         return rng.choice(len(sizes), number, replace=False, p=sizes / max(sizes.sum(), 1)) if number else np.arange(0)
 

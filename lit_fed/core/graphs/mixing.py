@@ -128,9 +128,9 @@ def check_mixing(matrix: Tensor, edges: Tensor) -> None:
 
 
 def check_agreement(topology: Topology, rule: MixingRule, num_clients: int, seed: int) -> None:
-    """Refuse a rule with which the models of a connected graph never approach each other.
+    """Refuse a rule with which the models on a connected graph never converge to each other.
 
-    They approach each other if the SLEM is below 1. Most rules ensure this on every connected graph: `lazy_metropolis`
+    They converge if the SLEM is below 1. Most rules ensure this on every connected graph: `lazy_metropolis`
     has a positive diagonal, `fmmc` and `best_constant` take the smallest SLEM of a family with a lazy member, and
     `identity` is not meant to mix. `metropolis` and `max_degree` have a zero diagonal if all degrees are equal; if such
     a graph is bipartite (an even ring, two clients, two equal halves joined completely), one eigenvalue is −1, and the
@@ -200,8 +200,8 @@ def gossip(
         client_ids: clients that took part, [C].
         models: their trained models, leaves [C, M, ...].
         matrix: W of all clients, [T, T].
-        share: weight of each of these clients' models in averages, [C, M]; None: all the same. Absent clients keep
-            theirs, which counts in the mean of the peers alone.
+        share: weight of each of these clients' models in averages, [C, M]; None: equal weights. Absent clients keep
+            their weight, which enters only the mean of the peers.
     """
     matrix = matrix if ctx.present is None else restrict(matrix, ctx.present.cpu())
     if share is None:
@@ -212,9 +212,9 @@ def gossip(
 
 
 def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Tensor) -> Tensor:
-    """Bits of a value sent to each neighbour that takes part in the phase, [] float64; the same number is received.
+    """Bits to send a value to each neighbour that takes part in the phase, [] float64; as many are received.
 
-    Without a topology it is sent once, to a server.
+    Without a topology the value is sent once, to a server.
     """
     if topology is None:
         return tree.bits(value) * torch.ones_like(client_id, dtype=torch.float64)
@@ -246,7 +246,7 @@ class Gossiping(Personal[Peers, State, Work]):
         return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
 
     def shared_init(self, ctx: Context) -> Peers:
-        """Fresh models; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
+        """Fresh models; checks before training the first mixing matrix, and that the clients can agree."""
         self.matrix(ctx)
         check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
         return initial_peers(ctx, self.num_models, common=self.common_start)

@@ -42,7 +42,7 @@ def remember(
 
     Args:
         memory: the state before.
-        ids: clients of the models, each once, [k].
+        ids: clients of the models, without duplicates, [k].
         losses: losses of the models, [k] float64.
         seen: mask of valid losses, [k].
         tracking: combination of losses over rounds.
@@ -79,7 +79,7 @@ def greedy_neighbours(
         include_self: whether the client always chooses itself first; otherwise it is ranked like the others.
 
     Returns:
-        Chosen ids [min(count (+ 1), T)], each once, and a mask of those that can be chosen.
+        Chosen ids [min(count (+ 1), T)], without duplicates, and a mask of those that can be chosen.
     """
     num_clients = len(rank)
     drawn = draws(ctx, "neighbours", num_clients + 1, client_id)

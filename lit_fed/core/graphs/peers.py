@@ -31,8 +31,8 @@ class Peers(NamedTuple):
     parameters: dict[str, Tensor]  # leaves [T, M, ...]
     buffers: dict[str, Tensor]  # leaves [T, M, ...]
     mean: ModelState  # mean over clients, the start of unseen clients, leaves [M, ...]
-    client_ids: Tensor | None = None  # [k] int64, the clients of the rows, each once; None: all T clients
-    shares: Tensor | None = None  # [T, M] float64, weights in averages, from each client's last round; None: all alike
+    client_ids: Tensor | None = None  # [k] int64, clients of the rows, without duplicates; None: all T clients
+    shares: Tensor | None = None  # [T, M] float64, weights in averages from each client's last round; None: equal
 
     @property
     def each(self) -> ModelState:
@@ -54,7 +54,7 @@ def own_models(peers: Peers, client_id: Tensor, unseen: ModelState | None = None
         known = (peers.client_ids == client_id).any()
     own: ModelState = tree.index(models_of(peers, client_id.view(1)), 0)
     other = peers.mean if unseen is None else unseen
-    if not other.parameters:  # peers without a mean hold only seen clients, this one among them
+    if not other.parameters:  # peers without a mean hold only seen clients, including this one
         return own
     return tree.map_leaves(lambda one, new: torch.where(known, one, new), own, other)  # type: ignore[no-any-return]
 
@@ -114,7 +114,7 @@ def put_models(
         models: new models, leaves [C, M, ...].
         matrix: W, [T, T]; None: no mixing.
         mix_buffers: also mix running statistics; False if W has negative entries, which would make variances negative.
-        shares: weight of each client's models in averages, [T, M]; None: all the same.
+        shares: weight of each client's models in averages, [T, M]; None: equal weights.
     """
     each = tree.map_leaves(lambda leaf, new: leaf.index_copy(0, client_ids, new), peers.each, models)
     if shares is not None:

@@ -24,7 +24,7 @@ def cosines(products: Tensor) -> Tensor:
 
 
 def square_distances(rows: Tree, columns: Tree) -> Tensor:
-    """‖a_i − b_j‖², [R, T] float64, about the mean of the b_j, so that what they have in common costs no digits.
+    """‖a_i − b_j‖², [R, T] float64, centred at the mean of the b_j, so that a common offset costs no digits.
 
     Args:
         rows: a_i, leaves [R, ...].

@@ -46,7 +46,7 @@ def best_fit(losses: Tensor, mask: Tensor, count: Tensor | None = None) -> Tenso
     Args:
         losses: losses of each sample under the model of each cluster, [N, C].
         mask: 1 for a sample, 0 for padding, [N].
-        count: number [] of existing clusters, the first ones of C; None: all of them.
+        count: number [] of existing clusters, which are the first of the C; None: all.
 
     Example:
         >>> int(best_fit(torch.tensor([[3.0, 1.0, 2.0], [0.0, 1.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([1, 1, 0])))

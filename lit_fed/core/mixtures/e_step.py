@@ -29,7 +29,7 @@ def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> in
     The likelihood of a text under one component is p(y | x, θ_m) = Π_l p(y_l | x, θ_m) = exp(−L·ℓ) over its L
     positions, where ℓ is the mean of their losses: with `sum` there are L factors. With `mean` there is one, exp(−ℓ),
     the L-th root of the likelihood, whose posterior is closer to π. A sample without positions has one factor. If some
-    positions are ignored, L is the number of the others, [N, 1].
+    positions are ignored, L counts the others, [N, 1].
     """
     labelled = task.target.labelled(data.y) if position_loss == "sum" else None
     if labelled is not None:
@@ -81,7 +81,7 @@ def expectation(
 def private_expectation(
     ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`expectation` with noise on the new π if the context has `mixture_noise`, for differential privacy of samples.
+    """`expectation` with noise on the new π if the context has `mixture_noise`, for example-level privacy.
 
     q comes from the old π, which was noised in its own round. Adding or removing a sample changes Σ_s q_s by a vector
     of norm 1 at most; the number of samples counts as public.
@@ -135,7 +135,7 @@ def largest(mixture: Tensor, most: int | None = None, at_least: float = 0.0) -> 
 
 
 def choose(models: ModelState, taken: Tensor) -> Chosen:
-    """The message of a client whose models have shares `taken` [M] in averages; models [1, ...] are repeated."""
+    """The message of a client whose models enter averages with shares `taken` [M]; models [1, ...] are repeated."""
     taken = taken.double()
     kept = tree.map_leaves(lambda leaf: leaf * taken.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1)), models)
     return Chosen(kept, taken)
@@ -146,7 +146,7 @@ def average_chosen(
 ) -> ModelState:
     """Average each model over the clients that sent it, by their shares; a model that no client sent is unchanged.
 
-    With `stale_fill` all other clients of the T count with the model that they received last, which is the server's.
+    With `stale_fill` all other clients of the T count with the server's model, which they received last.
     With shares between 0 and 1 it would then shorten the steps of the participants; see `absent_alike`.
 
     Args:

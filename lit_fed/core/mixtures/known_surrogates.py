@@ -30,7 +30,7 @@ class Mixture(NamedTuple):
 
 
 class MixtureBound(NamedTuple):
-    """g(Θ, π) = (1/n_i) Σ_s Σ_m q_sm (ℓ(θ_m; s) + (log q_sm − log π_m)/F), F times it the negative evidence bound."""
+    """g(Θ, π) = (1/n_i) Σ_s Σ_m q_sm (ℓ(θ_m; s) + (log q_sm − log π_m)/F); F·g is the negative evidence bound."""
 
     responsibility: Tensor  # q, [N, M]; 0 in padded rows
     mixture: Tensor  # the mean of q over the samples, [M]

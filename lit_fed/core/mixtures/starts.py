@@ -36,9 +36,9 @@ class StartedModels(NamedTuple):
     """Shared state of a mixture whose start exchanges components."""
 
     models: ModelState  # θ, leaves [M, ...]
-    exchanges: Tensor  # [] int64, number of exchanges so far; at each, clients reset weights and momentum
+    exchanges: Tensor  # [] int64, number of exchanges so far; clients reset weights and momentum at each
     chosen: Tensor  # [] int64, the client whose model becomes a component; -1: none
-    kept: Tree  # state that stays on the server
+    kept: Tree  # state that is never sent
 
 
 class Opening(NamedTuple):
@@ -46,7 +46,7 @@ class Opening(NamedTuple):
 
     mixture: Tensor  # π, [M]
     responsibility: Tensor  # q, [N, M]; 0 in padded rows
-    share: Tensor | None = None  # [M] weights of its models in the averages; None: as in other rounds
+    share: Tensor | None = None  # [M] weights of its models in the averages; None: the usual ones
 
 
 class Reported(NamedTuple):

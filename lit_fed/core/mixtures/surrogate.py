@@ -1,4 +1,4 @@
-"""Partial first-order surrogates, which federated surrogate optimisation minimises instead of clients' objectives.
+"""Partial first-order surrogates, which federated surrogate optimisation minimises in place of local objectives.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021.
 https://arxiv.org/abs/2108.10252, Section 3.4, Definition 1, Appendices D and F.
@@ -104,16 +104,16 @@ class Surrogate(ABC, Generic[Local, Bound]):
         """d(old, new), []."""
 
     def distance_on(self, task: Task, data: ClientData, old: Local, new: Local) -> Tensor:
-        """d(old, new) where it depends on the kind of samples, []; by default it does not."""
+        """d(old, new), [], if it depends on the kind of samples; by default it does not."""
         return self.distance(old, new)
 
     @abstractmethod
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Local:
-        """Any v; without a local variable, what `local_init` gives."""
+        """Any v; without a local variable, the result of `local_init`."""
 
 
 class SurrogateReport(NamedTuple):
-    """The largest violation of each condition over all probes; rounding apart, a surrogate has none."""
+    """The largest violation of each condition over all probes; a surrogate has none, up to rounding."""
 
     below: float  # 1: f(u, v) − g(u, v)
     contact: float  # 2: |g − f| at (u⁰, v⁰)
@@ -121,7 +121,7 @@ class SurrogateReport(NamedTuple):
     not_least: float  # 3: g(u, v*) − g(u, v), where v* = argmin_local
     distance: float  # 3: |g(u, v⁰) − g(u, v*) − d(v⁰, v*)|, |d(v⁰, v⁰)|
     negative: float  # 3: −d(v⁰, v*)
-    gradient: float  # `gradient` on all samples against the differences of `value`, along a direction
+    gradient: float  # `gradient` on all samples against finite differences of `value`, along a direction
 
 
 def check_surrogate(
@@ -130,7 +130,7 @@ def check_surrogate(
 ) -> SurrogateReport:  # fmt: skip
     """Probe the conditions on a surrogate at random models and local variables.
 
-    Smoothness, and that d is 0 for equal arguments only, are not probed.
+    Two conditions are not probed: smoothness, and d = 0 for equal arguments only.
 
     Args:
         surrogate: the surrogate.
@@ -139,7 +139,7 @@ def check_surrogate(
         probes: number of points (u⁰, v⁰).
         scale: standard deviation of the random models around the initial ones.
         tolerance: largest violation that counts as rounding.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Returns:
         The largest violations.

@@ -1,4 +1,4 @@
-"""The layers of a network: kinds, last layers, frozen layers, the end that holds all trained ones, and the head."""
+"""Layers of a network: kinds, last layers, frozen layers, the end that holds all trained ones, and the head."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 
 def normalises_batches(network: nn.Module) -> bool:
-    """Whether the network has BatchNorm on batch statistics, with which samples of a batch interact in training.
+    """Whether the network has BatchNorm on batch statistics, so that samples of a batch interact in training.
 
-    A layer at rest counts only if it has no running statistics.
+    A frozen layer counts only if it has no running statistics.
     """
     kind = nn.modules.batchnorm._BatchNorm
     always = any(isinstance(one, kind) and one.running_mean is None for one in network.modules())
@@ -32,7 +32,7 @@ def normalises_batches(network: nn.Module) -> bool:
 
 
 def drops_units(network: nn.Module) -> bool:
-    """Whether the network has dropout; layers at rest do not count."""
+    """Whether the network has dropout; frozen layers do not count."""
     layers = working(network)
     drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
     return drops or any(isinstance(one, nn.RNNBase) and one.dropout > 0 for one in layers)
@@ -347,7 +347,7 @@ class Head:
         own = getattr(network, "split", None)
         parts = own() if ismethod(own) else None
         body, top = parts or (None, last_layer(network))
-        inputs: Any = getattr(network, "named_inputs", None)  # that `body` gets by name, see `read_by_name`
+        inputs: Any = getattr(network, "named_inputs", None)  # for `body` by name, see `read_by_name`
         body = body if body is None or inputs is None else inputs.reader(body)
         if top is network and not isinstance(network, nn.Linear):
             raise _no_head(network, "it has no layers")

@@ -32,7 +32,7 @@ def fast_products() -> Iterator[None]:
     A layer of 1600 by 2048 with 120 samples reached 90 GFLOP/s with MKL and 200 with oneDNN. Results are equal up to
     rounding; the choice depends on the processor and the shapes only.
 
-    For passes of one model with first derivatives; transformations of `torch.func` use MKL.
+    Used in passes of one model with first derivatives only; transformations of `torch.func` use MKL.
     """
     if not _prefers_onednn() or torch._C._are_functorch_transforms_active():
         yield
@@ -103,7 +103,7 @@ def _prefers_onednn() -> bool:
 
 @cache
 def _has_private_names() -> bool:
-    """Whether the private names for oneDNN's product and active transformations work; otherwise MKL is used."""
+    """Whether the private names for oneDNN's product and for active transformations exist; if not, MKL is used."""
     x, weight, bias = torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)
     try:
         return not torch._C._are_functorch_transforms_active() and torch.allclose(
@@ -123,7 +123,7 @@ FEW = 4
 
 @dataclass(frozen=True)
 class AffineMap:
-    """W·x + b of the flattened input, for M models; `parameters` have leaves [M, ...].
+    """W·x + b for the flattened input x and M models; `parameters` have leaves [M, ...].
 
     Args:
         weight: name of the parameter W, [K, D].

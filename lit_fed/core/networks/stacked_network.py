@@ -222,7 +222,7 @@ class StackedNetwork:
             return self._wide(call(models, features[:, 0] if alike else features).transpose(0, 1))
         if self._splits_together(models):
             return self._wide(grouped_outputs(self.grouped[-1:], models.parameters, features))
-        # a slice of several models lies anywhere, and alignment changes the order of summation
+        # a slice of several models may be unaligned, and alignment changes the order of summation
         rows = [features[:, m] if alike else features[:, m].clone() for m in range(num_models_of(models))]
         each = [self._forward(tree.index(models, m), one, self._call_head) for m, one in enumerate(rows)]
         return self._wide(torch.stack(each, dim=1))
@@ -298,7 +298,7 @@ class StackedNetwork:
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, call: Callable[..., Any], *,
         features: bool,
     ) -> Pass:  # fmt: skip
-        """The pass of one model by `call`, which gives both outputs and features if the latter are wanted."""
+        """The pass of one model by `call`, which returns outputs and features if features are requested."""
         found = call(parameters, buffers, x)
         if not features:
             return Pass(parameters, self._wide(found), buffers)
@@ -389,7 +389,7 @@ def _alike(features: Tensor) -> bool:
 
 
 def _beside(each: list[Tensor]) -> Tensor:
-    """Features [B, ...] of M models as [B, M, ...], each in its own memory layout, which decides on rounding."""
+    """Features [B, ...] of M models as [B, M, ...], each in its own memory layout, which affects rounding."""
     first = each[0]
     if all(one is first for one in each):
         return first.unsqueeze(1).expand(-1, len(each), *first.shape[1:])
@@ -483,7 +483,7 @@ def check_network(build: Callable[[], nn.Module]) -> None:
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # loading weights onto meta warns
             size = _bytes_of(build())
-    except Exception:  # it may need values on build; other errors reappear in the real build
+    except Exception:  # building may need values; other errors reappear in the real build
         return
     require_memory(size, "the --model.network", "choose smaller sizes, or another network")
 
@@ -501,7 +501,7 @@ class Pass(NamedTuple):
     outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] if joint
     buffers: dict[str, Tensor]  # after the pass
     is_joint: bool = False  # of M models together
-    features: Tensor | None = None  # [B, D] or [B, L, D]; [B, M, D] if joint; None: not asked for
+    features: Tensor | None = None  # [B, D] or [B, L, D]; [B, M, D] if joint; None: not requested
 
     def of_model(self, m: int) -> Pass:
         """The part of model m of a joint pass."""

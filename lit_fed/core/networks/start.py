@@ -34,7 +34,7 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str, *, may_be
         trainable: patterns (`fnmatch`) for names of parameters, or of modules with all their parameters; `head` alone
             means the `head_names` of the network, else the parameters of the last module, in the order of registration,
             that owns parameters.
-        may_be_none: nothing need be chosen, as beside adapters.
+        may_be_none: allow that nothing is chosen, as with adapters.
 
     Raises:
         ConfigError: if a pattern matches no parameter, naming the existing ones.
@@ -72,9 +72,9 @@ def leaves_named(
         network: the network.
         patterns: patterns (`fnmatch`) for names of trained parameters and buffers, or of modules with all of theirs;
             `head` as for `choose_trained`, `body` for all other leaves, `norm` for BatchNorm layers.
-        norm: names of the leaves of BatchNorm layers.
+        norm: leaves of BatchNorm layers.
         leaves: names of all leaves of a model.
-        setting: the setting they were given by, for messages.
+        setting: the setting that gave them, for messages.
         may_be_all: whether they may match all leaves.
 
     Raises:
@@ -120,7 +120,7 @@ def _no_such(
     modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
     fix = "give patterns of its names, or head for the last layer"
     fix = "adapters need --model.lora_rank" if "lora_" in pattern else fix
-    others = [one for one in (*words, *names, *modules) if one != pattern]  # a word beside other patterns is none
+    others = [one for one in (*words, *names, *modules) if one != pattern]  # among other patterns it is no keyword
     meant = did_you_mean(pattern, others, f"{fix}.")
     return (
         f"{setting} has {pattern!r}, which matches no {kind} of {type(network).__name__}; {meant} There are "
@@ -145,7 +145,7 @@ class Start:
 
     models: ModelState  # leaves [S, ...]
     source: str  # their origin, for messages
-    only: str  # what to give if several different models are needed, for messages
+    only: str  # advice in messages if several different models are needed
 
     def __call__(self, fresh: ModelState, network: nn.Module) -> ModelState:
         """Replace fresh models by these.

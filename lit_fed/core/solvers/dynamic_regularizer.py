@@ -18,14 +18,14 @@ __all__ = ["DynamicModels", "DynamicRegularizer", "DynamicRun", "LinearTerm"]
 
 
 class DynamicModels(NamedTuple):
-    """What the server knows."""
+    """The server's state."""
 
     models: ModelState  # θ, leaves [1, ...]
     h: dict[str, Tensor]  # h, leaves [1, ...]
 
 
 class LinearTerm(NamedTuple):
-    """What a client keeps."""
+    """A client's state."""
 
     gradient: dict[str, Tensor]  # ∇L_k(θ_k), leaves [1, ...]
 
@@ -42,7 +42,7 @@ class DynamicRun(NamedTuple):
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
-    """An algorithm whose clients add ⟨−∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖² to a local objective L_k of theirs."""
+    """An algorithm whose clients add ⟨−∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖² to their local objective L_k."""
 
     # annotations of this module are not postponed, see `Algorithm`
 
@@ -83,11 +83,11 @@ class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
         """A step on L_k and the penalty."""
 
     def penalty(self, shared: DynamicModels, work: DynamicRun) -> Penalty:
-        """What is added to L_k(θ): −⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
+        """The penalty added to L_k(θ): −⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
         return Penalty(self.alpha, shared.models.parameters, tree.scale(work.gradient, -1.0))
 
     def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:
-        """θ_k goes to the server; ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1}) stays."""
+        """Send θ_k; keep ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1})."""
         way = tree.sub(work.models.parameters, shared.models.parameters)
         gradient = tree.sub(work.gradient, tree.scale(way, self.alpha))
         result = super().client_final(ctx, shared, work, data)
@@ -102,7 +102,7 @@ class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
         return DynamicModels(models._replace(parameters=parameters), h)
 
     def sent(self, ctx: Context, shared: DynamicModels, client_id: int) -> DynamicModels:
-        """θ; h only to be served with the mean."""
+        """θ; also h if clients are served with the mean."""
         is_served = ctx.phase == "adapt" and self.serve_mean
         return shared if is_served else shared._replace(h=NOT_SENT)
 

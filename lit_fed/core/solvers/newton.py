@@ -33,8 +33,8 @@ def check_solvable(task: Task, models: ModelState) -> None:
         models: leaves [M, ...].
 
     Raises:
-        ConfigError: if a model has more than `MOST_PARAMETERS` trained parameters, or the network is a different
-            function for every pass or batch.
+        ConfigError: if a model has more than `MOST_PARAMETERS` trained parameters, or if the network's function
+            changes from pass to pass or with the batch.
     """
     size = sum(leaf[0].numel() for leaf in models.parameters.values())
     if size > MOST_PARAMETERS:
@@ -91,7 +91,7 @@ def minimise(
 
 
 def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, iterations: int) -> ModelState:
-    """`minimise` in the models' type: in a narrower one, rounding would hide the slope near the minimum."""
+    """`minimise` in the models' type: in a narrower type, rounding would hide the slope near the minimum."""
     mask = batch.mask.to(task.dtype)
     share = mask / mask.sum().clamp(min=1)
     task.set_mode(True)

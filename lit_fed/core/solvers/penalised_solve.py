@@ -69,7 +69,7 @@ def exact_solution(ctx: Context, run: PenalisedRun, data: ClientData) -> Penalis
 
 @dataclass(frozen=True)
 class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Shared, State]):
-    """An algorithm whose clients minimise their loss plus a penalty, until all agree on one model."""
+    """An algorithm whose clients minimise their loss plus a penalty until all agree on one model."""
 
     # annotations of this module are not postponed, see `Algorithm`
 
@@ -82,12 +82,12 @@ class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Sha
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        """An exact solve fits the samples at once."""
+        """Personal parts; with exact solves also noise in steps, since there are no steps."""
         reasons = {"personal_parts": "has a consensus constraint on all leaves"}
         return reasons | {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else reasons
 
     def shared_init(self, ctx: Context) -> Shared:
-        """The initial common model; networks that an exact solve cannot take are refused."""
+        """The initial common model; networks without an exact solve are refused."""
         return GlobalModels(solvable_start(ctx, self.local_solve))  # type: ignore[return-value]
 
     def local_work(self, ctx: Context) -> LocalWork:
@@ -99,8 +99,8 @@ class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Sha
 
         Args:
             ctx: the context.
-            state: what the client keeps, with `models`.
-            start: where the search starts, leaves [1, ...].
+            state: the client's state, with `models`.
+            start: initial point, leaves [1, ...].
             centre: leaves [1, ...].
             linear: leaves [1, ...]; None: zero.
         """
@@ -119,6 +119,6 @@ class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Sha
         return penalised_step(ctx, work, batch)
 
     def solved(self, ctx: Context, work: PenalisedRun, data: ClientData) -> PenalisedRun:
-        """The work after the exact solve, where it is wanted, with the mean loss of its steps."""
+        """The work after the exact solve, if one is wanted, with the mean loss of its steps."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         return work._replace(loss=work.loss / work.steps.clamp(min=1))

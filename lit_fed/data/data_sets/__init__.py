@@ -1,4 +1,4 @@
-"""Data sets: samples still to be divided, or clients with samples of their own; every file here is found by itself."""
+"""Data sets: pooled samples, or clients with their own; files in this folder are discovered automatically."""
 
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.system.discovery import find_classes

@@ -103,8 +103,8 @@ class TableEncoder:
         category_columns: columns that the user declared as categories.
         standardize: standardise numeric columns.
         public: rows to learn from in place of the training samples; None: none.
-        impute: what takes the place of missing values; None: they are refused.
-        impute_value: of `constant`.
+        impute: replacement of missing values; None: they are refused.
+        impute_value: value of `constant`.
         indicators: one more input for each column with missing training values.
         label_scale: also find mean and standard deviation of the labels.
     """

@@ -1,4 +1,4 @@
-"""What takes the place of missing numbers in a table, learned from sums over clients."""
+"""Replacements of missing numbers in a table, learned from sums over clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def summed(messages: Sequence[np.ndarray]) -> np.ndarray[Any, Any]:
 
 
 def learned_fills(impute: Imputation, clients: Sequence[np.ndarray]) -> np.ndarray:
-    """What takes the place of missing numbers, from sums over clients: no row leaves its client.
+    """Replacements of missing numbers, from sums over clients: no row leaves its client.
 
     Args:
         impute: `mean`, from the number and sum of values; `median`, by bisection on the number of values up to a

@@ -243,7 +243,7 @@ class HuggingFace(PooledDataSet):
         """Tokens and those that follow, both [n, max_length], and the row [n] that each sample begins in.
 
         Args:
-            parts: of the data set.
+            parts: parts of the data set.
             columns: one of texts.
             group: rows [N] of equal numbers may share a block.
         """

@@ -71,7 +71,7 @@ def read_npz(
 def _with_inputs(
     stored: list[str], wanted: tuple[str, ...], inputs: Sequence[str] | None
 ) -> dict[str, str | dict[str, str]]:
-    """For each wanted array that is stored its name, and the names of those that are the inputs in place of it."""
+    """For each stored array that is wanted its name, and the names of the arrays that replace it as inputs."""
     held: dict[str, str | dict[str, str]] = {name: name for name in wanted if name in stored}
     splits = [name.removeprefix("x_") for name in wanted if name.startswith("x_")]
     if inputs is None and any(f"x_{split}" in held for split in splits):

@@ -81,10 +81,10 @@ class Table(PooledDataSet):
         unknown_categories: for a text in no training row: `error`, or `zeros` in all inputs of the column.
         separator: separator of CSV values.
         missing_values: texts that mark a missing value beside empty cells, as `?`, or `chol=0` in one column.
-        impute: what takes the place of missing inputs: `mean`, `median` or `most_frequent` value of the training rows,
-            from sums over clients, or `constant`; null: missing values are refused. Of a text it is the most frequent
-            one, or with the others no category at all.
-        impute_by: values of `all` clients, or of each `client` where it has some.
+        impute: replacement of missing inputs: the `mean`, `median` or `most_frequent` value of the training rows, from
+            sums over clients, or `constant`; null: missing values are refused. For texts `most_frequent` takes the most
+            frequent one, and the others no category at all.
+        impute_by: values of `all` clients, or of each `client` if it has some.
         impute_value: the `constant`.
         indicators: one more input, 0 or 1, for each column with missing training values.
         constants: table of public rows with the same columns, from which classes, categories, means and standard

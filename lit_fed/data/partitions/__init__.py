@@ -1,4 +1,4 @@
-"""Partitions: how a pool of samples is divided among clients; every file in this folder is found by itself."""
+"""Partitions of pooled samples into clients; files in this folder are discovered automatically."""
 
 from lit_fed.data.partitions.base import Partition
 from lit_fed.system.discovery import find_classes

@@ -10,20 +10,20 @@ Distributed Optimization with Bidirectional Compression". ICML 2023. https://arx
 
 Symbols:
     Δ_i -> delta       the change in a client's message, of its parameters alone
-    Q   -> codec       what the receiver decodes of an encoded change
-    e_i -> memory      EF14: the part of Δ_i that client i has not sent yet; EF21: what the server knows of Δ_i
-    ḡ   -> shared.own  EF21: the mean of what the server knows of all T clients
+    Q   -> codec       the decoded value of an encoded change
+    e_i -> memory      EF14: the part of Δ_i that client i has not sent yet; EF21: the server's estimate of Δ_i
+    ḡ   -> shared.own  EF21: the mean of the server's estimates over all T clients
     x   -> shared.inner           broadcast: the server's models
     w   -> shared.own.parameters  broadcast: what clients have decoded, from which they train: w <- w + Q(x - w)
 Deviations:
-    A component of a mixture, and a leaf of a model, is a vector of its own (`leaf`). Leaves of less than 64 numbers and
-    running statistics are not encoded; nor is what an algorithm broadcasts beside its models.
+    Each component of a mixture, and each leaf of a model, is a separate vector (`leaf`). Leaves of fewer than 64
+    numbers and running statistics are not encoded; nor are other broadcasts of an algorithm than its models.
     Ours: with a memory an unbiased codec is scaled down by 1 + ω, where ω bounds its relative variance; otherwise it
     would not contract, and errors would grow.
-    Ours: in EF21 clients weigh as in the algorithm, and absent ones count with what the server knows of them.
+    Ours: in EF21 clients have the algorithm's weights, and absent ones count with the server's estimates.
     Ours: a client keeps its error of a component that it does not send.
-    Broadcast: clients send models; what the server adds to x is their difference from w. A client that missed the last
-    message is sent the whole model. Ours: the server keeps the number of the last message of each client.
+    Broadcast: clients send models; the server adds their difference from w to x. A client that missed the last
+    message receives the whole model. Ours: the server stores the number of the last message of each client.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, delta: Tensor) -> t
         delta: Δ.
 
     Returns:
-        What is sent, and the new e.
+        The decoded message, and the new e.
     """
     wanted = error + delta
     sent = encode(wanted)
@@ -84,7 +84,7 @@ def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, delta: Tensor) -> t
 
 
 def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, delta: Tensor) -> tuple[Encoded, Tensor]:
-    """What the server knows of a client's Δ moves towards it: g becomes g + Q(Δ − g).
+    """EF21: the server's estimate g of a client's Δ becomes g + Q(Δ − g).
 
     Args:
         encode: Q.
@@ -92,7 +92,7 @@ def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, delta: Tensor) -> t
         delta: Δ.
 
     Returns:
-        What is sent, and the new g, which the server takes for Δ.
+        The decoded message, and the new g, which the server uses as Δ.
     """
     sent = encode(delta - known)
     return sent, known + sent.decoded
@@ -108,10 +108,10 @@ Leaves = dict[str, Tensor]
 class SentPart(NamedTuple):
     """One encoded tree of parameters, whose vectors are [M, ...] each."""
 
-    told: Leaves  # what is decoded, float64
+    told: Leaves  # the decoded value, float64
     memory: Leaves  # what is kept
     saved: Tensor  # [] float64, bits
-    lost: Tensor  # [] float64, squared error of what was encoded
+    lost: Tensor  # [] float64, squared error of the encoding
     squared: Tensor  # [] float64, its squared norm
 
 
@@ -123,7 +123,7 @@ class Compressed(AlgorithmWrapper):
         inner: the algorithm.
         codec: encodes them.
         feedback: treatment of its error.
-        scope: what is encoded as one vector.
+        scope: unit that is encoded as one vector.
     """
 
     codec: Codec
@@ -137,11 +137,11 @@ class Compressed(AlgorithmWrapper):
 
     @property
     def has_server_state(self) -> bool:
-        """With EF21, whose server knows something of every client."""
+        """With EF21, whose server keeps an estimate for every client."""
         return self.feedback == "ef21"
 
     def client_memory(self, ctx: Context, shared: Tree, data: ClientData) -> tuple[Leaves, ...]:
-        """Nothing has been told, and nothing is known: zeros for each vector of each tree of parameters."""
+        """Zeros for each vector of each tree of parameters: nothing was sent yet."""
         leaves = sent_leaves(self.inner, ctx, tree.models(shared)[0].parameters)
         zeros = tree.zeros_like(vectors_of(leaves, self.codec, self.scope))
         return tuple(tree.zeros_like(zeros) for _ in range(2 if self.inner.message.beside_models else 1))
@@ -155,7 +155,7 @@ class Compressed(AlgorithmWrapper):
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """The message that the server decodes, with what it costs; one without parameters goes as it is."""
+        """The decoded message, with its cost; messages without parameters are sent unchanged."""
         value, heard = message.value, self.broadcast_view(ctx, shared)
         reference = reference_of(self.inner, heard, value)
         changes = delta_of(value, reference)
@@ -205,11 +205,11 @@ class Compressed(AlgorithmWrapper):
         return SentPart(leaves_of(told, leaves, self.scope), memory, *numbers)
 
     def _whose(self, client_id: Tensor) -> Tensor:
-        """Whose random numbers decide: the client's, or those of client 0 for all."""
+        """The client whose random numbers are used: the client itself, or client 0 for all."""
         return client_id if self.codec.randomness == "client" else torch.zeros_like(client_id)
 
     def _encode_one(self, chances: Chances, delta: Tensor, *kept: Tensor) -> tuple[Encoded, Tensor, Tensor]:
-        """What is sent of one vector, what was to be sent, and what is kept."""
+        """The decoded vector, the vector to send, and the new memory."""
 
         def encode(values: Tensor) -> Encoded:
             sent = self.codec.encode(values, chances)
@@ -223,7 +223,7 @@ class Compressed(AlgorithmWrapper):
         return sent, kept[0] + delta if later else delta - kept[0], new
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
-        """With EF21 the mean of what is known of all clients, to which these have added; else what there is."""
+        """With EF21, the mean of the updated estimates of all clients; otherwise the reduced value."""
         if not self.has_server_state:
             return reduced, ()
         server, names = self.inner_shared(shared), names_of_parameters(self.inner_shared(shared))
@@ -239,7 +239,7 @@ class Compressed(AlgorithmWrapper):
 
 
 def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
-    """The parameters that clients send: without normalisation that they keep."""
+    """The parameters that clients send, without personal normalisation."""
     while isinstance(algorithm, AlgorithmWrapper):
         if isinstance(algorithm, LocalNorm):
             return {name: leaf for name, leaf in leaves.items() if name not in ctx.task.norm_names}
@@ -247,26 +247,26 @@ def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
     return leaves
 
 
-NEVER = -2  # no message comes right after it
+NEVER = -2  # no message directly follows it
 
 
 class Broadcast(NamedTuple):
-    """What the server remembers of what it sent."""
+    """The server's memory of its broadcasts."""
 
     parameters: dict[str, Tensor]  # w, leaves [M, ...]
     saved: Tensor  # [] float64, bits that the last message saves
     number: Tensor  # [] int64, of the last message
-    heard: Tensor  # [T] int64, number of the last message that each client heard
+    heard: Tensor  # [T] int64, number of the last message that each client received
 
 
 @dataclass(frozen=True)
 class CompressedBroadcast(AlgorithmWrapper):
-    """Clients hear encoded changes of the first shared models.
+    """Clients receive encoded changes of the first shared models.
 
     Args:
         inner: the algorithm.
         codec: encodes them.
-        scope: what is encoded as one vector.
+        scope: unit that is encoded as one vector.
     """
 
     codec: Codec
@@ -274,7 +274,7 @@ class CompressedBroadcast(AlgorithmWrapper):
 
     @property
     def has_server_state(self) -> bool:
-        """What was sent."""
+        """The broadcast models."""
         return True
 
     def server_memory(self, ctx: Context, shared: Tree) -> Broadcast:
@@ -288,7 +288,7 @@ class CompressedBroadcast(AlgorithmWrapper):
         return _with_first(shared.inner, shared.own.parameters)[0]
 
     def client_view(self, own: Broadcast, client_id: int) -> Broadcast:
-        """Which message the client heard last; w is what it hears already."""
+        """Number of the last message that the client received; w is in the broadcast already."""
         last = own.heard[client_id : client_id + 1]
         return own._replace(parameters={}, heard=last if len(last) else own.heard[-1:])
 
@@ -298,9 +298,9 @@ class CompressedBroadcast(AlgorithmWrapper):
         return WrappedShared(inner, own._replace(parameters=tree.models(inner)[0].parameters))
 
     def client_final(self, ctx: Context, shared: WrappedShared, work: Any, data: ClientData) -> ClientResult:
-        """The algorithm's; who heard the message before is sent an encoded one."""
+        """The algorithm's part; clients that received the previous message get an encoded one."""
         result = super().client_final(ctx, shared, work, data)
-        last = shared.own.heard[data.client_id.clamp(max=len(shared.own.heard) - 1)]  # of all, or this one's
+        last = shared.own.heard[data.client_id.clamp(max=len(shared.own.heard) - 1)]  # of all clients, or of this one
         bits = result.message.bits_down
         assert bits is not None
         bits = torch.where(last == shared.own.number - 1, bits - shared.own.saved, bits)
@@ -323,9 +323,9 @@ class CompressedBroadcast(AlgorithmWrapper):
         )
 
     def _told(self, ctx: Context, new: dict[str, Tensor], old: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """What clients decode, and the bits that the message saves."""
+        """The decoded broadcast, and the bits that it saves."""
         changes = delta_of(new, old)
-        sent = sent_leaves(self.inner, ctx, changes)  # others cost no bits that could be saved
+        sent = sent_leaves(self.inner, ctx, changes)  # other messages cost no bits
         vectors, zero = vectors_of(sent, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
         decoded, saved = {}, zero.double()
 
@@ -360,7 +360,7 @@ def _with_first(shared: Tree, parameters: dict[str, Tensor]) -> tuple[Tree, bool
 
 @dataclass(frozen=True)
 class Compression:
-    """Codecs of what clients send and of what they receive."""
+    """Codecs for both directions."""
 
     up: Codec | None = None
     feedback: Feedback | None = None
@@ -368,7 +368,7 @@ class Compression:
     down: Codec | None = None
 
     def __post_init__(self) -> None:
-        """Refuse unknown values, and settings of a codec that is not there or does not fit."""
+        """Refuse unknown values, and settings that need another codec or none."""
         if self.feedback not in (None, *get_args(Feedback)):
             raise ConfigError(f"--model.compression_feedback is {self.feedback}; give none, ef14 or ef21")
         if self.scope not in get_args(Scope):
@@ -394,11 +394,11 @@ class Compression:
         return algorithm if self.up is None else Compressed(algorithm, self.up, self._told_later(algorithm), self.scope)
 
     def around_broadcast(self, algorithm: Any) -> Any:
-        """`CompressedBroadcast` around an algorithm, if there is a codec for the way down."""
+        """`CompressedBroadcast` around an algorithm, if there is a codec for broadcasts."""
         return algorithm if self.down is None else CompressedBroadcast(algorithm, self.down, self.scope)
 
     def _told_later(self, algorithm: Any) -> Feedback:
-        """The feedback; by default none for a codec that loses nothing on average, unless what it loses adds up."""
+        """The feedback; by default none for an unbiased codec, unless its errors accumulate."""
         assert self.up is not None
         usual: Feedback = "none" if self.up.unbiased and not algorithm.message.accumulates else "ef14"
         return usual if self.feedback is None else self.feedback

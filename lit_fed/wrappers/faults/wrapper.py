@@ -1,12 +1,12 @@
-"""Clients that fail: they drop out, come too late, or cannot be reached. Around any algorithm that can miss a client.
+"""Failing clients: they drop out, are late or unreachable; around any algorithm that tolerates missing clients.
 
 Symbols:
-    p_i   -> Faults.chances         with which a client that is drawn gets its message through
+    p_i   -> Faults.chances         probability that the message of a sampled client arrives
     T_i   -> work_times             T_min plus an exponential variable with mean μ_i (`compute_min`, `compute_mean`)
     o, m  -> over_selection, num_wanted
     a, b  -> comes_back, goes_away  of the Markov chain of each client
 Deviations:
-    Who drops out is drawn once in a round: a client that is gone in one phase is gone in those that follow.
+    Dropouts are drawn once per round: a client that drops out of one phase is missing in all later ones.
     Weights w_i/p_i are rounded to multiples of a power of two, as fine as whole numbers in float64 allow.
 """
 
@@ -39,13 +39,13 @@ __all__ = [
 
 
 def drops_out(seed: int, round_idx: int, client_ids: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Which clients [C] drop out of a round, [C] bool; each for itself, once for all phases of the round.
+    """Mask of the clients [C] that drop out of a round, [C] bool; independent, and the same for all its phases.
 
     Args:
         seed: training seed.
         round_idx: round, from 0.
         client_ids: the clients, [C].
-        probabilities: of every client of the population, [T], looked up by id.
+        probabilities: dropout probability of every client of the population, [T], looked up by id.
 
     Example:
         >>> ids = np.arange(10)
@@ -63,14 +63,14 @@ def drops_out(seed: int, round_idx: int, client_ids: np.ndarray, probabilities: 
 def work_times(
     seed: int, round_idx: int, client_ids: np.ndarray, least: float, means: np.ndarray, purpose: str = "work time"
 ) -> np.ndarray:
-    """How long each client [C] computes, [C] float64: T_min plus an exponential variable with the client's mean.
+    """Computing time of each client [C], [C] float64: T_min plus an exponential variable with the client's mean.
 
     Args:
         seed: training seed.
         round_idx: round, from 0.
         client_ids: the clients, [C].
         least: T_min.
-        means: mean of what chance adds, of every client of the population, [T], looked up by id.
+        means: mean of the random part for every client of the population, [T], looked up by id.
         purpose: names the stream of random numbers.
     """
     drawn = [one.exponential() for one in generators(seed, round_idx, client_ids.tolist(), purpose)]
@@ -79,14 +79,14 @@ def work_times(
 
 
 class MarkovChain:
-    """Clients that come and go, each for itself: a two-state Markov chain that begins with its stationary shares.
+    """Availability of clients: independent two-state Markov chains that start from the stationary distribution.
 
-    A round costs one draw for each client if rounds are asked for in their order; an earlier one begins anew.
+    A round costs one draw per client if rounds are requested in order; for an earlier round the chain restarts.
 
     Args:
         num_clients: T.
-        comes: probability with which a client that is away is there in the next round, a.
-        goes: probability with which a client that is there is away in the next round, b.
+        comes: probability that an unavailable client is available in the next round, a.
+        goes: probability that an available client is unavailable in the next round, b.
         seed: training seed.
     """
 
@@ -96,11 +96,11 @@ class MarkovChain:
 
     @property
     def share(self) -> float:
-        """Share of the rounds in which a client is there, a/(a + b)."""
+        """Share of rounds in which a client is available, a/(a + b)."""
         return self.comes / (self.comes + self.goes)
 
     def at(self, round_idx: int) -> np.ndarray:
-        """Which clients are there in a round, [T] bool."""
+        """Mask of available clients in a round, [T] bool."""
         if round_idx < self._round_idx:
             self._round_idx = -1
         while self._round_idx < round_idx:
@@ -115,7 +115,7 @@ class MarkovChain:
 
 @lru_cache(maxsize=4)
 def markov_chain(num_clients: int, comes: float, goes: float, seed: int) -> MarkovChain:
-    """The chain of these settings, which remembers the round that it was last asked for."""
+    """The chain with these settings, which caches the last requested round."""
     return MarkovChain(num_clients, comes, goes, seed)
 
 
@@ -123,7 +123,7 @@ def read_numbers(path: str, place: str) -> np.ndarray:
     """The numbers of a .npy file, or of a .csv file without a header; not to be written to.
 
     Args:
-        path: of the file, which is read again once it has changed.
+        path: the file, which is read again after a change.
         place: the option that names it, for error messages.
 
     Raises:
@@ -132,7 +132,7 @@ def read_numbers(path: str, place: str) -> np.ndarray:
     try:
         about = Path(path).stat()
     except (OSError, ValueError):
-        return _numbers_of(path, place, 0, 0)  # which says what is wrong
+        return _numbers_of(path, place, 0, 0)  # its message says what is wrong
     return _numbers_of(path, place, about.st_mtime_ns, about.st_size)
 
 
@@ -177,7 +177,7 @@ def per_client(given: float | list[float] | str, num_clients: int, place: str) -
 
 
 def digest_of_numbers(path: str, place: str) -> str:
-    """What tells the numbers of a file from others, 32 hexadecimal digits; arguments as of `read_numbers`."""
+    """Digest of the numbers of a file, 32 hexadecimal digits; arguments as of `read_numbers`."""
     numbers = np.ascontiguousarray(read_numbers(path, place), dtype=np.float64)
     digest = hashlib.blake2b(str(numbers.shape).encode(), digest_size=16)
     digest.update(numbers.tobytes())
@@ -190,29 +190,34 @@ PLACE = "--model.faults"
 # not derived from `WrapperSettings`: jsonargparse takes options of a plain dataclass without a class path
 @dataclass(frozen=True)
 class Faults:
-    """How clients fail, and what becomes of the average without them.
+    """Failures of clients, and treatment of the average without them.
 
     Args:
-        dropout: probability with which a client drops out of a round: one number, a list with one for each client, or a
+        dropout: probability that a client drops out of a round: one number, a list with one number per client, or a
             .npy or .csv file of them.
-        when: clients drop out `before` they work, or `after`, when their message gets lost.
-        commits: whether a client whose message was lost after its work keeps what it learnt (`always`), or the state
-            from before, about which client and server agree (`on_send`).
-        deadline: how long the server waits for work, in units of the time of one model downwards; who is later counts
-            as dropped after the work; null: for ever.
-        over_selection: o; ⌈(1 + o)·m⌉ clients are drawn where m are wanted, and the first m that are done count.
-        compute_min: T_min, least time of local training.
-        compute_mean: mean of what chance adds to it: one number, a list, or a file, as for `dropout`.
-        trace: .npy or .csv file of who can be reached: a row for each round, begun anew after its end, a column for
-            each client.
-        comes_back: probability with which a client that cannot be reached can be in the next round; with `goes_away`,
-            in place of a trace.
-        goes_away: probability with which a client that can be reached cannot be in the next round.
-        average: over the clients that came (`renormalised`); with weights over their probabilities to come
-            (`importance`), which is right on average; over all that were drawn, of whom those that did not come changed
-            nothing (`fixed`); or the same, over as many as come on average (`expected`).
-        on_bad_client: what becomes of a client whose computation fails or returns NaN or infinity: the run ends
-            (`stop`), or goes on without it in this round (`drop`).
+            when: clients drop out `before` their work, or `after` it, when their message is lost.
+            commits: whether a client whose message was lost keeps its new state (`always`) or its old one, which
+                matches
+            the server's view (`on_send`).
+            deadline: time that the server waits for work, in units of the time to send one model to a client; later
+                clients
+            count as dropped after their work; null: no limit.
+            over_selection: o; ⌈(1 + o)·m⌉ clients are sampled if m are wanted, and the first m to finish count.
+            compute_min: T_min, minimum time of local training.
+            compute_mean: mean of the random time added to it: one number, a list, or a file, as for `dropout`.
+            trace: .npy or .csv file of reachable clients: one row per round, repeated from the start after the last,
+                one
+            column per client.
+            comes_back: probability that an unreachable client is reachable in the next round; with `goes_away`, instead
+                of
+            a trace.
+            goes_away: probability that a reachable client is unreachable in the next round.
+            average: over the clients whose messages arrive (`renormalised`); with weights divided by the probability of
+            arrival (`importance`), which is unbiased; over all sampled clients, counting missing ones as unchanged
+            (`fixed`); or likewise over the expected number of arrivals (`expected`).
+            on_bad_client: treatment of a client whose computation fails or returns NaN or infinity: stop the run
+                (`stop`),
+            or continue without it in this round (`drop`).
     """
 
     dropout: float | list[float] | str = 0.0
@@ -235,7 +240,7 @@ class Faults:
         }
         chances = {"comes_back": "(0, 1]", "goes_away": "[0, 1]"}
         check_settings(self, lists | chances, PLACE, over_selection=">= 0", compute_min=">= 0")
-        if self.deadline is not None and not self.deadline > 0:  # infinity is a deadline
+        if self.deadline is not None and not self.deadline > 0:  # an infinite deadline is a deadline
             raise ConfigError(f"{PLACE}.deadline is {self.deadline}; give a number > 0")
         if (self.comes_back is None) != (self.goes_away is None):
             given, missing = ("comes_back", "goes_away") if self.goes_away is None else ("goes_away", "comes_back")
@@ -255,34 +260,34 @@ class Faults:
 
     @property
     def takes_time(self) -> bool:
-        """Whether clients may be too late."""
+        """Whether clients may be late."""
         return self.deadline is not None or bool(self.over_selection)
 
     @property
     def knows_chances(self) -> bool:
-        """Whether the probability with which a drawn client comes is known: that of being among the first is not."""
+        """Whether a sampled client's probability of arrival is known; that of being among the first is not."""
         return bool(self.dropout or self.deadline) and not self.over_selection
 
     @property
     def forgives(self) -> bool:
-        """Whether a client that fails is left out, and the others go on."""
+        """Whether the round continues without a client that fails."""
         return self.on_bad_client == "drop"
 
     @property
     def misses_clients(self) -> bool:
-        """Whether some client may be missed in some round, as far as is known beforehand."""
+        """Whether some client may be missing in some round, as far as known beforehand."""
         comes_and_goes = self.trace is not None or bool(self.goes_away)
         return bool(self.dropout or self.over_selection or comes_and_goes) or math.isfinite(self.deadline or math.inf)
 
     @property
     def loses_messages(self) -> bool:
-        """Whether clients may be missed after they have begun."""
+        """Whether clients may drop out after they have started."""
         return self.takes_time or bool(self.dropout and self.when == "after") or self.forgives
 
     # ------------------------------------------------------------------ refusals
 
     def check_clients(self, num_clients: int) -> None:
-        """Refuse lists and files that are not of this many clients."""
+        """Refuse lists and files for another number of clients."""
         for name in ("dropout", "compute_mean"):
             numbers = per_client(getattr(self, name), num_clients, f"{PLACE}.{name}")
             most = 1 if name == "dropout" else math.inf
@@ -305,14 +310,14 @@ class Faults:
 
     @property
     def files(self) -> dict[str, str]:
-        """What the given files hold, as digests by option: a run that goes on needs the same numbers."""
+        """Digests of the given files by option: a resumed run needs the same numbers."""
         given = {name: getattr(self, name) for name in ("dropout", "compute_mean", "trace")}
         options = {f"{PLACE}.{name}": path for name, path in given.items() if isinstance(path, str)}
         return {option: digest_of_numbers(path, option) for option, path in options.items()}
 
-    # ------------------------------------------------------------------ who comes
+    # ------------------------------------------------------------------ availability
     def available(self, seed: int, round_idx: int, num_clients: int) -> np.ndarray | None:
-        """Which clients can be reached in a round, [T] bool; None: all."""
+        """Mask of reachable clients in a round, [T] bool; None: all."""
         if self.trace is not None:
             rows = read_numbers(self.trace, f"{PLACE}.trace")
             return np.asarray(rows[round_idx % len(rows)], dtype=bool)
@@ -321,7 +326,7 @@ class Faults:
         return markov_chain(num_clients, self.comes_back, self.goes_away, seed).at(round_idx)
 
     def chances(self, num_clients: int) -> np.ndarray:
-        """p_i with which the message of a client that is drawn arrives, [T] float64.
+        """p_i, probability that the message of a sampled client arrives, [T] float64.
 
         Example:
             >>> Faults(deadline=2.0, compute_mean=[1.0, 2.0, 4.0]).chances(3).round(4).tolist()
@@ -341,7 +346,7 @@ class Faults:
 
 
 class _Missed(NamedTuple):
-    """Who of a phase's clients does not come, [.] ids."""
+    """Ids of the missing clients of a phase, [.]."""
 
     dropped: np.ndarray
     late: np.ndarray
@@ -355,13 +360,13 @@ class Unreliable(AlgorithmWrapper):
     faults: Faults
 
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
-        """The algorithm's, without those who are gone, and with the names of those whose message gets lost."""
+        """The algorithm's phases, without dropouts, and with the ids of clients whose message is lost."""
         faults, gone = self.faults, np.zeros(ctx.num_clients, dtype=bool)
         there = faults.available(ctx.seed, ctx.round_idx, ctx.num_clients)
         if there is not None:
             gone |= ~there
         phases = []
-        if faults.misses_clients:  # nobody is sure to take part
+        if faults.misses_clients:  # no client is certain to take part
             ctx = ctx._replace(sampling_probability=math.nextafter(ctx.sampling_probability, 0.0))
         for phase in self.inner.phases(ctx, client_ids) or [Phase("train", client_ids, LocalWork())]:
             if phase.waits_for_all:
@@ -403,11 +408,11 @@ class Unreliable(AlgorithmWrapper):
             comes &= times <= faults.deadline
         wait = float(times[comes].max(initial=0.0))
         if faults.deadline is not None and comes.sum() < wanted and math.isfinite(faults.deadline):
-            wait = faults.deadline  # somebody is still waited for
+            wait = faults.deadline  # some client is still waited for
         return _Missed(dropped, left[~comes], wait)
 
     def _weights(self, ctx: Context) -> tuple[Tensor | None, Tensor | None]:
-        """By what weights are multiplied, and for what share of its weight a drawn client counts, [T] each."""
+        """Factors on the weights, and the share of its weight with which a sampled client counts, [T] each."""
         if self.faults.average == "renormalised":
             return None, None
         chances = torch.from_numpy(self.faults.chances(ctx.num_clients))
@@ -416,7 +421,7 @@ class Unreliable(AlgorithmWrapper):
         return None, chances if self.faults.average == "expected" else torch.ones_like(chances)
 
     def _scale(self, ctx: Context) -> float:
-        """2^k, the largest with which sums of weights over all clients stay whole numbers in float64."""
+        """The largest 2^k for which sums of weights over all clients stay whole numbers in float64."""
         if self.faults.average != "importance":
             return 1.0
         smallest = float(self.faults.chances(ctx.num_clients).min())
@@ -425,7 +430,7 @@ class Unreliable(AlgorithmWrapper):
         return 2.0 ** (52 - math.ceil(math.log2(most)))
 
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
-        """The algorithm's, on the average over those that were drawn, where that is asked for."""
+        """The algorithm's step, on the average over sampled clients if this is configured."""
         if ctx.drawn_weight is not None and tree.leaves(reduced.value):
             share = reduced.weight / self._scale(ctx) / ctx.drawn_weight
             reference = reference_of(self.inner, shared, reduced.value)
@@ -435,11 +440,11 @@ class Unreliable(AlgorithmWrapper):
 
 
 def faults_of(algorithm: Any) -> Faults | None:
-    """How clients of an algorithm fail, which may stand inside other wrappers; None: not at all."""
+    """The fault settings around an algorithm, which may be inside other wrappers; None: no faults."""
     found = wrapper_of(algorithm, Unreliable)
     return None if found is None else found.faults
 
 
 def _all(given: float | list[float] | str, holds: Any) -> bool:
-    """Whether numbers are as they should be; those in files are looked at when there are clients."""
+    """Check the range of numbers; those in files are checked when the clients are known."""
     return isinstance(given, str) or all(holds(one) and math.isfinite(one) for one in np.atleast_1d(given))

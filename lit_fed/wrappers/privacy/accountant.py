@@ -1,8 +1,8 @@
-"""What noisy sums over clients cost: ε of a number of releases, and the noise that keeps to a given ε.
+"""Privacy accounting of noisy sums over clients: ε of a number of releases, and the noise for a given ε.
 
-A release is a sum of clipped values with Gaussian noise, of which every member has entered by itself with the same
-probability (Poisson sampling). The noise multiplier z is the noise's standard deviation over what one member can change
-in the sum. The guarantee is (ε, δ) differential privacy for adding or removing one member.
+A release is a sum of clipped values with Gaussian noise, which every member enters independently with the same
+probability (Poisson sampling). The noise multiplier z is the noise's standard deviation over the sensitivity of the sum
+to one member. The guarantee is (ε, δ) differential privacy for adding or removing one member.
 
 Two accountants answer. `rdp` bounds ε by Rényi divergences; a release is a vector of them and releases add up, so a
 number per round costs next to nothing. `pld` composes distributions of the privacy loss; it is close to exact, and
@@ -35,9 +35,9 @@ __all__ = [
 Accountant = Literal["pld", "rdp"]
 
 FINEST_GRID = 1e-4  # of privacy losses, in nats
-GRID_ERRORS = {True: 5e-5, False: 5e-3}  # what the grid may add to ε where there is much noise, if exact and if not
+GRID_ERRORS = {True: 5e-5, False: 5e-3}  # error in ε from the grid with much noise, if exact and if not
 NOISE_TOLERANCE = 1e-4  # of the search, relative to the noise multiplier
-MOST_NOISE, LEAST_NOISE = 1e6, 1e-3  # between which the search looks
+MOST_NOISE, LEAST_NOISE = 1e6, 1e-3  # bounds of the search
 
 
 def epsilon_of_releases(
@@ -52,7 +52,7 @@ def epsilon_of_releases(
     """ε of releases of Poisson-sampled sums with Gaussian noise, for adding or removing one member.
 
     Args:
-        sampling_probability: of one member in one release, in (0, 1]; 1: everyone takes part in all of them.
+        sampling_probability: probability of one member in one release, in (0, 1]; 1: every member enters all of them.
         noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
         releases: how many sums were published; 0 costs nothing.
         delta: in (0, 1).
@@ -98,10 +98,10 @@ def noise_for_releases(
 
     Args:
         target_epsilon: above 0.
-        sampling_probability: of one member in one release, in (0, 1].
+        sampling_probability: probability of one member in one release, in (0, 1].
         releases: how many sums will be published, 1 or more.
         delta: in (0, 1).
-        accountant: who says what the releases cost.
+        accountant: method that computes the cost of the releases.
         beside: noise multiplier and number of other sums, which every member enters.
 
     Raises:
@@ -116,12 +116,12 @@ def noise_for_releases(
 
 
 def epsilon_of_local_messages(noise_multiplier: float, messages: int, delta: float) -> float:
-    """ε of messages that a client noises by itself, for replacing the client's data by any other.
+    """ε of messages with noise added by the client, for replacing the client's data by any other.
 
     Args:
         noise_multiplier: standard deviation of the noise over the clipping bound C. Two clipped messages differ by up
             to 2C, so this is twice the multiplier in the sense of the sensitivity.
-        messages: how many the client has sent.
+        messages: number of messages that the client has sent.
         delta: in (0, 1).
 
     Source:
@@ -137,8 +137,8 @@ def epsilon_of_local_messages(noise_multiplier: float, messages: int, delta: flo
 def noise_for_local_messages(target_epsilon: float, messages: int, delta: float) -> float:
     """The noise multiplier, over the clipping bound, with which a client's messages cost a given ε, exactly.
 
-    The formula of textbooks, √(2 ln(1.25/δ))/ε, is no source: it holds up to ε = 1 only, wastes noise there, and adds
-    too little beyond.
+    The textbook formula √(2 ln(1.25/δ))/ε is not used: it holds only up to ε = 1, adds too much noise there, and too
+    little beyond.
     """
     with _quiet() as library:
         return 2 * math.sqrt(messages) * float(library.get_sigma_gaussian(target_epsilon, delta))
@@ -153,14 +153,14 @@ def epsilon_of_truncated_batches(
     *,
     exact: bool = True,
 ) -> float:
-    """The largest ε of the clients, for noisy gradients of Poisson batches that were cut at a width.
+    """The largest ε of the clients, for noisy gradients of Poisson batches that are truncated at a maximum size.
 
-    It is that of adding or removing one sample. It rises with a client's number of samples and falls again, since in a
-    large client few samples enter a cut batch, so the largest client says nothing of the others.
+    It is for adding or removing one sample. It first rises with a client's number of samples and then falls, since few
+    samples of a large client enter a truncated batch. So the largest client does not bound the others.
 
     Args:
         clients: number of samples and number of steps of each.
-        sampling_probability: of one sample in one step, in (0, 1].
+        sampling_probability: probability of one sample in one step, in (0, 1].
         most_samples: a larger batch is cut to this many samples, drawn uniformly.
         noise_multiplier: standard deviation of the noise over the bound of a sample's gradient.
         delta: in (0, 1).
@@ -171,7 +171,7 @@ def epsilon_of_truncated_batches(
     """
     most_steps: dict[int, int] = {}
     for size, steps in clients:
-        size = max(size, most_samples)  # of smaller clients nothing is ever cut
+        size = max(size, most_samples)  # batches of smaller clients are never truncated
         most_steps[size] = max(steps, most_steps.get(size, 0))
 
     def epsilon(size: int, exact: bool) -> float:
@@ -208,8 +208,8 @@ def epsilon_of_mixed_releases(
     """ε of Poisson-sampled sums and of other sums, which every member entered, together.
 
     Args:
-        sampling_probability: of one member in one of the sampled sums, in (0, 1].
-        noise_multiplier: of a sampled sum.
+        sampling_probability: probability of one member in one of the sampled sums, in (0, 1].
+        noise_multiplier: noise multiplier of a sampled sum.
         steps: how many sampled sums were published.
         other_noise: noise multiplier of another sum.
         others: how many other sums were published.
@@ -236,7 +236,7 @@ def epsilon_of_mixed_releases(
 
 
 def accountant_name(accountant: Literal["pld", "rdp", "gaussian"]) -> str:
-    """What reports call an accountant: with the package and its version, since conversions to ε differ by both.
+    """Name of an accountant in reports, with the package and its version, since conversions to ε depend on both.
 
     Raises:
         ConfigError: if the package is missing.
@@ -277,12 +277,12 @@ def _least_noise(cost: Callable[[float], float], target: float, guess: float) ->
 def _grid(noise_multiplier: float, releases: int, exact: bool = True) -> float:
     """Distance of the privacy losses at which a distribution is held.
 
-    What it adds to ε grows with the releases and with its square. Losses spread like 1/z², so with little noise, where
-    ε is in the hundreds, a fixed grid would take minutes.
+    Its error in ε grows with the number of releases and with its square. Losses spread like 1/z², so with little noise,
+    and ε in the hundreds, a fixed grid would take minutes.
     """
     fine = max(FINEST_GRID, math.sqrt(GRID_ERRORS[exact] / releases))
     grid = max(fine, FINEST_GRID * (0.7 / noise_multiplier) ** 3)
-    return FINEST_GRID * 2.0 ** math.floor(math.log2(grid / FINEST_GRID))  # few of them, so that a release is kept
+    return FINEST_GRID * 2.0 ** math.floor(math.log2(grid / FINEST_GRID))  # few entries, since a release stays cached
 
 
 def _epsilon_of_gaussian(noise_multiplier: float, delta: float) -> float:
@@ -313,7 +313,7 @@ def _loss_distribution(sampling_probability: float, noise_multiplier: float, gri
 def _cut_loss_distribution(
     num_samples: int, sampling_probability: float, most_samples: int, noise_multiplier: float, grid: float
 ) -> Any:
-    """The privacy loss of one gradient of a batch that was cut, of a client with so many samples."""
+    """The privacy loss of one gradient of a truncated batch, for a client with this number of samples."""
     with _quiet() as library:
         return library.pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
             dataset_size=num_samples,
@@ -327,7 +327,7 @@ def _cut_loss_distribution(
 
 @contextmanager
 def _quiet() -> Iterator[Any]:
-    """The package, whose warnings about orders that it leaves out say nothing to a user: they make ε larger at most."""
+    """The package, without its warnings about omitted orders, which can only make ε larger."""
     library = optional_package("dp_accounting", "lit-fed[privacy]", "privacy", "--model.privacy")
     from absl import logging
 

@@ -12,12 +12,12 @@ Symbols:
     z            -> noise_multiplier       σ = z·C·w_max/(qW) is added to each number of the average
     γ, η_C, σ_b  -> clip_quantile, clip_lr, clip_count_noise
 Deviations:
-    The paper's other estimator divides by what took part; its sensitivity is twice as large, and it is not offered.
-    Counts of clients within the bound are centred, b_i − ½, so that clients that stay away do not move the bound.
-    Messages keep their types, and models are rounded to them: changes are clipped below C by what rounding may add.
+    The paper's other estimator divides by the actual weight; its sensitivity is twice as large, and it is not offered.
+    Counts of clients within the bound are centred, b_i − ½, so absent clients do not move the bound.
+    Messages keep their types, and models are rounded to them: changes are clipped below C by the possible rounding.
     A message with two parts (SCAFFOLD) may have a bound for each. Both then get the noise of z·√2, so that the pair is
     one release of multiplier z.
-    What the noise is worth is reported as its share of what was released, from released numbers alone.
+    The size of the noise is reported as its share of the release, from released numbers only.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Counted(NamedTuple):
     """A client's message under an adaptive bound."""
 
     value: Any  # the algorithm's
-    within: Tensor  # [] float64, ½ if the delta kept to the bound, −½ otherwise
+    within: Tensor  # [] float64, ½ if the delta was within the bound, −½ otherwise
 
 
 class Released(NamedTuple):
-    """What the server remembers; each [] float64, and made of released numbers alone."""
+    """The server's memory; each [] float64, and computed from released numbers only."""
 
     clip_norm: Tensor  # of the coming round
     noise_multiplier: Tensor  # since the first release
@@ -63,31 +63,31 @@ class Released(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientPrivacy(Privacy):
-    """The shared models of all rounds tell little of any one client with all of its samples, (ε, δ)-privately.
+    """(ε, δ)-differential privacy of whole clients, for the shared models of all rounds.
 
     Clients take part at random (`--data.client_sampling poisson`), their changes are scaled down to a bound, and the
-    server adds noise to the average. Who takes part and the noise follow from a secret beside the checkpoints; noise in
-    floating point can be attacked. ε says nothing of metrics, training losses, and what clients keep for themselves.
+    server adds noise to the average. The cohorts and the noise follow from a secret beside the checkpoints; noise in
+    floating point can be attacked. ε does not cover metrics, training losses and personal state.
 
     Args:
         noise_multiplier: z; the noise of the sum of bounded changes has the standard deviation z·C. Without noise ε is
             infinite.
-        target_epsilon: ε after all rounds, from which the noise multiplier is found; instead of it.
-        delta: δ, the probability with which ε may fail; to be set, far below 1 over the number of clients.
-        clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set
+        target_epsilon: ε after all rounds, which determines the noise multiplier; instead of it.
+        delta: δ, the probability that ε fails; required, far below 1 over the number of clients.
+        clip_norm: C, the maximum Euclidean norm of a client's change, to which longer ones are scaled down; required
             unless `adaptive`.
         second_clip_norm: bound of what SCAFFOLD sends beside the model; null: `clip_norm` bounds both together.
-        weight_cap: clients count by their samples, but no more than this; null: all count the same.
+        weight_cap: weight clients by their samples, up to this number; null: equal weights.
         adaptive: let the bound follow a quantile of the norms of the clients' changes, noisily counted.
         initial_clip_norm: the adaptive bound of the first round.
-        clip_quantile: share of the clients whose changes the adaptive bound should leave as they are.
+        clip_quantile: share of the clients whose changes the adaptive bound should not clip.
         clip_lr: step size of the adaptive bound.
         clip_count_noise: standard deviation of the noise on the counts of the adaptive bound; null: a twentieth of the
             expected number of clients.
-        accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
-        noise_scale: share of the noise that is really added, to imitate a population 1/share times as large; only the
+        accountant: method to compute ε: `pld`, close to exact, or `rdp`, an older and larger bound.
+        noise_scale: share of the noise that is actually added, to imitate a population 1/share times as large; only the
             ε of that population is then reported.
-        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+        public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
         noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
             draws the noise from a secret beside the checkpoints.
     """
@@ -130,7 +130,7 @@ class ClientPrivacy(Privacy):
         return PrivateAverage(algorithm, self)
 
     def usual_weighting(self) -> Literal["samples", "uniform"]:
-        """By samples where they are capped."""
+        """By samples if they are capped."""
         return "uniform" if self.weight_cap is None else "samples"
 
     @property
@@ -147,7 +147,7 @@ class PrivateAverage(Private):
 
     @property
     def participation(self) -> Participation:
-        """The algorithm's; noise hides whether a client took part, so the server steps on empty rounds, too."""
+        """The algorithm's; noise hides participation, so the server also steps on empty rounds."""
         return self.inner.participation._replace(steps_on_empty_rounds=True)  # type: ignore[no-any-return]
 
     def server_memory(self, ctx: Context, shared: Tree) -> Released:
@@ -179,7 +179,7 @@ class PrivateAverage(Private):
         return message._replace(value=value), memory, {"privacy/clipped_share": clipped}
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Released]:
-        """The sum of changes divided by what takes part on average, qW, with noise; the true sum of weights stays."""
+        """The sum of changes divided by the expected weight qW, with noise; the true sum of weights is unchanged."""
         own, privacy = shared.own, self.privacy
         usual = ctx.sampling_probability * ctx.total_weight
         share, mean, bound = reduced.weight / usual, reduced.value, own.clip_norm
@@ -210,24 +210,24 @@ class PrivateAverage(Private):
         return Reduced(value, torch.full_like(reduced.weight, usual)), new
 
     def charged_again(self, ctx: Context, own: Released) -> Released:
-        """One release more."""
+        """Count one more release."""
         return own._replace(releases=own.releases + 1)
 
     def client_view(self, own: Released, client_id: int) -> Released:
-        """The bound, which a client needs to keep to it."""
+        """The bound, which clients need for clipping."""
         return Released(own.clip_norm, NOT_SENT, NOT_SENT, NOT_SENT)
 
     def _bounds(self, own: Released) -> list[Tensor]:
-        """The bound of the whole message, or of its models and of what stands beside them."""
+        """The bound of the whole message, or of its models and of its other leaves."""
         second = self.privacy.second_clip_norm
         return [own.clip_norm] if second is None else [own.clip_norm, torch.full_like(own.clip_norm, second)]
 
     def _parts(self, value: Tree) -> list[int]:
-        """Which bound each leaf falls under."""
+        """Index of the bound of each leaf."""
         return _beside_models(value) if self.privacy.second_clip_norm is not None else [0] * len(tree.leaves(value))
 
     def _noise(self, ctx: Context) -> float:
-        """z: what was given, or what keeps to the target over all rounds."""
+        """z: the given value, or the one that meets the target over all rounds."""
         given, privacy = self.privacy.noise_multiplier, self.privacy
         if given is not None:
             return given
@@ -240,7 +240,7 @@ class PrivateAverage(Private):
         return self.privacy.clip_count_noise or ctx.sampling_probability * ctx.num_clients / 20
 
     def plan(self, ctx: Context, own: Released) -> list[str]:
-        """Refuse more rounds than the target was meant for, and counts that cost more than all is allowed to."""
+        """Refuse more rounds than the target allows, and counts that cost more than the total budget."""
         privacy = self.privacy
         noise = self._noise(ctx) if float(own.releases) == 0 else float(own.noise_multiplier)
         if privacy.adaptive:
@@ -258,7 +258,7 @@ class PrivateAverage(Private):
         )
 
     def worth(self, own: Released) -> dict[str, float]:
-        """The bound of the coming round, and the share of the noise in what was released."""
+        """The bound of the coming round, and the share of the noise in the release."""
         return {"clip_norm": float(own.clip_norm), "noise_share": float(own.noise_share)}
 
     def guarantee(self, ctx: Context, own: Released, exact: bool = True) -> dict[str, Any]:
@@ -281,7 +281,7 @@ _noise_for = lru_cache(maxsize=8)(noise_for_releases)
 
 
 def _factor(pairs: list[tuple[Tensor, Tensor]], bound: Tensor) -> Tensor:
-    """Scale of the changes of some leaves, given with what is known of them, [] float64: room is left for rounding."""
+    """Clipping factor for the changes of some leaves, given their reference, [] float64, with a margin for rounding."""
     changes, olds = map(list, zip(*pairs, strict=True))
     return clip_factor(tree.norm(changes), bound, bound_before_rounding(bound, olds))
 

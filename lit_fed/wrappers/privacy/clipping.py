@@ -1,4 +1,4 @@
-"""The bound that deltas of clients are clipped to, and how it follows a quantile of their norms under the same ε."""
+"""The clipping bound of clients' deltas, and its adaptation to a quantile of their norms under the same ε."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def clip_factor(norm: Tensor, bound: Tensor | float, lower: Tensor | None = None
     """The factor, at most 1, that brings a vector of a norm [] down to a bound; 1 for a vector of zeros.
 
     Args:
-        norm: of the vector, [].
-        bound: the largest norm that stays as it is.
+        norm: norm of the vector, [].
+        bound: the largest norm that is not scaled down.
         lower: the norm of a vector that is scaled down; None: the bound.
 
     Example:
@@ -29,7 +29,7 @@ def clip_factor(norm: Tensor, bound: Tensor | float, lower: Tensor | None = None
 
 
 def bound_before_rounding(bound: Tensor | float, known: list[Tensor]) -> Tensor:
-    """The bound of a change in float64 that still keeps to `bound` after the changed model is rounded to its own type.
+    """The bound of a float64 change that stays within `bound` after the changed model is rounded to its own type.
 
     Rounding moves each number of old + change by at most half a unit in its last place, together by ε/2·(‖old‖ + C).
 
@@ -42,12 +42,12 @@ def bound_before_rounding(bound: Tensor | float, known: list[Tensor]) -> Tensor:
 
 
 def adapted_bound(bound: Tensor, centred_share: Tensor, quantile: float, rate: float) -> Tensor:
-    """The bound of the next round, [] float64: it grows while fewer clients than wanted stay below it.
+    """The bound of the next round, [] float64: it grows while fewer clients than wanted are below it.
 
     Args:
-        bound: of this round, [].
+        bound: bound of this round, [].
         centred_share: the noisy sum of ½ for each client within the bound and −½ for each beyond it, over the number of
-            clients that is expected, []. Counted from ½, a client that stays away says nothing about the bound.
+            expected clients, []. Since counts are centred, an absent client does not affect the bound.
         quantile: the share of clients that should stay within the bound, in (0, 1).
         rate: step size of the bound's logarithm.
 
@@ -59,7 +59,7 @@ def adapted_bound(bound: Tensor, centred_share: Tensor, quantile: float, rate: f
 
 
 def noise_beside_counts(noise_multiplier: float, count_noise: float) -> float:
-    """The noise multiplier of the deltas with which they and the counts within the bound together cost that of one sum.
+    """The noise multiplier of the deltas for which deltas and counts together cost as much as one sum.
 
     Args:
         noise_multiplier: z of the two together.

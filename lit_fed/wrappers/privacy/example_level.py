@@ -4,14 +4,14 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with Dif
 https://arxiv.org/abs/1607.00133, Algorithm 1; its step stands in `wrappers/privacy/private_solver.py`.
 
 Symbols:
-    b      -> sample_rate       probability with which a sample enters a batch, of which it tells others nothing
+    b      -> sample_rate       probability that a sample enters a batch, independent of the others
     C, z   -> clip_norm, noise_multiplier
     σ_π    -> mixture_noise     of Σ_s q_s in FedEM, ours
-The rule that decides what is allowed: whatever a released step depends on is public, noised, or a function of that one
-sample. How many samples a client has counts as public.
+A released step may only depend on values that are public, noised, or functions of a single sample. The number of a
+client's samples counts as public.
 Deviations:
-    Batches are as wide as they are drawn; `max_batch` cuts them, and the cut is accounted for.
-    q_s of FedEM comes from the mixture weights of before, as in its paper, which were noised when they were new.
+    Batches keep their random size; `max_batch` truncates them, which the accounting includes.
+    q_s of FedEM uses the previous mixture weights, as in its paper, which already contain noise.
 """
 
 from __future__ import annotations
@@ -45,27 +45,26 @@ __all__ = ["Charged", "ExamplePrivacy", "PrivateSteps", "SteppingClient"]
 
 @dataclass(frozen=True)
 class ExamplePrivacy(Privacy):
-    """The shared models of all rounds tell little of any one sample of a client, (ε, δ)-privately.
+    """(ε, δ)-differential privacy of single samples, for the shared models of all rounds.
 
-    Clients draw every sample of a batch by itself, shorten each sample's gradient to a bound and add noise to the sum,
-    so that nobody needs to be trusted with their models. Batches and noise follow from a secret, in a federation from
-    one of each node; noise in floating point can be attacked. ε says nothing of metrics, training losses, and what
-    clients keep for themselves.
+    Clients draw every sample of a batch independently, clip each sample's gradient to a bound and add noise to the sum,
+    so no receiver of their models must be trusted. Batches and noise follow from a secret, in a federation one per
+    node; noise in floating point can be attacked. ε does not cover metrics, training losses and personal state.
 
     Args:
         noise_multiplier: z; the noise of the sum of bounded gradients has the standard deviation z·C. Without noise ε
             is infinite.
-        target_epsilon: ε of a client that takes part in all rounds, from which the noise multiplier is found; instead
+        target_epsilon: ε of a client that takes part in all rounds, which determines the noise multiplier; instead
             of it.
-        delta: δ, the probability with which ε may fail; to be set, far below 1 over a client's number of samples.
-        clip_norm: C, the largest Euclidean norm of a sample's gradient, of all models together; to be set.
-        sample_rate: b, the probability with which a sample enters a batch; an epoch has 1/b steps. `data.batch_size`
-            has no meaning beside it; to be set.
-        max_batch: samples to which a larger batch is cut, which costs privacy; null: none is cut.
-        mixture_noise: σ_π, standard deviation of the noise on the sums of responsibilities, of which a client makes its
-            mixture weights; FedEM needs it.
-        accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
-        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+            delta: δ, the probability that ε fails; required, far below 1 over a client's number of samples.
+            clip_norm: C, the maximum Euclidean norm of a sample's gradient over all models together; required.
+            sample_rate: b, the probability that a sample enters a batch; an epoch has 1/b steps. It replaces
+            `data.batch_size`; required.
+            max_batch: number of samples to which larger batches are truncated, which costs privacy; null: no limit.
+        mixture_noise: σ_π, standard deviation of the noise on the sums of responsibilities, from which a client
+            computes its mixture weights; FedEM needs it.
+            accountant: method to compute ε: `pld`, close to exact, or `rdp`, an older and larger bound.
+        public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
         noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
             draws the noise from a secret beside the checkpoints.
     """
@@ -103,14 +102,14 @@ class ExamplePrivacy(Privacy):
 
     @property
     def needs_sizes(self) -> bool:  # type: ignore[override]
-        """Where batches are cut."""
+        """Maximum size of batches."""
         return self.max_batch is not None
 
     def around(self, algorithm: Any) -> AlgorithmWrapper:
         return PrivateSteps(algorithm, self)
 
     def usual_weighting(self) -> None:
-        """As without privacy: noise is in the models already, however they are averaged."""
+        """As without privacy: the models already contain noise, for any average."""
 
 
 class SteppingClient(NamedTuple):
@@ -124,7 +123,7 @@ class SteppingClient(NamedTuple):
 
 
 class Charged(NamedTuple):
-    """What the server remembers; it counts what clients were asked for, not what they have."""
+    """The server's memory; it counts requested steps, not those that clients could take."""
 
     noise_multiplier: Tensor  # [] float64, z since the first step; 0 before
     steps: Tensor  # [T] float64, noisy steps of each client
@@ -138,13 +137,13 @@ class PrivateSteps(Private):
     privacy: ExamplePrivacy
 
     def server_memory(self, ctx: Context, shared: Tree) -> Charged:
-        """Nothing charged; refuses networks and settings that the noise does not cover."""
+        """No cost yet; refuses networks and settings that the noise does not cover."""
         _check_network(ctx, self.inner, torch.arange(ctx.num_clients))
         zero = torch.zeros(ctx.num_clients, dtype=torch.float64)
         return Charged(zero.new_zeros(()), zero, zero.clone())
 
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
-        """The algorithm's, with batches into which every sample comes by itself."""
+        """The algorithm's phases, with Poisson batches."""
         drawn: dict[str, Any] = {"sample_rate": self.privacy.sample_rate, "batch_size": self.privacy.max_batch or 0}
         return [
             phase._replace(work=phase.work._replace(**drawn)) if _steps(phase.work) else phase
@@ -179,14 +178,14 @@ class PrivateSteps(Private):
         return super().client_final(self._protected(ctx), shared, own_work(work), data)
 
     def _protected(self, ctx: Context) -> Context:
-        """What an algorithm may use of its samples; all of it where nothing leaves the client."""
+        """The context with the permitted use of samples; unrestricted if nothing leaves the client."""
         if ctx.phase == "adapt":
             return ctx
         task, noise = PrivateTask.of(ctx.task), self.privacy.mixture_noise
         return ctx._replace(task=task, mixture_noise=noise, unprotected=ctx)
 
     def client_view(self, own: Charged, client_id: int) -> Charged:
-        """How much noise a step takes."""
+        """The noise of a step."""
         return Charged(own.noise_multiplier, NOT_SENT, NOT_SENT)
 
     def charged(self, ctx: Context, own: Charged, client_ids: Tensor, sends: bool) -> Charged:
@@ -206,7 +205,7 @@ class PrivateSteps(Private):
 
     # ------------------------------------------------------------------ what it costs
     def _noise(self, ctx: Context, own: Charged) -> float:
-        """z: what was given, or what keeps to the target in all rounds."""
+        """z: the given value, or the one that meets the target over all rounds."""
         privacy = self.privacy
         if privacy.noise_multiplier is not None:
             return privacy.noise_multiplier
@@ -247,7 +246,7 @@ class PrivateSteps(Private):
         )  # fmt: skip
 
     def plan(self, ctx: Context, own: Charged) -> list[str]:
-        """Refuse more rounds than the target was meant for."""
+        """Refuse more rounds than the target allows."""
         privacy, (to_come, mixtures) = self.privacy, self._to_come(ctx)
         mixtures += int(own.mixtures.max())
         self._check_mixtures(mixtures)
@@ -264,7 +263,7 @@ class PrivateSteps(Private):
         return lines
 
     def _check_mixtures(self, mixtures: int) -> None:
-        """Refuse mixture weights that alone cost more than all is allowed to."""
+        """Refuse mixture weights that cost more than the total budget."""
         target, noise = self.privacy.target_epsilon, self.privacy.mixture_noise
         if target is None or noise is None:
             return
@@ -297,7 +296,7 @@ class PrivateSteps(Private):
 def _noise_for(
     target: float, rate: float, steps: int, mixtures: int, mixture_noise: float, delta: float, accountant: Accountant
 ) -> float:
-    """The noise multiplier of steps that keeps to a target beside noisy mixture weights."""
+    """The noise multiplier of steps that meets a target together with noisy mixture weights."""
     return noise_for_releases(target, rate, steps, delta, accountant, beside=(mixture_noise, mixtures))
 
 
@@ -307,7 +306,7 @@ def _steps(work: LocalWork) -> int:
 
 
 def _check_network(ctx: Context, algorithm: Any, client_ids: Tensor) -> None:
-    """Refuse what makes the gradient of a sample depend on others.
+    """Refuse networks and settings with which a sample's gradient depends on other samples.
 
     Raises:
         ConfigError: naming the network's layers, or the setting.

@@ -1,4 +1,4 @@
-"""Local differential privacy: clients add noise by themselves, before anybody sees what they send.
+"""Local differential privacy: clients add noise to their messages before sending them.
 
 Duchi, Jordan, Wainwright. "Local Privacy and Statistical Minimax Rates". FOCS 2013.
 https://arxiv.org/abs/1302.3203, for the notion.
@@ -9,9 +9,9 @@ Symbols:
     Δ_i, C  -> delta, clip_norm     the change in a client's message, one vector of all numbers; its bound
     z_ℓ     -> noise_multiplier     σ = z_ℓ·C is added to each number of a message
 Deviations:
-    A message stands for itself, so nothing is gained by sampling clients, and each message costs anew. What is compared
-    is a client with any other data in place of its own: two messages then differ by up to 2C.
-    Reported is the ε of the client that has sent most messages.
+    Each message is released separately, so sampling clients gives no amplification, and each message adds to the cost.
+    Neighbouring data sets replace all data of a client: two messages then differ by up to 2C.
+    The reported ε is that of the client with the most messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["LocalPrivacy", "NoisyClients", "Sent"]
 
 
 class Sent(NamedTuple):
-    """What the server remembers."""
+    """The server's memory."""
 
     messages: Tensor  # [T] int64, of each client
     noise_multiplier: Tensor  # [] float64, since the first message
@@ -47,21 +47,22 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalPrivacy(Privacy):
-    """What a client sends tells little of its data, (ε, δ)-privately, whoever sees it; no server has to be trusted.
+    """(ε, δ)-local differential privacy of the messages of each client; the server need not be trusted.
 
     Clients scale their changes down to a bound and add noise themselves, far more of it than `ClientPrivacy` needs: m
     clients together have the noise of a multiplier z·√m there. The noise follows from a secret, in a federation from
-    one of each node; noise in floating point can be attacked. ε says nothing of metrics and training losses, nor of how
-    often a client takes part.
+    one of each node; noise in floating point can be attacked. ε does not cover metrics, training losses and the number
+    of rounds that a client takes part in.
 
     Args:
         noise_multiplier: z; the noise on each number that is sent has the standard deviation z·C. Without noise ε is
             infinite.
-        target_epsilon: ε of a client that takes part in every round, from which the noise multiplier is found; instead
+        target_epsilon: ε of a client that takes part in every round, which determines the noise multiplier; instead
             of it.
-        delta: δ, the probability with which ε may fail; to be set, far below 1.
-        clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set.
-        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+            delta: δ, the probability that ε fails; required, far below 1.
+            clip_norm: C, the maximum Euclidean norm of a client's change, to which longer ones are scaled down;
+                required.
+            public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
         noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
             draws the noise from a secret beside the checkpoints.
     """
@@ -90,12 +91,12 @@ class LocalPrivacy(Privacy):
 
 @dataclass(frozen=True)
 class NoisyClients(Private):
-    """Clients send bounded changes with noise of their own."""
+    """Clients send bounded changes with their own noise."""
 
     privacy: LocalPrivacy
 
     def server_memory(self, ctx: Context, shared: Tree) -> Sent:
-        """Nobody has sent anything."""
+        """No messages yet."""
         check_statistics(self.inner, ctx)
         return Sent(torch.zeros(ctx.num_clients, dtype=torch.int64), torch.zeros((), dtype=torch.float64))
 
@@ -118,7 +119,7 @@ class NoisyClients(Private):
         return message._replace(value=value, weight=alike), memory, {"privacy/clipped_share": (factor < 1).double()}
 
     def charged(self, ctx: Context, own: Sent, client_ids: Tensor, sends: bool) -> Sent:
-        """One message more of each client, if there are messages."""
+        """Count one more message per client, if there are messages."""
         if not sends:
             return own
         ids = client_ids.to(own.messages.device)
@@ -126,11 +127,11 @@ class NoisyClients(Private):
         return Sent(messages, torch.full_like(own.noise_multiplier, self._noise(ctx)))
 
     def charged_again(self, ctx: Context, own: Sent) -> Sent:
-        """One message more of each client."""
+        """Count one more message per client."""
         return self.charged(ctx, own, torch.arange(ctx.num_clients), sends=True)
 
     def _noise(self, ctx: Context) -> float:
-        """z: what was given, or what keeps to the target for a client that takes part in all rounds."""
+        """z: the given value, or the one that meets the target for a client that takes part in all rounds."""
         privacy = self.privacy
         if privacy.noise_multiplier is not None:
             return privacy.noise_multiplier
@@ -138,7 +139,7 @@ class NoisyClients(Private):
         return _noise_for(privacy.target_epsilon, ctx.num_rounds, privacy.charged)
 
     def plan(self, ctx: Context, own: Sent) -> list[str]:
-        """Refuse another number of rounds than the target was meant for."""
+        """Refuse another number of rounds than the target assumes."""
         privacy, noise, before = self.privacy, self._noise(ctx), float(own.noise_multiplier)
         if before and not math.isclose(noise, before):
             raise ConfigError(
@@ -151,7 +152,7 @@ class NoisyClients(Private):
         return planned(epsilon, privacy.charged, noise, f"{most} messages of a client", name, ctx.num_clients)
 
     def guarantee(self, ctx: Context, own: Sent, exact: bool = True) -> dict[str, Any]:
-        """ε for replacing all data of the client that has sent most messages."""
+        """ε for replacing all data of the client with the most messages."""
         noise, most = float(own.noise_multiplier), int(own.messages.max())
         return {
             "epsilon": epsilon_of_local_messages(noise, most, self.privacy.charged),

@@ -1,4 +1,4 @@
-"""The local solver under privacy of samples: clipped gradients and noise in the place of gradients (DP-SGD).
+"""The local solver under example-level privacy: clipped gradients with noise instead of gradients (DP-SGD).
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with Differential Privacy". CCS 2016.
 https://arxiv.org/abs/1607.00133, Algorithm 1.
@@ -6,9 +6,9 @@ https://arxiv.org/abs/1607.00133, Algorithm 1.
 Symbols:
     g_s    -> PrivateTask.clipped_sum  gradient of sample s for all models jointly, with its weights
     C, σ   -> clip_norm, noise_multiplier
-    L      -> expected                 what a batch holds on average, not what it holds
+    L      -> expected                 expected size of a batch, not its actual size
 Deviations:
-    Penalties are added after the noise: they are functions of what is known already.
+    Penalties are added after the noise: they are functions of public values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GRADIENT_BYTES = 2**24
 
 
 class PrivateTask(Task):
-    """A task that gives the sum of clipped gradients and no other gradient, whoever asks."""
+    """A task whose only gradient is the sum of clipped gradients."""
 
     @classmethod
     def of(cls, task: Task) -> Self:
@@ -50,17 +50,17 @@ class PrivateTask(Task):
         self, models: ModelState, batch: Batch, weight: Tensor | None, bound: float,
         objective: Objective | None = None, moving: frozenset[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-        """Σ_s f_s·g_s, where g_s are the gradients of sample s for all models as one vector and f_s shortens it.
+        """Σ_s f_s·g_s, where g_s is the gradient of sample s for all models as one vector and f_s scales it down.
 
-        Every sample passes through the network alone, so that g_s is a function of s.
+        Every sample passes through the network separately, so g_s depends only on s.
 
         Args:
             models: M models.
             batch: B samples for all models.
-            weight: of each sample's loss under each model, [B, M]; None: one for all.
+            weight: weight of each sample's loss under each model, [B, M]; None: 1.
             bound: C, the largest norm of f_s·g_s.
             objective: the loss of each sample; None: that of the task.
-            moving: names of the parameters that g_s is the gradient by; None: all.
+            moving: names of the parameters to differentiate by; None: all.
 
         Returns:
             The sum of weighted losses [M] and of clipped gradients, leaves [M, ...].
@@ -96,9 +96,9 @@ class PrivateTask(Task):
     def _by_norms(
         self, models: ModelState, batch: Batch, weight: Tensor, bound: float, moving: frozenset[str] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same where norms are known without gradients, which are then taken once of the weighted sum."""
+        """The same if norms have a closed form; one gradient of the weighted sum is then enough."""
         affine: Any = self.closed_form
-        with torch.autocast(batch.x.device.type, enabled=False):  # rounded coarsely, terms would be longer than C
+        with torch.autocast(batch.x.device.type, enabled=False):  # coarse rounding would make terms longer than C
             outputs = affine.outputs(self._stacked(models), batch.x, False)
             y = self.target.for_models(batch.y.unsqueeze(1), outputs)
             losses, residual = self.trained_on.losses(outputs, y), self.trained_on.residual(outputs, y)
@@ -151,7 +151,7 @@ class PrivateTask(Task):
         return False
 
     def value_and_grad(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused, as all gradients are that are not clipped sample by sample."""
+        """Refused: gradients must be clipped per sample."""
         refuse_gradient()
 
     grad = each_gradient = full_gradient = hessian_vector = value_and_grad
@@ -172,7 +172,7 @@ def _squares(leaf: Tensor) -> Tensor:
 
 
 def _factors(squares: Tensor, weight: Tensor, bound: float) -> Tensor:
-    """What shortens each sample's gradients, [b, 1], from the squared norms [b, M] of those without weights."""
+    """Clipping factor of each sample's gradients, [b, 1], from their unweighted squared norms [b, M]."""
     norms = (squares * weight.double().square()).sum(1, keepdim=True).sqrt()
     return clip_factor(norms, bound).to(weight.dtype)
 
@@ -183,7 +183,7 @@ def _mixed(gradient: Tensor, shares: Tensor) -> Tensor:
 
 
 class NoisyStep(NamedTuple):
-    """What one step of one client releases."""
+    """The release of one step of one client."""
 
     clip_norm: float  # C
     noise: Tensor | float  # z, standard deviation of the noise over C
@@ -192,15 +192,15 @@ class NoisyStep(NamedTuple):
     round_idx: int
     phase: str
     client_id: Tensor  # []
-    step: Tensor  # [] which of its steps in this phase
+    step: Tensor  # [] index of the step in this phase
 
 
 @dataclass(frozen=True)
 class PrivateSolver(LocalSolver):
-    """The local solver of one client in one step, which it may take once.
+    """The local solver of one client for one step, usable once.
 
     Args:
-        noisy: what the step releases.
+        noisy: the release of the step.
     """
 
     noisy: NoisyStep = None  # type: ignore[assignment] # fields of the solver have defaults, so this has to have one
@@ -214,7 +214,7 @@ class PrivateSolver(LocalSolver):
     def _gradient(
         self, task: Task, given: StepInputs, *, with_loss: bool
     ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
-        """The clipped and noised gradient over the expected batch; buffers stay."""
+        """The clipped and noised gradient, divided by the expected batch size; buffers are unchanged."""
         assert isinstance(task, PrivateTask)
         if self.taken:
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
@@ -235,7 +235,7 @@ class PrivateSolver(LocalSolver):
         return [leaf / self.noisy.expected.to(leaf.dtype) for leaf in total]
 
     def update(self, *_: object, **__: object) -> NoReturn:
-        """Refused: a gradient that comes from elsewhere is neither clipped nor noised."""
+        """Refused: a gradient from elsewhere is neither clipped nor noised."""
         refuse_gradient()
 
     _advance_each = update

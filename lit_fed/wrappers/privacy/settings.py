@@ -1,4 +1,4 @@
-"""What every kind of differential privacy has in common: its settings, what they refuse, and what is reported."""
+"""Common parts of all kinds of differential privacy: settings, refusals and reports."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
 
 
 class Private(AlgorithmWrapper):
-    """A wrapper that knows what its releases cost, since it remembers them."""
+    """A wrapper that records its releases, and computes their cost."""
 
     privacy: Privacy
     has_server_state = True
 
     @abstractmethod
     def guarantee(self, ctx: Context, own: Tree, exact: bool = True) -> dict[str, Any]:
-        """What holds after the releases so far, by name: numbers, and words; ε is inf where there is no noise.
+        """The guarantee after the releases so far, as numbers and texts by name; ε is inf without noise.
 
         Args:
-            ctx: what every client knows.
-            own: what the wrapper remembers.
-            exact: False where many rounds ask, and ε may be larger by a thousandth or two.
+            ctx: the context.
+            own: the wrapper's memory.
+            exact: False for frequent calls, where ε may be too large by a thousandth or two.
         """
 
     @abstractmethod
     def charged_again(self, ctx: Context, own: Tree) -> Tree:
-        """`own` after a round that may have been released already is done again, with other noise."""
+        """The memory after a round that may have been released is repeated with new noise."""
 
     def worth(self, own: Tree) -> dict[str, float]:
-        """What tells how the last release was, by name, for every round."""
+        """Statistics of the last release by name, for every round."""
         return {}
 
     @abstractmethod
     def plan(self, ctx: Context, own: Tree) -> list[str]:
-        """Refuse a fit that cannot keep what was asked for, before it begins; else what its user should know of it.
+        """Refuse a fit that cannot meet its privacy settings, before it begins; else return a notice for the user.
 
         Raises:
             ConfigError: naming the setting, or the package that is missing.
@@ -100,18 +100,18 @@ class Privacy(WrapperSettings):
         check_settings(self, noises, here, target_epsilon="> 0", delta="(0, 1)")
 
     def secret(self) -> Secret:
-        """What noise follows from: the seed that was given, or chance."""
+        """The secret behind the noise: from the given seed, or random."""
         return Secret.fresh() if self.noise_seed is None else Secret.of_seed(self.noise_seed)
 
     def described(self, accountant: Literal["pld", "rdp", "gaussian"]) -> dict[str, str]:
-        """What a guarantee says in words, for all kinds of privacy."""
+        """The text of a guarantee, for all kinds of privacy."""
         return {
             "accountant": accountant_name(accountant), "unit": self.unit, "adjacency": self.adjacency,
             "not_covered": NOT_COVERED,
         }  # fmt: skip
 
     def refuse_exceeding(self, epsilon: float, noise: float, after: str) -> None:
-        """Refuse a fit that would exceed the target, since the run has begun with noise for fewer rounds.
+        """Refuse a fit that would exceed the target, since the run began with noise for fewer rounds.
 
         Raises:
             ConfigError: naming the target.
@@ -130,11 +130,11 @@ class Privacy(WrapperSettings):
         return self.delta
 
     def usual_weighting(self) -> Literal["samples", "uniform"] | None:
-        """Weight of a client's message where none is asked for; None: as without privacy."""
+        """Default weight of a client's message; None: as without privacy."""
         return "uniform"
 
     def check_start(self, path: str, spent: dict[str, Any] | None) -> list[str]:
-        """Refuse models of another run that may tell of the same clients without being charged; returns what to say.
+        """Refuse models of another run that may reveal the same clients at no charge; returns a notice.
 
         Args:
             path: checkpoint of the run.
@@ -161,13 +161,13 @@ class Privacy(WrapperSettings):
 def planned(
     epsilon: float, delta: float, noise_multiplier: float, after: str, accountant: str, num_clients: int
 ) -> list[str]:
-    """What the user of a private run should know before it begins.
+    """A notice for the user of a private run before it begins.
 
     Args:
         epsilon: ε at its end.
         delta: δ.
         noise_multiplier: z.
-        after: how much will have been released by then, in words.
+        after: description of the releases by then.
         accountant: its name.
         num_clients: T.
     """
@@ -201,13 +201,13 @@ def check_statistics(algorithm: Any, ctx: Context) -> None:
 def whole_guarantee(
     algorithm: Any, ctx: Context, shared: Tree, start: dict[str, Any] | None, *, starts: bool, exact: bool = True
 ) -> dict[str, Any]:
-    """The guarantee of a run and of the models that it started from, whose ε and δ are added; {} without privacy.
+    """The guarantee of a run including the models that it started from, with ε and δ added; {} without privacy.
 
     Args:
         algorithm: inside its wrappers.
-        ctx: what every client knows.
+        ctx: the context.
         shared: the shared state.
-        start: what was spent on the models that the run started from, see `spent_by`; None: nothing.
+        start: cost of the models that the run started from, see `spent_by`; None: nothing.
         starts: whether the run started from models of another.
         exact: as of `Private.guarantee`.
     """
@@ -226,7 +226,7 @@ def whole_guarantee(
 
 
 def spent_by(guarantee: dict[str, Any]) -> dict[str, Any] | None:
-    """What a checkpoint says of the privacy of its models, for runs that start from them; None: nothing is promised.
+    """The checkpoint's entry on the privacy of its models, for runs that start from them; None: no guarantee.
 
     Args:
         guarantee: as of `whole_guarantee`; one of an imitated population promises nothing.
@@ -237,14 +237,14 @@ def spent_by(guarantee: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_spent(value: Any) -> bool:
-    """Whether a checkpoint's entry is what `spent_by` gives."""
+    """Whether a checkpoint's entry has the form of `spent_by`."""
     types = {"epsilon": float, "delta": float, "unit": str, "adjacency": str}
     whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in types.items())
     return whole and value["epsilon"] >= 0 and 0 <= value["delta"] <= 1
 
 
 def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
-    """The shared state with something else in the memory of the private wrapper, which there is."""
+    """The shared state with the private wrapper's memory replaced; there must be such a wrapper."""
     if isinstance(algorithm, Private):
         return WrappedShared(shared.inner, own)
     inner = with_private_part(algorithm.inner, algorithm.inner_shared(shared), own)

@@ -1,17 +1,17 @@
-"""Robust aggregation, and attacks to try it with, around any algorithm whose server averages models or changes.
+"""Robust aggregation, and attacks to test it, around any algorithm whose server averages models or changes.
 
 The rules are in `lit_fed.wrappers.robust.rules`, the attacks in `lit_fed.wrappers.robust.attacks`, each with its paper.
 
 Symbols:
-    X_i -> Rows          what is new in the message of client i: all floating leaves of all M models, [d]
-    A   -> rule          the change that the rows X amount to
-    f   -> tolerated     clients among those of a round that may lie
+    X_i -> Rows          delta of the message of client i: all floating leaves of all M models, [d]
+    A   -> rule          the aggregate of the rows X
+    f   -> tolerated     clients of a round that may be malicious
 Deviations:
-    Messages with NaN or infinity are dropped first. Where fewer are left than the rule needs, a round changes nothing.
-    Every client counts the same unless `--model.weighting samples` is given: its number of samples is what it claims.
-    Ours: a client gets one verdict over all M models that it sends.
-    Ours: of models that clients choose, each is aggregated over those who chose it. One of which too few are left stays
-    as it is, and the others share out its weight.
+    Messages with NaN or infinity are dropped first. If fewer are left than the rule needs, a round changes nothing.
+    Clients have equal weights unless `--model.weighting samples` is given: the number of samples is only claimed.
+    Ours: a client has one coefficient for all M models that it sends.
+    Ours: if clients choose models, each model is aggregated over those who chose it. A model with too few messages is
+    unchanged, and its weight is distributed over the others.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ Starts = tuple[dict[str, Tensor], ...]
 
 
 class Judged(NamedTuple):
-    """What the server remembers of the clients' messages."""
+    """The server's memory of the clients' messages."""
 
-    kept: Tensor  # [T] float64, how much of each client's last message went in; −1 of those who never took part
-    refused: Tensor  # [T] int64, how many messages of each were no numbers
-    skipped: Tensor  # [] int64, phases that changed nothing, since too few messages were left
-    start: Starts  # parameters of the rule's last result, leaves [M, ...] float64; () of rules that start from nothing
+    kept: Tensor  # [T] float64, used share of each client's last message; −1 for clients that never took part
+    refused: Tensor  # [T] int64, number of non-finite messages of each
+    skipped: Tensor  # [] int64, phases without a change, since too few messages were left
+    start: Starts  # parameters of the rule's last result, leaves [M, ...] float64; () if the rule needs none
 
 
 @dataclass(frozen=True)
 class RobustAverage(AlgorithmWrapper):
-    """The server sees every message, and takes what a rule makes of them for their average.
+    """The server sees every message, and uses the result of a rule as their average.
 
     Args:
         inner: the algorithm.
         rule: the rule; None: the average.
-        attack: what attackers send; None: what they learnt.
+        attack: the messages of attackers; None: honest ones.
     """
 
     rule: Rule | None = None
@@ -80,7 +80,7 @@ class RobustAverage(AlgorithmWrapper):
 
     # ------------------------------------------------------------------ what the server remembers
     def server_memory(self, ctx: Context, shared: Tree) -> Judged:
-        """Nobody was judged; refuses running statistics that would move by steps of one size."""
+        """No message yet; refuses running statistics that would move by steps of fixed size."""
         device = ctx.lr.device
         if self.rule is not None and self.rule.takes_signs and averages_statistics(self.inner, ctx):
             raise ConfigError(
@@ -98,7 +98,7 @@ class RobustAverage(AlgorithmWrapper):
 
     # ------------------------------------------------------------------ the server's step
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
-        """The algorithm's, on what the rule makes of the messages; where it makes nothing, that is remembered alone."""
+        """The algorithm's step on the result of the rule; without a result, only the memory changes."""
         if not tree.leaves(reduced.value):
             return super().server_step(ctx, shared, reduced, client_ids)
         reduced, own = self.decode(ctx, shared, reduced, client_ids)
@@ -107,7 +107,7 @@ class RobustAverage(AlgorithmWrapper):
         return WrappedShared(self.inner.server_step(ctx, self.inner_shared(shared), reduced, client_ids), own)
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Judged]:
-        """The mean that the algorithm's server gets: what is known of the messages, and the change that is left."""
+        """The mean for the algorithm's server step: the reference plus the aggregated change."""
         judged: Judged = shared.own
         reference = self._reference(ctx, shared, tree.index(reduced.value, 0))
         values = self._attacked(ctx, reference, reduced.value, client_ids)
@@ -139,12 +139,12 @@ class RobustAverage(AlgorithmWrapper):
         return mean, judged._replace(kept=kept.index_copy(0, client_ids, verdicts), refused=refused)
 
     def _reference(self, ctx: Context, shared: Tree, one: Tree) -> Tree:
-        """What is known of any message, of all models in it, from one of them."""
+        """The reference of any message, for all models in it, from one of them."""
         one = one._replace(taken=torch.ones_like(one.taken)) if isinstance(one, Chosen) else one
         return reference_of(self.inner, self.broadcast_view(ctx, shared), one)
 
     def _laid_out(self, ctx: Context, shared: Tree, reference: Tree, start: Starts) -> Tree:
-        """Where the rule starts, a tree of changes like the messages; of what is no parameter it starts from zero."""
+        """The rule's starting point, a tree of changes like the messages; zero for leaves other than parameters."""
         if not start:
             return None
         names, zeros = names_of_parameters(self.inner_shared(shared)), _zeros(reference)
@@ -153,7 +153,7 @@ class RobustAverage(AlgorithmWrapper):
         return with_parameter_trees(zeros, laid, names)
 
     def _attacked(self, ctx: Context, reference: Tree, values: Tree, client_ids: Tensor) -> Tree:
-        """The values with what attackers send."""
+        """The values with the attackers' messages replaced."""
         if self.attack is None or ctx.attackers is None:
             return values
         attacks = ctx.attackers.to(client_ids.device)[client_ids]
@@ -163,20 +163,20 @@ class RobustAverage(AlgorithmWrapper):
             Intercepted(values, reference, attacks, client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}")
         )
 
-    # ------------------------------------------------------------------ what the rule makes of rows
+    # ------------------------------------------------------------------ applying the rule
     def tolerated(self, num_messages: int, num_clients: int, num_attackers: int | None) -> int:
-        """F among so many messages: what the rule was given, else the share of attackers, a fifth if nobody knows.
+        """F among these messages: as set for the rule, else the share of attackers, a fifth if unknown.
 
         Args:
             num_messages: clients of the round, m.
             num_clients: T.
-            num_attackers: of these; None: not known.
+            num_attackers: attackers among these; None: unknown.
         """
         usual = num_messages // 5 if num_attackers is None else -(-num_attackers * num_messages // num_clients)
         return usual if self.rule is None else self.rule.against(usual)
 
     def _aggregate(self, ctx: Context, rows: Rows, weights: Tensor, start: Tree) -> Aggregate | None:
-        """What the rule makes of some rows; None where these are too few."""
+        """The rule's result for some rows; None if there are too few."""
         number = len(weights)
         if self.rule is None:
             return Aggregate(rows.combine(weights / weights.sum()), torch.ones_like(weights)) if number else None
@@ -192,7 +192,7 @@ class RobustAverage(AlgorithmWrapper):
     def _all(
         self, ctx: Context, values: Tree, reference: Tree, weights: Tensor, start: Tree
     ) -> tuple[Reduced, Tensor, Tree] | None:
-        """The mean of messages that hold all models, the verdicts [m], and the change."""
+        """The mean of messages with all models, the used shares [m], and the change."""
         found = self._aggregate(ctx, Rows(values, reference), weights, start)
         if found is None:
             return None
@@ -201,9 +201,9 @@ class RobustAverage(AlgorithmWrapper):
     def _each_chosen(
         self, ctx: Context, values: Chosen, reference: Chosen, weights: Tensor, start: Chosen | None
     ) -> tuple[Reduced, Tensor, Tree] | None:
-        """Each of the M models over those who sent it: the mean of messages of which a share holds it.
+        """Aggregate each of the M models over the clients that sent it.
 
-        The verdict on a client is the mean of those on its models; 0 for a model of which too few were left.
+        A client's used share is the mean over its models; 0 for a model with too few messages.
         """
         kept, counted, found = torch.zeros_like(weights), torch.zeros_like(weights, dtype=torch.bool), []
         for place in range(values.taken.shape[1]):
@@ -237,24 +237,24 @@ def _zeros(leaves: Tree) -> Tree:
 
 
 def _of_some(models: Tree, clients: Tensor, place: int) -> Tree:
-    """One model of those that some clients sent, leaves [k, ...]."""
+    """One model of the clients that sent it, leaves [k, ...]."""
     return tree.map_leaves(lambda leaf: leaf[clients, place], models)
 
 
 class Robustness(NamedTuple):
-    """A robust rule, and what attackers send."""
+    """A robust rule and an attack."""
 
     rule: Rule | None = None
     attack: Attack | None = None
 
     @property
     def given(self) -> bool:
-        """Whether either was asked for."""
+        """Whether either is configured."""
         return self.rule is not None or self.attack is not None
 
     @property
     def option(self) -> str:
-        """The option that asks for it, with its class."""
+        """The option that configures it, with its class."""
         if self.rule is None:
             return f"--model.attack {type(self.attack).__name__}"
         return f"--model.robust_aggregation {type(self.rule).__name__}"
@@ -264,16 +264,16 @@ class Robustness(NamedTuple):
         return RobustAverage(algorithm, self.rule, self.attack) if self.given else algorithm
 
     def usual_weighting(self) -> Literal["uniform"] | None:
-        """Weight of a client's message where none is asked for; None: as without a rule."""
+        """Default weight of a client's message; None: as without a rule."""
         return None if self.rule is None else "uniform"
 
     @property
     def weight_cap(self) -> int | None:
-        """What a client may weigh at most."""
+        """Maximum weight of a client."""
         return None if self.rule is None else self.rule.weight_cap
 
     def freezes_minorities(self, algorithm: Any) -> bool:
-        """Whether the rule looks at single numbers of several models, each of which few clients may have trained."""
+        """Whether the rule acts per coordinate on several models, each of which few clients may have trained."""
         rule = self.rule
         return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.message.complete
 
@@ -281,11 +281,11 @@ class Robustness(NamedTuple):
         """Refuse an attack without attackers, and cohorts that are too small for the rule or the attack.
 
         Args:
-            facts: sizes of the data; they say who attacks.
-            num_messages: most clients of a round, m.
+            facts: sizes of the data, and the attackers.
+            num_messages: maximum number of clients in a round, m.
 
         Raises:
-            ConfigError: naming the option that is missing, or the numbers that do not go together.
+            ConfigError: naming the missing option, or the incompatible numbers.
         """
         attackers, num_clients = facts.attackers, facts.num_clients
         known = None if attackers is None else len(attackers)

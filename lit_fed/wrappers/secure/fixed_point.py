@@ -1,4 +1,4 @@
-"""Fixed point modulo a power of two: real numbers as whole ones, whose sums are exact in any order.
+"""Fixed point modulo a power of two: real numbers as integers, whose sums are exact in any order.
 
 Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017.
 https://doi.org/10.1145/3133956.3133982
@@ -7,7 +7,7 @@ Symbols:
     b -> modulus_bits   numbers are added modulo 2^b
     f -> fraction_bits  1 is the whole number 2^f
     c -> clip_range     values lie in [-c, c]
-    m, w                messages of a sum, and the weight of one of them
+    m, w                messages in a sum, and the weight of one of them
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDED_UP = 1 + Fraction(1, 2**52)
 
 
 class FixedPoint(NamedTuple):
-    """Real numbers as residues modulo 2^b, [d] int64: in 0 … 2^b − 1, or signed where b = 64 takes all of int64."""
+    """Real numbers as residues modulo 2^b, [d] int64: in 0 … 2^b − 1, or signed if b = 64 uses all of int64."""
 
     modulus_bits: int
     fraction_bits: int
@@ -39,23 +39,23 @@ class FixedPoint(NamedTuple):
 
     @property
     def num_limbs(self) -> int:
-        """Parts of 32 bits that a residue is sent in, L."""
+        """Number L of 32-bit parts in which a residue is sent."""
         return -(-self.modulus_bits // LIMB_BITS)
 
     @property
     def largest(self) -> float:
-        """The largest value: the multiple of 2^-f in [0, c], so that no rounding goes beyond c."""
+        """The largest value: the largest multiple of 2^-f in [0, c], so that rounding never exceeds c."""
         return math.ldexp(
             math.floor(Fraction(self.clip_range) * Fraction(2) ** self.fraction_bits), -self.fraction_bits
         )
 
     def encode(self, values: Tensor, weight: Tensor, *, towards_zero: bool = False) -> Tensor:
-        """Residues of weight times values, rounded to multiples of 2^-f, [d] int64; values beyond c are cut off there.
+        """Residues of weight times values, rounded to multiples of 2^-f, [d] int64; values are clamped to [-c, c].
 
         Args:
             values: real numbers [d] float64.
             weight: a whole number, [] float64.
-            towards_zero: round to the multiple that is nearer to zero, so that the norm of the vector never grows.
+            towards_zero: round towards zero, so that the norm of the vector never grows.
         """
         steps = values.clamp(-self.largest, self.largest) * weight * 2.0**self.fraction_bits
         whole = steps.trunc() if towards_zero else steps.round()
@@ -66,7 +66,7 @@ class FixedPoint(NamedTuple):
         return self.signed(residues).double() * 2.0**-self.fraction_bits
 
     def signed(self, residues: Tensor) -> Tensor:
-        """The whole numbers of residues [d] that lie around zero, [d] int64."""
+        """The signed integers of residues [d], around zero, [d] int64."""
         if self.modulus_bits == 64:
             return residues
         half = 1 << (self.modulus_bits - 1)
@@ -84,19 +84,19 @@ class FixedPoint(NamedTuple):
         return modulo(total, self.modulus_bits)
 
     def check(self, num_messages: int, most_weight: int, prefix: str) -> None:
-        """Refuse numbers whose sum could overflow, or that could tell nothing but zero.
+        """Refuse settings for which a sum could overflow, or for which all values round to zero.
 
         Args:
-            num_messages: most messages of a sum.
-            most_weight: largest weight of one.
-            prefix: what stands before the fields' names on the command line.
+            num_messages: maximum number of messages in a sum.
+            most_weight: maximum weight of one.
+            prefix: prefix of the fields' names on the command line.
 
         Raises:
-            ConfigError: with the fraction bits or the range that would do.
+            ConfigError: with fraction bits or a range that would work.
         """
         bits, fraction, clip = self
         most = most_fraction_bits(bits, num_messages, most_weight, clip)
-        fewest = math.ceil(-math.log2(clip))  # with fewer the range itself is no multiple of the step
+        fewest = math.ceil(-math.log2(clip))  # with fewer bits the range itself is no multiple of the step
         sums = f"a sum of {num_messages} messages with weights up to {most_weight} and values up to {clip:g}"
         if most < fewest:
             wanted = (2 * num_messages * most_weight).bit_length() + 1
@@ -123,7 +123,7 @@ def modulo(numbers: Tensor, bits: int) -> Tensor:
 
 
 def most_fraction_bits(modulus_bits: int, num_messages: int, most_weight: int, clip_range: float) -> int:
-    """The most fraction bits f with which no sum overflows: m·w·c·2^f ≤ 2^(b−1) − 1.
+    """The maximum fraction bits f without overflow of a sum: m·w·c·2^f ≤ 2^(b−1) − 1.
 
     Example:
         >>> most_fraction_bits(32, 100, 1000, 8.0)
@@ -135,15 +135,15 @@ def most_fraction_bits(modulus_bits: int, num_messages: int, most_weight: int, c
 
 
 def widest_range(modulus_bits: int, num_messages: int, most_weight: int, fraction_bits: int) -> float:
-    """The widest range c with which no sum overflows, rounded down to four digits."""
+    """The widest range c without overflow of a sum, rounded down to four digits."""
     exact = (2 ** (modulus_bits - 1) - 1) / (num_messages * most_weight * 2.0**fraction_bits * float(ROUNDED_UP))
     step = 10.0 ** (math.floor(math.log10(exact)) - 3)
     return float(f"{math.floor(exact / step) * step:.4g}")
 
 
 def error_of_mean(fraction_bits: int, num_messages: int = 1, total_weight: float = 1.0) -> float:
-    """The largest error of a weighted mean of values within the range, m·2^-f / (2 Σw), since it rounds after weighing.
+    """The largest error of a weighted mean of values in the range, m·2^-f / (2 Σw): weighting comes before rounding.
 
-    Without numbers that of any mean whose weights are at least 1.
+    Without numbers, a bound for any mean whose weights are at least 1.
     """
     return num_messages * 2.0**-fraction_bits / (2 * total_weight)

@@ -41,11 +41,12 @@ PRIME = 2**31 - 1
 
 
 def make_shares(coefficients: Tensor, points: Tensor, prime: int = PRIME) -> Tensor:
-    """Values of polynomials at points: the shares of their constant coefficients.
+    """Shares of secrets: the values at points of polynomials whose constant coefficients they are.
 
     Args:
-        coefficients: of S polynomials, the secret first, [S, t] int64 in 0 … prime − 1; t shares give it back.
-        points: one for each holder of a share, [n] int64, different and not 0.
+        coefficients: coefficients of S polynomials, the secret first, [S, t] int64 in 0 … prime − 1; t shares give it
+            back.
+        points: one per holder of a share, [n] int64, distinct and not 0.
         prime: numbers of the field, below 2^31.5.
 
     Returns:
@@ -65,12 +66,12 @@ def reconstruct(points: Tensor, shares: Tensor, prime: int = PRIME) -> Tensor:
     """The secrets of t shares each: the values at 0 of the polynomials through them (Lagrange).
 
     Args:
-        points: of the holders whose shares these are, [t] int64, different and not 0.
+        points: points of the holders of these shares, [t] int64, distinct and not 0.
         shares: [S, t] int64.
         prime: numbers of the field.
 
     Returns:
-        Secrets [S] int64; something else where t is smaller than the threshold they were shared with.
+        Secrets [S] int64; wrong values if t is below the threshold of the sharing.
 
     Example:
         >>> reconstruct(torch.tensor([1, 3]), torch.tensor([[49, 63]]), prime=97).tolist()
@@ -93,23 +94,23 @@ GENERATOR = 16807
 
 
 class MaskingCohort(NamedTuple):
-    """The clients of a phase, who mask what they send; its functions of a client run under `torch.func.vmap`."""
+    """The clients of a phase, which mask their messages; functions of a client run under `torch.func.vmap`."""
 
     seed: int
     round_idx: int
     phase: str
-    client_ids: Tensor  # [m] int64, ascending, each once
+    client_ids: Tensor  # [m] int64, ascending, without duplicates
     modulus_bits: int
     neighbours: int | None = None  # k, an even number: a client masks with those beside it on a ring; None: with all
 
     @property
     def num_partners(self) -> int:
-        """Clients that each one masks with."""
+        """Number of partners of each client."""
         others = len(self.client_ids) - 1
         return others if self.neighbours is None else min(self.neighbours, others)
 
     def partners(self, client_id: Tensor) -> Iterator[Tensor]:
-        """The clients [] that one masks with, on a ring that is drawn anew for each phase."""
+        """The partners of a client, on a ring that is drawn anew for each phase."""
         size = len(self.client_ids)
         order = generator(self.seed, self.round_idx, 0, f"secure/ring/{self.phase}").permutation(size)
         ring = self.client_ids[torch.from_numpy(order).to(self.client_ids.device)]
@@ -124,7 +125,7 @@ class MaskingCohort(NamedTuple):
         return 1 + self._words(client_id, "key", 1)[0] % (PRIME - 1)
 
     def own_word(self, client_id: Tensor) -> Tensor:
-        """What the client's own mask is made from, [] int64 in 0 … PRIME − 1."""
+        """The word that generates the client's own mask, [] int64 in 0 … PRIME − 1."""
         return self._words(client_id, "own", 1)[0] % PRIME
 
     def mask_of_word(self, word: Tensor, count: int) -> Tensor:
@@ -135,7 +136,7 @@ class MaskingCohort(NamedTuple):
         return modulo(low + (high << LIMB_BITS), self.modulus_bits)
 
     def mask(self, client_id: Tensor, count: int) -> Tensor:
-        """What a client adds to its residues: its own mask and those with its partners, [count] int64."""
+        """The total mask of a client: its own mask and those with its partners, [count] int64."""
         secret, total = self.secret_word(client_id), self.mask_of_word(self.own_word(client_id), count)
         for partner in self.partners(client_id):
             word = agreed_word(secret, public_word(self.secret_word(partner)))
@@ -149,7 +150,7 @@ class MaskingCohort(NamedTuple):
 
 
 def public_word(secret: Tensor) -> Tensor:
-    """What a client tells the others of its secret key, [] int64."""
+    """The client's public key, [] int64."""
     return secret * GENERATOR % PRIME
 
 
@@ -159,12 +160,12 @@ def agreed_word(secret: Tensor, public: Tensor) -> Tensor:
 
 
 def signed_mask(client_id: Tensor, partner: Tensor, mask: Tensor) -> Tensor:
-    """The mask of a pair as one of them adds it: the one of the smaller id adds it, the other takes it off, [d]."""
+    """The signed mask of a pair: the client with the smaller id adds it, the other subtracts it, [d]."""
     return torch.where(client_id < partner, mask, -mask)
 
 
 def agreement_bits(num_partners: int) -> int:
-    """Bits that a client sends beside its masked residues: two public keys, and two shares for each partner.
+    """Bits that a client sends besides its masked residues: two public keys, and two shares per partner.
 
     Example:
         >>> agreement_bits(99) + 32 * (10**6 + 1)
@@ -174,31 +175,31 @@ def agreement_bits(num_partners: int) -> int:
 
 
 def shares_needed(num_holders: int, threshold: float) -> int:
-    """How many of the holders of a secret have to be there, t: a share of them, rounded up and forgiving decimals."""
+    """Number of holders needed to recover a secret, t: a share of them, rounded up, robust to decimal fractions."""
     return max(1, math.ceil(threshold * num_holders - 1e-9))
 
 
 def survives(cohort: MaskingCohort, present: Tensor, threshold: float) -> bool:
-    """Whether enough clients are there for the round to have a sum: t of the holders of every secret.
+    """Whether enough clients remain to recover the sum: t of the holders of every secret.
 
     Args:
         cohort: the clients that masked.
         present: whether each of them has sent its residues, [m] bool.
-        threshold: t, as a share of those who hold shares of one secret.
+        threshold: t, as a share of the holders of one secret.
     """
     if not bool(present.any()):
         return False
-    if cohort.num_partners == len(present) - 1:  # everybody holds shares of everybody
+    if cohort.num_partners == len(present) - 1:  # all clients hold shares of all
         return int(present.sum()) >= shares_needed(len(present), threshold)
     places = (_holders(cohort, client_id) for client_id in cohort.client_ids)
     return all(int(present[held].sum()) >= shares_needed(len(held), threshold) for held in places)
 
 
 def recovered_words(cohort: MaskingCohort, present: Tensor, threshold: float) -> Tensor:
-    """What the holders' shares tell the server, [m] int64: the key of a client that is gone, else its own mask's word.
+    """The secrets recovered by the server, [m] int64: the key of a client that dropped out, else its own mask's word.
 
     Args:
-        cohort: the clients that masked, of whom enough are there.
+        cohort: the clients that masked, enough of which are present.
         present: whether each of them is, [m] bool.
         threshold: as of `survives`.
     """
@@ -208,7 +209,7 @@ def recovered_words(cohort: MaskingCohort, present: Tensor, threshold: float) ->
         needed = shares_needed(len(held), threshold)
         purpose = "own" if present[position] else "key"
         secret = cohort.own_word(client_id) if present[position] else cohort.secret_word(client_id)
-        # the client dealt out its shares beforehand; they are made here, since they are the same whenever they are made
+        # clients would distribute shares beforehand; they are computed here, since they do not depend on the time
         rng = generator(cohort.seed, cohort.round_idx, int(client_id), f"secure/shares/{purpose}/{cohort.phase}")
         others = torch.from_numpy(rng.integers(PRIME, size=needed - 1)).to(secret.device)
         shares = make_shares(torch.cat([secret[None], others])[None], held + 1)
@@ -218,11 +219,11 @@ def recovered_words(cohort: MaskingCohort, present: Tensor, threshold: float) ->
 
 
 def take_masks_off(cohort: MaskingCohort, total: Tensor, present: Tensor, threshold: float) -> Tensor:
-    """The sum of the residues of those who are there, [d] int64.
+    """The sum of the residues of the present clients, [d] int64.
 
     Args:
-        cohort: the clients that masked, of whom enough are there.
-        total: the sum of the masked residues of those who are there, [d] int64.
+        cohort: the clients that masked, enough of which are present.
+        total: the sum of the masked residues of the present clients, [d] int64.
         present: whether each of the cohort is, [m] bool.
         threshold: as of `survives`.
     """
@@ -239,6 +240,6 @@ def take_masks_off(cohort: MaskingCohort, total: Tensor, present: Tensor, thresh
 
 
 def _holders(cohort: MaskingCohort, client_id: Tensor) -> Tensor:
-    """Places in the cohort of those who hold shares of a client's secrets: itself and its partners, [n] int64."""
+    """Positions in the cohort of the holders of a client's secrets: itself and its partners, [n] int64."""
     ids = torch.stack([client_id, *cohort.partners(client_id)])
     return torch.searchsorted(cohort.client_ids, ids)

@@ -1,20 +1,20 @@
-"""Secure aggregation, around any algorithm whose server needs a sum of models or changes: what it does to the numbers.
+"""Secure aggregation around any algorithm whose server needs a sum of models or changes: its arithmetic only.
 
 Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017.
 https://doi.org/10.1145/3133956.3133982
 
 Symbols:
-    x_i    -> Masked.residues, Masked.weight   round(w_i·Δ_i·2^f) mod 2^b, and w_i as one coordinate more
+    x_i    -> Masked.residues, Masked.weight   round(w_i·Δ_i·2^f) mod 2^b, and w_i as an additional coordinate
     t      -> threshold                        share of the clients that must be left
 Deviations:
-    This simulates the arithmetic: quantisation, clamping, overflow, masks, drop-outs and bits. Nothing is kept secret
-    from this process; key agreement, its rounds and its time, and servers that cheat are left out.
-    Clients send changes of models and not models, whose numbers are larger: a narrow range leaves fine steps.
-    Counters of batches take no fraction bits; the share with which a client's models count lies in [0, 1].
-    Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that noise was
-    laid out for, and the step size is that of all T clients, independent of who is sampled.
-    t = 2/3 is ours. A client that drops out, and all clients of a round that is void, go on with the state that they
-    had before: client and server so agree about what was sent.
+    This simulates the arithmetic: quantisation, clamping, overflow, masks, dropouts and bits. Nothing is kept secret
+    from this process; key agreement with its rounds and time, and malicious servers are not simulated.
+    Clients send changes of models, not models, whose numbers are larger: a narrow range allows fine steps.
+    Counters of batches take no fraction bits; the shares of a client's models are in [0, 1].
+    Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that the noise
+    assumes, and the step size is that for all T clients, independent of the cohort.
+    t = 2/3 is ours. A client that drops out, and all clients of a void round, keep their old state, so that client
+    and server agree on the sent messages.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SecureAggregation(WrapperSettings):
         """Refuse cohorts whose sums could overflow.
 
         Args:
-            num_messages: most clients of a round; one that is drawn twice counts twice.
-            most_weight: largest weight of a client's message.
+            num_messages: maximum number of clients in a round; one that is drawn twice counts twice.
+            most_weight: maximum weight of a client's message.
 
         Raises:
-            ConfigError: naming the setting and what would do.
+            ConfigError: naming the setting and a value that would work.
         """
 
 
@@ -68,21 +68,21 @@ MOST_MESSAGES = 2**19
 
 @dataclass(frozen=True)
 class SecureSum(SecureAggregation):
-    """The server sees sums of masked whole numbers, and the message of no single client.
+    """The server sees only sums of masked integers, not the message of any single client.
 
     This simulates the arithmetic of secure aggregation; nothing is kept secret from this process.
 
     Args:
-        modulus_bits: b; whole numbers are added modulo 2^b, from 8 to 64.
-        fraction_bits: f; changes are rounded to multiples of 2^-f; null: the most with which no sum of the clients of
-            a round can overflow.
-        clip_range: c; changes beyond ±c are cut off there, and counted as `secure/clamped_share`.
-        threshold: share of the clients of a round, or with neighbours of each client and its neighbours, that must be
-            left for a sum; with fewer the round is void.
-        dropout_fraction: probability with which a client drops out of a round after it has masked its message.
-        neighbours: with how many others a client shares masks and keys, an even number; null: with all.
-        masks: draw the masks and take them off again; they change no bit of the sum, and cost the square of the number
-            of clients. False leaves out what cancels anyway.
+        modulus_bits: b; integers are added modulo 2^b, from 8 to 64.
+        fraction_bits: f; changes are rounded to multiples of 2^-f; null: the maximum for which no sum over the clients
+            of a round can overflow.
+        clip_range: c; changes are clamped to ±c, and the clamped ones counted as `secure/clamped_share`.
+        threshold: share of the clients of a round (with `neighbours`, of each client and its partners) that must remain
+            for a sum; with fewer the round is void.
+        dropout_fraction: probability that a client drops out of a round after masking its message.
+        neighbours: number of others with which a client shares masks and keys, even; null: all.
+        masks: draw the masks and remove them again; they change no bit of the sum, at a cost quadratic in the number
+            of clients. False skips them.
     """
 
     modulus_bits: int = 32
@@ -107,10 +107,10 @@ class SecureSum(SecureAggregation):
         self.point(num_messages, most_weight)
 
     def point(self, num_messages: int, most_weight: int) -> FixedPoint:
-        """How numbers become whole ones in a phase.
+        """The fixed-point format of a phase.
 
         Raises:
-            ConfigError: if a sum of so many messages could overflow, with what would do.
+            ConfigError: if a sum of this many messages could overflow, with a value that would work.
         """
         most = most_fraction_bits(self.modulus_bits, num_messages, most_weight, self.clip_range)
         point = FixedPoint(
@@ -124,7 +124,7 @@ class SecureSum(SecureAggregation):
 
 
 class Masked(NamedTuple):
-    """What a client sends: whole numbers below 2^32, in L parts each."""
+    """A client's message value: integers below 2^32, in L parts each."""
 
     residues: Any  # for each leaf of the algorithm's message [L, ...] float64
     weight: Tensor  # [L] float64
@@ -132,15 +132,15 @@ class Masked(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedAverage(AlgorithmWrapper):
-    """Clients send masked whole numbers, of whose sum the server makes the average that the algorithm takes.
+    """Clients send masked integers; the server decodes the algorithm's average from their sum.
 
-    Sums of whole numbers are exact in any order, so that blocks and ranks change no bit.
+    Sums of integers are exact in any order, so blocks and ranks change no bit.
     """
 
     settings: SecureSum
 
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
-        """The algorithm's; a client that was drawn several times masks once, and counts its draws in its message."""
+        """The algorithm's phases; a client drawn several times masks once, and its message counts the draws."""
         phases = []
         for phase in self.inner.phases(ctx, client_ids):
             ids, counts = phase.client_ids.unique(return_counts=True)
@@ -154,7 +154,7 @@ class MaskedAverage(AlgorithmWrapper):
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """The changes times their weight and the weight itself, as masked whole numbers; the message counts once."""
+        """The changes times their weight and the weight itself, as masked integers; the message counts once."""
         changes = delta_of(message.value, reference_of(self.inner, self.broadcast_view(ctx, shared), message.value))
         points, cohort = self._points(ctx, shared, changes), self._cohort(ctx)
         weight = message.weight.double() * (1 if ctx.draws is None else ctx.draws[data.client_id])
@@ -169,7 +169,7 @@ class MaskedAverage(AlgorithmWrapper):
             flat = modulo(flat + cohort.mask(data.client_id, len(flat)), self.settings.modulus_bits)
         *limbs, of_weight = points[0].split(flat).split([len(part) for part in parts], dim=1)
         sent = [
-            # what is no number stays none, so that whoever looks at messages finds it
+            # non-finite values stay non-finite, so that later checks find them
             torch.where(leaf.isfinite(), limb.view(-1, *leaf.shape), leaf)
             for limb, leaf in zip(limbs, tree.leaves(changes), strict=True)
         ]
@@ -184,7 +184,7 @@ class MaskedAverage(AlgorithmWrapper):
     def _counts(
         self, ctx: Context, cohort: MaskingCohort, client_id: Tensor, metrics: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """1, or 0 for a client that drops out, [] float64; metrics with the share of those who do."""
+        """1, or 0 for a client that drops out, [] float64; metrics with the share of dropouts."""
         counts = (~self._drops_out(ctx, client_id)).double()
         if self.settings.dropout_fraction:
             present = self._present(ctx, cohort)
@@ -194,7 +194,7 @@ class MaskedAverage(AlgorithmWrapper):
         return counts, metrics
 
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
-        """The algorithm's; where clients drop out, with the state that they go back to."""
+        """The algorithm's work; if clients may drop out, with the state that they return to."""
         work = super().client_init(ctx, shared, state, data, losses)
         return WrappedWork(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
 
@@ -205,7 +205,7 @@ class MaskedAverage(AlgorithmWrapper):
         return WrappedWork(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
-        """The algorithm's, masked; a client whose message is lost keeps the state from before."""
+        """The algorithm's result, masked; a client whose message is lost keeps its old state."""
         if not self._may_lose(ctx):
             return super().client_final(ctx, shared, work, data)
         result, cohort = super().client_final(ctx, shared, own_work(work), data), self._cohort(ctx)
@@ -217,7 +217,7 @@ class MaskedAverage(AlgorithmWrapper):
 
     # ------------------------------------------------------------------ at the server
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
-        """The algorithm's, on the average of those who are left; a void round changes nothing."""
+        """The algorithm's step on the average of the remaining clients; a void round changes nothing."""
         cohort = self._cohort(ctx)
         is_sum = bool(len(cohort.client_ids) and tree.leaves(reduced.value))
         if is_sum and not survives(cohort, self._present(ctx, cohort), self.settings.threshold):
@@ -225,7 +225,7 @@ class MaskedAverage(AlgorithmWrapper):
         return super().server_step(ctx, shared, reduced, client_ids)
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
-        """The average of the messages and the sum of their weights, from the sum of what clients sent."""
+        """The average of the messages and the sum of their weights, from the sum of the masked messages."""
         points, cohort, heard = (
             self._points(ctx, shared, reduced.value.residues),
             self._cohort(ctx),
@@ -245,7 +245,7 @@ class MaskedAverage(AlgorithmWrapper):
         value = tree.map_leaves(lambda new, old: old.double() + new, mean, reference_of(self.inner, heard, mean))
         return Reduced(value, weight), shared.own if self.has_server_state else ()
 
-    # ------------------------------------------------------------------ what both know
+    # ------------------------------------------------------------------ known to both
     def _cohort(self, ctx: Context) -> MaskingCohort:
         present = ctx.present
         ids = torch.arange(ctx.num_clients, device=ctx.lr.device) if present is None else present.nonzero()[:, 0]
@@ -253,11 +253,9 @@ class MaskedAverage(AlgorithmWrapper):
         return MaskingCohort(ctx.seed, ctx.round_idx, ctx.phase, ids, settings.modulus_bits, settings.neighbours)
 
     def _points(self, ctx: Context, shared: Tree, values: Tree) -> list[FixedPoint]:
-        """How each leaf of the algorithm's message becomes whole numbers; one that is whole takes no fraction bits."""
+        """Fixed-point format of each leaf of the algorithm's message; integers take no fraction bits."""
         num_messages = len(self._cohort(ctx).client_ids) if ctx.draws is None else int(ctx.draws.sum())
-        if clips_messages(
-            self.inner
-        ):  # whether a client takes part must not change how the others' messages are rounded
+        if clips_messages(self.inner):  # a client's participation must not change the rounding of other messages
             num_messages = ctx.num_clients
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
         point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
@@ -276,7 +274,7 @@ class MaskedAverage(AlgorithmWrapper):
         return [point_of(path) for path in paths]
 
     def _num_sent(self, ctx: Context, shared: Tree, value: Tree) -> int:
-        """Numbers of a message that leave the client, d: without those that stay there, or that a codec leaves out."""
+        """Number of values of a message that leave the client, d, without those that a codec omits."""
         inner, private, left_out = self.inner, frozenset[str](), 0
         while isinstance(inner, AlgorithmWrapper):
             if isinstance(inner, LocalNorm):
@@ -297,14 +295,14 @@ class MaskedAverage(AlgorithmWrapper):
         return drawn < self.settings.dropout_fraction
 
     def _present(self, ctx: Context, cohort: MaskingCohort) -> Tensor:
-        """Whether each client of a phase is still there, [m] bool."""
+        """Whether each client of a phase is still present, [m] bool."""
         if not len(cohort.client_ids):
             return torch.zeros_like(cohort.client_ids, dtype=torch.bool)
         return ~torch.func.vmap(lambda client_id: self._drops_out(ctx, client_id))(cohort.client_ids)
 
 
 def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor]) -> int:
-    """Numbers that a codec leaves out whose positions all clients share: of d it sends d/(1 + ω)."""
+    """Number of values omitted by a codec with positions common to all clients: of d it sends d/(1 + ω)."""
     codec, left_out = compressed.codec, 0
     for vector in vectors_of(sent_leaves(compressed.inner, ctx, parameters), codec, compressed.scope).values():
         count = vector[0].numel()

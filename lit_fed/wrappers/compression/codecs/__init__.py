@@ -1,4 +1,4 @@
-"""Codecs: fewer bits for a vector that travels, and what the other end makes of them."""
+"""Codecs: encodings of a vector in fewer bits, and their decoded values."""
 
 from lit_fed.wrappers.compression.codecs.base import Codec, Encoded
 from lit_fed.wrappers.compression.codecs.drive import Drive

@@ -1,6 +1,6 @@
-"""What a codec is: a vector goes in, what its receiver decodes comes out, and the bits of the encoding between them.
+"""Interface of codecs: from a vector to the value that its receiver decodes, and the bits of the encoding.
 
-Nothing is packed: a codec computes what a receiver would decode, and counts the bits of an encoding that exists.
+Nothing is packed: a codec computes the decoded value, and counts the bits of an actual encoding.
 """
 
 from abc import ABC, abstractmethod
@@ -28,17 +28,17 @@ Chances = Callable[[int], Tensor]
 
 
 class Encoded(NamedTuple):
-    """What the receiver knows, and what it cost."""
+    """The decoded value, and its cost."""
 
-    decoded: Tensor  # of the shape and type of what was encoded
+    decoded: Tensor  # of the shape and type of the input
     bits: Tensor  # [] float64
 
 
 class Codec(ABC):
     """Base of everything that `--model.compression` accepts.
 
-    Subclasses are frozen dataclasses of settings. `encode` is pure and runs under `torch.func.vmap`, so no value may
-    steer Python control flow. Scales are computed in float64, everything else in the type of the values.
+    Subclasses are frozen dataclasses of settings. `encode` is pure and runs under `torch.func.vmap`, so Python control
+    flow may not depend on values of tensors. Scales are computed in float64, everything else in the type of the values.
     """
 
     randomness: ClassVar[Literal["none", "client", "common"]] = "none"
@@ -52,23 +52,23 @@ class Codec(ABC):
 
     @property
     def unbiased(self) -> bool:
-        """Whether what is decoded is the vector itself on average over the chances; then errors need no memory."""
+        """Whether the decoded value is unbiased over the random numbers; then errors need no memory."""
         return False
 
     def relative_variance(self, count: int) -> float:
-        """ω: the variance of what is decoded of a vector [d] is at most ω·‖v‖²; 0 of codecs that are biased.
+        """ω: the variance of the decoded vector [d] is at most ω·‖v‖²; 0 for biased codecs.
 
-        Divided by 1 + ω, what is decoded contracts: it is nearer to the vector than 0 is, on average.
+        Divided by 1 + ω, the decoded value is a contraction: on average it is nearer to the vector than 0 is.
         """
         return 0.0
 
     @abstractmethod
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
-        """What the receiver decodes.
+        """The decoded value.
 
         Args:
             values: [d], or any shape if `keeps_shape`.
-            chances: the random numbers that `randomness` tells of.
+            chances: the random numbers declared by `randomness`.
 
         Raises:
             ConfigError: if the settings do not fit d.
@@ -79,7 +79,7 @@ class Codec(ABC):
 
         Args:
             count: d.
-            place: which vector it is, for the message.
+            place: name of the vector, for the message.
 
         Raises:
             ConfigError: naming setting, value and place.
@@ -87,7 +87,7 @@ class Codec(ABC):
 
 
 def if_any(scale: Tensor, bits: Tensor | float) -> Tensor:
-    """Bits of an encoding with a scale in front: the scale alone where it is 0, for then nothing follows."""
+    """Bits of an encoding with a leading scale: only the scale if it is 0, since nothing follows."""
     return NUMBER_BITS + torch.where(scale > 0, torch.as_tensor(bits, dtype=torch.float64, device=scale.device), 0.0)
 
 
@@ -99,12 +99,12 @@ SMALLEST = 64
 
 
 def vectors_of(leaves: dict[str, Tensor], codec: Codec, scope: Scope) -> dict[str, Tensor]:
-    """What is encoded of the parameters of M models, [M, ...] each, by name.
+    """The vectors to encode from the parameters of M models, [M, ...] each, by name.
 
     Args:
         leaves: the parameters, leaves [M, ...].
-        codec: it may take tensors as they are; others get rows.
-        scope: `leaf` without those of less than `SMALLEST` numbers; `whole` joins all leaves of a model.
+        codec: if it keeps shapes it gets tensors, otherwise rows.
+        scope: `leaf`, without leaves of fewer than `SMALLEST` numbers; `whole` joins all leaves of a model.
     """
     if scope == "whole":
         return {scope: torch.cat([leaf.flatten(1) for leaf in leaves.values()], 1)}
@@ -113,7 +113,7 @@ def vectors_of(leaves: dict[str, Tensor], codec: Codec, scope: Scope) -> dict[st
 
 
 def leaves_of(vectors: dict[str, Tensor], leaves: dict[str, Tensor], scope: Scope) -> dict[str, Tensor]:
-    """The parameters with these vectors in their place; the inverse of `vectors_of`."""
+    """The parameters replaced by these vectors; the inverse of `vectors_of`."""
     if scope == "whole":
         parts = vectors[scope].split([leaf[0].numel() for leaf in leaves.values()], 1)
         return {name: part.view_as(leaf) for (name, leaf), part in zip(leaves.items(), parts, strict=True)}
@@ -121,7 +121,7 @@ def leaves_of(vectors: dict[str, Tensor], leaves: dict[str, Tensor], scope: Scop
 
 
 def encode_each(function: Callable[..., Any], rows: tuple[Tensor, ...], stream: tuple[int, int, Tensor, str]) -> Any:
-    """Apply a function to each of M models, with random numbers of its own.
+    """Apply a function to each of M models, with separate random numbers.
 
     Args:
         function: takes the random numbers and the rows of one model.
@@ -129,7 +129,7 @@ def encode_each(function: Callable[..., Any], rows: tuple[Tensor, ...], stream: 
         stream: seed, round, client [] and purpose.
 
     Returns:
-        What it returns, leaves [M, ...].
+        The function's results, leaves [M, ...].
     """
     seed, round_idx, client_id, purpose = stream
     count = len(rows[0])

@@ -1,4 +1,4 @@
-"""One bit for each number behind a random rotation."""
+"""One bit per number after a random rotation."""
 
 import math
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Drive(Codec):
     """The signs of the randomly rotated vector, times one scale, rotated back.
 
     Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher. "DRIVE: One-bit Distributed Mean Estimation".
-    NeurIPS 2021. https://arxiv.org/abs/2105.08339. The rotation is R = H·diag(±1)/√d with Hadamard's matrix H, so d is
-    filled up with zeros to a power of 2; signs follow from seed, round and client. What is unbiased for rotations drawn
-    uniformly is nearly so for these.
+    NeurIPS 2021. https://arxiv.org/abs/2105.08339. The rotation is R = H·diag(±1)/√d with Hadamard's matrix H, so the
+    vector is padded with zeros to a power of 2; signs follow from seed, round and client. The estimate is unbiased for
+    uniform rotations, and nearly so for these.
 
     Args:
         scale: `unbiased`, ‖v‖²/‖Rv‖₁, or `best`, ‖Rv‖₁/d, with the smallest error.
@@ -36,7 +36,7 @@ class Drive(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """On average nothing is lost, with that scale."""
+        """Unbiased with scale `unbiased`."""
         return self.scale == "unbiased"
 
     def relative_variance(self, count: int) -> float:

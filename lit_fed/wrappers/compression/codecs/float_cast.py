@@ -14,9 +14,9 @@ __all__ = ["FloatCast"]
 
 @dataclass(frozen=True)
 class FloatCast(Codec):
-    """Every number rounded to one of 16 bits, to the nearest and of two neighbours to the even one.
+    """Every number rounded to the nearest 16-bit number, ties to even.
 
-    What is too large for float16 becomes ±65504, its largest number; below 3e-8 it knows nothing but 0.
+    Numbers too large for float16 become ±65504, its maximum; numbers below 3e-8 become 0.
 
     Args:
         precision: `float16`, with 11 significant bits, or `bfloat16`, with 8 and the range of float32.

@@ -1,4 +1,4 @@
-"""Few levels between 0 and a scale, rounded at random so that nothing is lost on average: QSGD and TernGrad."""
+"""Few levels between 0 and a scale, with unbiased random rounding: QSGD and TernGrad."""
 
 import math
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class QSGD(Codec):
     Args:
         levels: s, above 0.
         bucket_size: numbers that share a norm; null: all of them (the paper: 512).
-        coding: how levels are written. `plain`: sign and level of each number in as many bits as s needs; `sparse`:
-            distance, sign and level of those that are not 0, in Elias' ω code; `dense`: level of each in that code.
+        coding: encoding of the levels. `plain`: sign and level of each number in as many bits as s needs; `sparse`:
+            distance, sign and level of nonzero ones, in Elias' ω code; `dense`: level of each number in that code.
     """
 
     levels: int = 127
@@ -53,7 +53,7 @@ class QSGD(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """On average nothing is lost."""
+        """Always unbiased."""
         return True
 
     def relative_variance(self, count: int) -> float:
@@ -77,7 +77,7 @@ class QSGD(Codec):
         return Encoded(decoded, if_any(norm, self._bits(level, missing)).sum())
 
     def _bits(self, level: Tensor, missing: int) -> Tensor:
-        """Bits of the levels of each bucket, [buckets]; `missing` numbers of the last one are none."""
+        """Bits of the levels of each bucket, [buckets]; `missing` numbers of the last one are padding."""
         buckets, size = level.shape
         there = torch.full((buckets,), size, dtype=torch.float64, device=level.device)
         there = torch.cat([there[:-1], there[-1:] - missing])
@@ -97,7 +97,7 @@ def _rows(values: Tensor, size: int, missing: int) -> Tensor:
 
 
 def omega_length(number: Tensor) -> Tensor:
-    """Bits of whole numbers in Elias' ω code, float64; of what is below 1, those of 1.
+    """Bits of whole numbers in Elias' ω code, float64; numbers below 1 count as 1.
 
     Example:
         >>> omega_length(torch.tensor([1, 2, 4, 8, 16, 32])).tolist()
@@ -115,8 +115,8 @@ class TernGrad(Codec):
     Learning". NeurIPS 2017. https://arxiv.org/abs/1705.07878
 
     Args:
-        clip_sigma: numbers beyond so many standard deviations are cut off first, which makes R smaller and the result
-            biased (the paper: 2.5); null: none are.
+        clip_sigma: clip numbers beyond this many standard deviations first, which makes R smaller and the result
+            biased (the paper: 2.5); null: no clipping.
     """
 
     clip_sigma: float | None = None
@@ -128,7 +128,7 @@ class TernGrad(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """On average nothing is lost, unless numbers are cut off."""
+        """Unbiased, unless numbers are clipped."""
         return self.clip_sigma is None
 
     def relative_variance(self, count: int) -> float:

@@ -19,12 +19,12 @@ class LowRank(Codec):
 
     Vogels, Karimireddy, Jaggi. "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization".
     NeurIPS 2019. https://arxiv.org/abs/1905.13727. n is the length of the first axis. Each iteration starts from the
-    same random matrix for all clients of a round, instead of the result of the round before. A leaf that the two thin
-    matrices would not shorten, such as a vector, goes as it is.
+    same random matrix for all clients of a round, instead of the previous round's result. A leaf that the two thin
+    matrices would not shorten, such as a vector, is sent unchanged.
 
     Args:
         rank: r.
-        iterations: passes of the power method; the more, the closer to the best matrix of that rank.
+        iterations: passes of the power method; more passes come closer to the best matrix of that rank.
     """
 
     rank: int = 2

@@ -42,7 +42,7 @@ class Sparse(Codec):
 
 @dataclass(frozen=True)
 class TopK(Sparse):
-    """The k largest magnitudes, of equal ones those that come first; biased, so it needs a memory of its errors.
+    """The k largest magnitudes, ties by position; biased, so it needs a memory of its errors.
 
     Stich, Cordonnier, Jaggi. "Sparsified SGD with Memory". NeurIPS 2018. https://arxiv.org/abs/1809.07599
 

@@ -1,4 +1,4 @@
-"""Numbers on an even grid, rounded at random so that nothing is lost on average."""
+"""Numbers on a uniform grid, with unbiased random rounding."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -20,11 +20,11 @@ class Uniform(Codec):
     """A grid of 2^bits points from −R to R, where R is the largest magnitude; each number rounds at random, unbiased.
 
     The quantiser is that of Elgabli, Park, Bedi, Ben Issaid, Bennis, Aggarwal. "Q-GADMM". IEEE Transactions on
-    Communications 69(1), 2021. https://arxiv.org/abs/1910.10453. The grid has no 0: a number that did not move becomes
-    plus or minus half a step, unless nothing moved at all. Where much rests, QSGD is better.
+    Communications 69(1), 2021. https://arxiv.org/abs/1910.10453. The grid has no 0: an unchanged number becomes plus or
+    minus half a step, unless all are unchanged. If many numbers are unchanged, QSGD is better.
 
     Args:
-        bits: of each number.
+        bits: bits of each number.
     """
 
     bits: int = 8
@@ -36,7 +36,7 @@ class Uniform(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """On average nothing is lost."""
+        """Always unbiased."""
         return True
 
     def relative_variance(self, count: int) -> float:
@@ -52,11 +52,11 @@ class Uniform(Codec):
 
 
 def round_to_grid(values: Tensor, radius: Tensor, bits: Tensor, chances: Tensor) -> Tensor:
-    """Numbers on the grid of 2^b points from −R to R, in their own type; the expectation of each is itself.
+    """Numbers rounded without bias to the grid of 2^b points from −R to R, in their own type.
 
     Args:
         values: δ, of any shape, d numbers, none beyond the grid.
-        radius: R, []; where it is 0, so is the result.
+        radius: R, []; if it is 0, so is the result.
         bits: b, [].
         chances: random numbers in [0, 1), [d]; one below the fractional part of (δ + R)/Δ rounds up.
 

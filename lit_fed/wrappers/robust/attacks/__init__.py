@@ -1,4 +1,4 @@
-"""Attacks to test with: what clients that lie send; an attack in a file of this folder is found."""
+"""Attacks for tests: messages of malicious clients; files in this folder are discovered automatically."""
 
 from lit_fed.system.discovery import find_classes
 from lit_fed.wrappers.robust.attacks.base import Attack

@@ -5,13 +5,13 @@ https://arxiv.org/abs/1902.06156, Algorithm 3.
 
 Symbols:
     m, f -> clients of a round, and how many of them attack (the paper: n, m)
-    s    -> honest clients that have to be further from the mean than attackers are, for a majority
+    s    -> honest clients that must be further from the mean than attackers, for a majority
     z    -> deviations by which attackers leave the mean, Φ⁻¹((m − f − s)/(m − f)) with s = ⌊m/2 + 1⌋ − f
 Deviations:
-    Mean and deviation are those of honest clients, whom attackers know; in the paper attackers estimate them from their
-    own samples. The deviation is the unbiased one (the official code: divided by the number of clients, and z = 1.5).
-    The side of the mean is that of changes of the model, of which the official code has the opposite, gradients.
-    Rounds whose cohort happens to hold too many attackers, or too few clients, take the nearest s of a finite z.
+    Attackers know mean and deviation of the honest clients; in the paper they estimate them from their own samples. The
+    deviation is the unbiased one (the official code: divided by the number of clients, and z = 1.5).
+    The sign refers to changes of the model; the official code uses gradients, which have the opposite sign.
+    Rounds whose cohort has too many attackers, or too few clients, take the nearest s with a finite z.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ __all__ = ["ALIE"]
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    """Attackers send the mean of the honest changes less z deviations, each number for itself.
+    """Attackers send the mean of the honest changes minus z deviations, elementwise.
 
     Args:
-        z: deviations; null: as many as go unnoticed with so many clients and attackers. Negative ones lie on the other
-            side of the mean: who attacks gradients, the opposite of changes, so goes the other way.
+        z: number of deviations; null: the maximum that goes unnoticed for these numbers of clients and attackers.
+            Negative values lie on the other side of the mean, as in attacks on gradients.
     """
 
     z: float | None = None
@@ -64,7 +64,7 @@ class ALIE(Attack):
 
     @staticmethod
     def deviations(num_messages: int, num_attackers: int) -> float:
-        """The z with which half of the clients and one more are as far from the mean as the attackers.
+        """The z for which half of the clients plus one are at least as far from the mean as the attackers.
 
         Args:
             num_messages: m.
@@ -82,5 +82,5 @@ class ALIE(Attack):
 
 
 def _supporters(num_messages: int, num_attackers: int) -> int:
-    """s: honest clients that make a majority together with the attackers."""
+    """s: number of honest clients that form a majority together with the attackers."""
     return num_messages // 2 + 1 - num_attackers

@@ -1,4 +1,4 @@
-"""What an attack is: rows of attackers are replaced before the server looks at any."""
+"""Interface of attacks: they replace the attackers' rows ahead of the server's step."""
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 from abc import ABC, abstractmethod
@@ -16,31 +16,31 @@ __all__ = ["Attack", "Intercepted"]
 
 
 class Intercepted(NamedTuple):
-    """What m clients sent in a round, and who of them attacks."""
+    """The messages of m clients in a round, and the attackers among them."""
 
     values: Tree  # leaves [m, ...]
-    reference: Tree  # what the server knows of them, leaves [...]
+    reference: Tree  # reference values at the server, leaves [...]
     attacked: Tensor  # [m] bool
     client_ids: Tensor  # [m] int64
     seed: int
     round_idx: int
-    stream: str  # phase, and what tells messages of one phase apart
+    stream: str  # phase, and the part of its messages
 
     @property
     def own(self) -> Tree:
-        """What attackers would send if they were honest: changes, leaves [f, ...] float64."""
+        """Honest changes of the attackers, leaves [f, ...] float64."""
         return self._changes(self.attacked)
 
     @property
     def honest(self) -> Tree:
-        """What honest clients send: changes, leaves [m - f, ...] float64.
+        """Changes of the honest clients, leaves [m - f, ...] float64.
 
-        Where none takes part, attackers take their own changes for those of honest clients: leaves [f, ...].
+        If none takes part, attackers use their own changes instead: leaves [f, ...].
         """
         return self.own if self.attacked.all() else self._changes(~self.attacked)
 
     def _changes(self, rows: Tensor) -> Tree:
-        """News in the messages of some clients; 0 for whole numbers, which no attack falsifies."""
+        """Changes in the messages of some clients; 0 for integers, which no attack falsifies."""
 
         def leaf(value: Tensor, old: Tensor) -> Tensor:
             some = value[rows].double()
@@ -49,7 +49,7 @@ class Intercepted(NamedTuple):
         return tree.map_leaves(leaf, self.values, self.reference)
 
     def sending(self, changes: Tree) -> Tree:
-        """The values if attackers send these changes, leaves [f, ...], or [1, ...] for all of them; whole numbers stay.
+        """The values if attackers send these changes, leaves [f, ...], or [1, ...] for all; integers are unchanged.
 
         Args:
             changes: float64.
@@ -68,9 +68,9 @@ class Intercepted(NamedTuple):
 class Attack(ABC):
     """Base of everything that `--model.attack` accepts.
 
-    Subclasses are frozen dataclasses of settings. Attackers know what honest clients send, and act together. They
-    falsify numbers, not counters, and not which models they send: of clients that choose one of M models, those who
-    attack act on each model among the clients that sent it.
+    Subclasses are frozen dataclasses of settings. Attackers know the honest messages, and act together. They falsify
+    floating numbers, not counters or the choice of models: if clients choose some of M models, attackers act on each
+    model among the clients that sent it.
     """
 
     ranges: ClassVar[dict[str, str]] = {}
@@ -81,24 +81,24 @@ class Attack(ABC):
 
     @abstractmethod
     def changes(self, sent: Intercepted) -> Tree:
-        """The changes that attackers send, of which there is one at least.
+        """The changes that attackers send; there is at least one attacker.
 
         Returns:
             Leaves [f, ...] in the order of the attackers' rows, or [1, ...] if all of them send the same; float64.
         """
 
     def strike(self, sent: Intercepted) -> Tree:
-        """What the server gets: the values with other rows in the place of those of the attackers, leaves [m, ...].
+        """The values that the server receives, with the attackers' rows replaced, leaves [m, ...].
 
         Args:
-            sent: what clients sent; of messages `Chosen` the server's part holds all M models.
+            sent: the messages; for `Chosen`, the server's reference has all M models.
         """
         if isinstance(sent.values, Chosen):
             return self._strike_chosen(sent, sent.values)
         return sent.sending(self.changes(sent)) if sent.attacked.any() else sent.values
 
     def _strike_chosen(self, sent: Intercepted, values: Chosen) -> Chosen:
-        """Each of the M models among those who sent it; what nobody sent stays 0."""
+        """Attack each of the M models among the clients that sent it; unsent models stay 0."""
         models = tree.map_leaves(torch.clone, values.models)
         for place in range(values.taken.shape[1]):
             takers = values.taken[:, place] > 0
@@ -112,7 +112,7 @@ class Attack(ABC):
         return Chosen(models, values.taken)
 
     def check(self, num_messages: int, num_attackers: int) -> None:  # noqa: B027 - most have a meaning with any
-        """Refuse numbers of clients with which the attack has no meaning.
+        """Refuse numbers of clients for which the attack is undefined.
 
         Args:
             num_messages: clients of a round, m.

@@ -4,7 +4,7 @@ Blanchard, El Mhamdi, Guerraoui, Stainer. "Machine Learning with Adversaries: By
 NeurIPS 2017. https://papers.nips.cc/paper/6617, "Gaussian Byzantine" of its experiments.
 
 Deviations:
-    The noise takes the place of a change of the models, not of a gradient; the paper's deviation is 200.
+    The noise replaces a change of the models, not a gradient; the paper's deviation is 200.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ __all__ = ["Gaussian"]
 
 @dataclass(frozen=True)
 class Gaussian(Attack):
-    """Attackers send changes from N(0, std²·I), each its own.
+    """Attackers send independent changes from N(0, std²·I).
 
     Args:
-        std: deviation of every number.
+        std: standard deviation of every number.
     """
 
     std: float = 1.0

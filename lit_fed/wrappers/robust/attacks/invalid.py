@@ -1,4 +1,4 @@
-"""Invalid: attackers send no numbers, as clients do whose training has diverged or whose memory is broken.
+"""Invalid: attackers send non-finite values, as after diverged training or with broken memory.
 
 Without a source; `--model.robust_aggregation` drops such messages, and a plain average stops the run with a message.
 """

@@ -1,4 +1,4 @@
-"""IPM, inner product manipulation: attackers send the opposite of what honest clients send on average.
+"""IPM, inner product manipulation: attackers send the negative mean of the honest changes.
 
 Xie, Koyejo, Gupta. "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation". UAI 2020.
 https://arxiv.org/abs/1903.03936.
@@ -23,8 +23,8 @@ __all__ = ["IPM"]
 class IPM(Attack):
     """Attackers send the mean of the honest changes times −epsilon.
 
-    The mean of all m clients, f of whom attack, turns round if epsilon is above (m − f)/f; smaller ones are hard to
-    tell from honest changes.
+    With m clients and f attackers, the mean changes sign if epsilon is above (m − f)/f; smaller values are hard to
+    distinguish from honest changes.
 
     Args:
         epsilon: factor of the mean.

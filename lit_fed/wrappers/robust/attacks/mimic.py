@@ -1,12 +1,12 @@
-"""Mimic: attackers send what one honest client sends, so that it counts too much where clients differ.
+"""Mimic: attackers copy one honest client, which gives it too much weight if clients differ.
 
 Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.
 https://arxiv.org/abs/2006.09365, "mimic".
 
 Deviations:
-    The simple variant: the client that is copied is given, and the same in all rounds. The paper's attackers take the
-    one that lies furthest along the direction in which honest clients differ most; the official code looks for it in
-    the first round, by default, and keeps it then. Where it takes no part in a round, the next honest one is copied.
+    The simple variant: the copied client is given, and the same in all rounds. The paper's attackers choose the client
+    that is furthest along the direction in which honest clients differ most; the official code finds it in the first
+    round, by default, and keeps it. If it does not take part in a round, the next honest one is copied.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,10 @@ __all__ = ["Mimic"]
 
 @dataclass(frozen=True)
 class Mimic(Attack):
-    """Attackers send the change of one honest client; no message looks like a lie.
+    """Attackers send the change of one honest client, so every message looks honest.
 
     Args:
-        client: number of the client that is copied, from 0; of clients that attack or take no part the next one, and
-            after the last client the first.
+        client: number of the copied client, from 0; if it attacks or does not take part, the next one, cyclically.
     """
 
     client: int = 0
@@ -36,7 +35,7 @@ class Mimic(Attack):
     ranges: ClassVar[dict[str, str]] = {"client": ">= 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
-        """Δ of the copied client; without honest clients what attackers learnt."""
+        """Δ of the copied client; without honest clients the attackers' own changes."""
         if sent.attacked.all():
             return sent.own
         honest = sent.client_ids[~sent.attacked]

@@ -1,4 +1,4 @@
-"""ModelReplacement: attackers send so much of what they learnt that it takes the place of the average.
+"""ModelReplacement: attackers scale up their changes so that their models replace the average.
 
 Bagdasaryan, Veit, Hua, Estrin, Shmatikov. "How To Backdoor Federated Learning". AISTATS 2020.
 https://arxiv.org/abs/1807.00459, Equation 3.
@@ -21,11 +21,11 @@ __all__ = ["ModelReplacement"]
 
 @dataclass(frozen=True)
 class ModelReplacement(Attack):
-    """Attackers send their own change times γ, which is meant for those whose samples are poisoned.
+    """Attackers send their own change times γ; meant for attackers with poisoned samples.
 
     Args:
-        boost: γ; null: clients of the round over attackers among them. If all count the same and honest clients have
-            little left to learn, the average is then the mean of the attackers' models.
+        boost: γ; null: clients of the round over attackers among them. With equal weights and small honest changes, the
+            average is then the mean of the attackers' models.
     """
 
     boost: float | None = None

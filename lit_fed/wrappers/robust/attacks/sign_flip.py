@@ -1,10 +1,10 @@
-"""SignFlip: attackers send the opposite of what they learnt.
+"""SignFlip: attackers send the negative of their own change.
 
 Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
 https://arxiv.org/abs/2012.10333, "bit-flipping" of its experiments.
 
 Deviations:
-    The authors' attackers flip the gradient of a step; ours flip what a round's local work has changed.
+    The authors' attackers flip the gradient of a step; ours flip the change by a round's local work.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Robust rules: what a server makes of messages of which some may lie; a rule in a file of this folder is found."""
+"""Robust rules: aggregation if some messages may be malicious; files in this folder are discovered automatically."""
 
 from lit_fed.system.discovery import find_classes
 from lit_fed.wrappers.robust.rules.base import Aggregate, Rule

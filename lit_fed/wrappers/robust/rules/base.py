@@ -1,4 +1,4 @@
-"""What a robust rule is: rows of deltas go in, one change comes out, and how much each row had to say in it.
+"""Interface of robust rules: from rows of deltas to one change, with the share of each row in it.
 
 Buckets:
     Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.
@@ -22,18 +22,18 @@ __all__ = ["Aggregate", "CoordinateRule", "Rule", "Started", "WholeRowRule"]
 
 
 class Aggregate(NamedTuple):
-    """What a rule makes of m rows."""
+    """Result of a rule for m rows."""
 
     change: Tree  # leaves [...] float64
-    kept: Tensor  # [m] float64 in [0, 1]: how much of each row went in, 1 for a row that an average would take whole
+    kept: Tensor  # [m] float64 in [0, 1]: used share of each row, 1 as in an average
 
 
 class Started(NamedTuple):
-    """What a rule is told beside the rows."""
+    """Inputs of a rule besides the rows."""
 
-    num_attackers: int  # f, rows that may lie
-    last: Tree = None  # its last result, leaves [...]; None: there is none, or it `starts_from_last` not
-    order: Tensor | None = None  # [m] int64, in which rows fill buckets; None: as they stand
+    num_attackers: int  # f, rows that may be malicious
+    last: Tree = None  # its last result, leaves [...]; None: unknown, or not `starts_from_last`
+    order: Tensor | None = None  # [m] int64, order in which rows fill buckets; None: the given order
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Rule(ABC):
     Subclasses are frozen dataclasses of settings.
 
     Args:
-        bucket_size: average the messages of so many clients at a time, drawn anew in each round, before the rule looks
-            at them (Karimireddy et al. 2022); 1: none.
-        weight_cap: with `--model.weighting samples`, clients count by the samples that they claim, but no more than
-            this; null: as they claim.
+        bucket_size: average messages in random buckets of this size, drawn anew in each round, ahead of the rule
+            (Karimireddy et al. 2022); 1: no buckets.
+            weight_cap: with `--model.weighting samples`, weight clients by their claimed samples, up to this number;
+                null:
+            no limit.
     """
 
     bucket_size: int = field(default=1, kw_only=True)
@@ -71,27 +72,27 @@ class Rule(ABC):
         check_settings(self, self.ranges, "--model.robust_aggregation", bucket_size=">= 1", weight_cap=">= 1")
 
     def against(self, num_attackers: int) -> int:
-        """f: rows that may lie, as a user set it, or as many as are told."""
+        """f: number of rows that may be malicious, as set by the user, else as given."""
         return num_attackers
 
     def fewest(self, num_attackers: int) -> int:
-        """Fewest rows with which the rule has a meaning against so many attackers."""
+        """Minimum number of rows for which the rule is defined with this number of attackers."""
         return 1
 
     def fewest_clients(self, num_attackers: int) -> int:
-        """Fewest clients of a round for that, of whom some share a bucket."""
+        """Minimum number of clients in a round for that, with buckets."""
         return (self.fewest(num_attackers) - 1) * self.bucket_size + 1
 
     def aggregate(self, rows: Rows, weights: Tensor, started: Started) -> Aggregate:
-        """The change that these rows amount to; a row in a bucket is kept as far as that is.
+        """The aggregate of these rows; a row's share is that of its bucket.
 
-        Buckets weigh what one of their clients does on average, so that with equal weights they are equal, also the
-        last, which may be short.
+        A bucket has the mean weight of its clients, so that with equal weights all buckets are equal, including the
+        last one, which may be smaller.
 
         Args:
-            rows: m of them, all finite, not fewer than `fewest_clients`.
+            rows: m finite rows, at least `fewest_clients`.
             weights: w_i > 0, [m] float64.
-            started: what it is told beside them.
+            started: other inputs of the rule.
         """
         if self.bucket_size == 1:
             return self.judge(rows, weights, started)
@@ -105,14 +106,14 @@ class Rule(ABC):
 
     @abstractmethod
     def judge(self, rows: Rows, weights: Tensor, started: Started) -> Aggregate:
-        """The change that these rows amount to, each of a client or of a bucket; arguments as of `aggregate`."""
+        """The aggregate of these rows, one per client or bucket; arguments as of `aggregate`."""
 
 
 class WholeRowRule(Rule):
-    """A rule that gives each row one verdict: its result is a sum of rows, Σ_i a_i X_i."""
+    """A rule with one coefficient per row: its result is a sum of rows, Σ_i a_i X_i."""
 
     def judge(self, rows: Rows, weights: Tensor, started: Started) -> Aggregate:
-        """The sum of rows by the coefficients that follow from their products alone, all told from where it starts."""
+        """The sum of rows with coefficients from their inner products, relative to the starting point."""
         if started.last is not None:
             rows = rows.told_from(started.last)
         coefficients, kept = self.coefficients(rows.gram(), weights, started.num_attackers)
@@ -121,7 +122,7 @@ class WholeRowRule(Rule):
 
     @abstractmethod
     def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """What each row counts for.
+        """The coefficient of each row.
 
         Args:
             gram: ⟨X_i, X_j⟩, [m, m] float64.
@@ -129,17 +130,17 @@ class WholeRowRule(Rule):
             num_attackers: f.
 
         Returns:
-            a [m] float64, and how much of each row went in, [m] in [0, 1].
+            a [m] float64, and the used share of each row, [m] in [0, 1].
         """
 
 
 class CoordinateRule(Rule):
-    """A rule that looks at one number of all rows at a time."""
+    """A rule that acts on each coordinate separately."""
 
     by_coordinate = True
 
     def judge(self, rows: Rows, weights: Tensor, started: Started) -> Aggregate:
-        """The rule at each place; a row is kept as far as its numbers are."""
+        """Apply the rule per coordinate; a row's share is that of its used numbers."""
         total, count = torch.zeros_like(weights), 0
 
         def one(piece: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ class CoordinateRule(Rule):
 
     @abstractmethod
     def at_each(self, piece: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """The result at each of p places.
+        """The result at each of p coordinates.
 
         Args:
             piece: [m, p] float64.
@@ -161,5 +162,5 @@ class CoordinateRule(Rule):
             num_attackers: f.
 
         Returns:
-            The result [p] float64, and whether each number went in, [m, p] bool.
+            The result [p] float64, and whether each number was used, [m, p] bool.
         """

@@ -1,4 +1,4 @@
-"""Bulyan: changes that Krum takes one after another, and of these what lies close to the median at each number.
+"""Bulyan: repeated selection by Krum, then the mean of values close to the median per coordinate.
 
 El Mhamdi, Guerraoui, Rouault. "The Hidden Vulnerability of Distributed Learning in Byzantium". ICML 2018.
 https://arxiv.org/abs/1802.07927, Bulyan over Krum.
@@ -6,11 +6,11 @@ https://arxiv.org/abs/1802.07927, Bulyan over Krum.
 Symbols:
     n, f -> rows, num_attackers
     θ    -> taken           n − 2f changes that are selected
-    β    -> θ − 2f          values that are averaged at each number
+    β    -> θ − 2f          values that are averaged per coordinate
 Deviations:
-    Where Krum has no neighbours left to count, it counts the closest; two rows that are each other's closest then have
-    the same score. Of equal scores the client with the smaller number wins, of values equally far from the median the
-    smaller. What is selected counts the same, whatever clients weigh.
+    If Krum has no neighbours left to count, it counts the closest; two rows that are each other's closest then have
+    the same score. Ties of scores go to the client with the smaller number, ties of distances from the median to the
+    smaller value. Selected changes have equal weights.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ __all__ = ["Bulyan"]
 
 @dataclass(frozen=True)
 class Bulyan(Rule):
-    """Repeated Krum, and then the mean of what lies around the median at each number.
+    """Repeated Krum, and then the mean of the values around the median per coordinate.
 
     Args:
-        num_attackers: f, clients of a round that may lie, of at least 4f + 3; null: as many as there are, or a fifth
-            of the clients where nobody knows.
+        num_attackers: f, malicious clients to tolerate, among at least 4f + 3; null: the actual number, or a fifth of
+            the clients if unknown.
     """
 
     num_attackers: int | None = None
@@ -51,7 +51,7 @@ class Bulyan(Rule):
         return 4 * num_attackers + 3
 
     def judge(self, rows: Rows, weights: Tensor, started: Started) -> Aggregate:
-        """Both stages; a row is kept as far as its numbers are, and not at all if it was not selected."""
+        """Both stages; a row's share is that of its used numbers, 0 if it was not selected."""
         f = started.num_attackers
         taken = selected(squared_distances(rows.gram()), f)
         total, count = torch.zeros_like(weights[taken]), 0
@@ -67,7 +67,7 @@ class Bulyan(Rule):
 
 
 def selected(squared: Tensor, num_attackers: int) -> Tensor:
-    """The n − 2f rows that Krum takes one after another, each among those that are left; ascending int64.
+    """The n − 2f rows that Krum selects one after another among the remaining ones; ascending int64.
 
     Args:
         squared: squared distances, [n, n] float64.
@@ -81,11 +81,11 @@ def selected(squared: Tensor, num_attackers: int) -> Tensor:
 
 
 def around_median(ordered: list[Tensor], count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of the values closest to the median at each place, and the smallest and the largest of these.
+    """The mean of the values closest to the median per coordinate, and the smallest and largest of these.
 
     Args:
         ordered: values in order, rows [p].
-        count: how many are averaged, β.
+        count: number of averaged values, β.
     """
     middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
     best, low, high = _window(ordered, 0, count)
@@ -100,6 +100,6 @@ def around_median(ordered: list[Tensor], count: int) -> tuple[Tensor, Tensor, Te
 
 
 def _window(ordered: list[Tensor], first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of so many values from the first on, the first and the last of them; never by differences of larger sums."""
+    """Sum of `count` values from `first` on, with the first and the last of them; not by differences of larger sums."""
     window = ordered[first : first + count]
     return reduce(Tensor.add, window), window[0], window[-1]

@@ -1,17 +1,17 @@
-"""CenteredClipping: the mean of what clients differ by from the last result, of which nobody's may be long.
+"""CenteredClipping: the mean of clients' differences from the last result, each clipped to a norm.
 
 Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
 https://arxiv.org/abs/2012.10333, "centered clipping".
 
 Symbols:
-    v   -> last          where it starts: its result of the round before
+    v   -> last          starting point: the result of the previous round
     τ_l -> clip_norm     largest norm of a difference, τ below
     L   -> iterations
 Deviations:
-    What is aggregated are changes of models after local training, where the paper takes momenta of gradients: a radius
-    for gradients is to be multiplied by the learning rate and the number of local steps.
-    Running statistics start from those that the server sent. A result of another phase of the same round counts as the
-    last. The differences of the first round are the changes themselves.
+    The rule aggregates changes of models after local training, the paper momenta of gradients: a radius for gradients
+    must be multiplied by the learning rate and the number of local steps.
+    Running statistics start from the broadcast ones. A result of another phase of the same round counts as the last
+    one. The differences of the first round are the changes themselves.
 """
 
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ __all__ = ["CenteredClipping"]
 
 @dataclass(frozen=True)
 class CenteredClipping(WholeRowRule):
-    """The mean of differences from a centre of which none is longer than τ; where all are shorter, the mean.
+    """The mean of differences from a centre, clipped to norm τ; the plain mean if all are shorter.
 
     Args:
         clip_norm: τ, in units of changes of models.
-        iterations: L, how often the result becomes the centre of another mean.
+        iterations: L, number of times that the result becomes the centre of another mean.
         start: the first centre: the result of the last round (`last`), or the model that the server sent (`zero`).
     """
 
@@ -44,11 +44,11 @@ class CenteredClipping(WholeRowRule):
 
     @property
     def starts_from_last(self) -> bool:  # type: ignore[override]
-        """Unless it starts from zero."""
+        """Whether it starts from the last result."""
         return self.start == "last"
 
     def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """L times v <- v + Σ p_i(X_i − v)min(1, τ/‖X_i − v‖), of v as a sum of rows; kept is the last factor."""
+        """L times v <- v + Σ p_i(X_i − v)min(1, τ/‖X_i − v‖), with v as a sum of rows; shares are the last factors."""
         shares = weights / weights.sum()
         sums, factors = torch.zeros_like(shares), torch.ones_like(shares)
         for _ in range(self.iterations):

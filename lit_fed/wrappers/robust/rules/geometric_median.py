@@ -5,13 +5,13 @@ https://arxiv.org/abs/1912.13445, Algorithm 2 (smoothed Weiszfeld).
 
 Symbols:
     R   -> iterations     passes
-    ν   -> smoothing      distances below it count as it
+    ν   -> smoothing      minimum distance
     α_i -> weights / Σ    share of client i
     z   -> sums           the point, as a sum of rows
 Deviations:
-    The paper leaves open where to start within the hull of the changes: their mean. The code of Karimireddy, He, Jaggi
-    (ICLR 2022, https://arxiv.org/abs/2006.09365) starts from zero, where attackers with short changes wait: `start`.
-    A pass costs nothing beside the products of the rows, so that more of them are free.
+    The paper leaves the starting point in the hull of the changes open: here their mean. The code of Karimireddy, He,
+    Jaggi (ICLR 2022, https://arxiv.org/abs/2006.09365) starts from zero, which favours attackers with short changes:
+    `start`. The cost of a pass is negligible beside the inner products of the rows.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ __all__ = ["GeometricMedian"]
 class GeometricMedian(WholeRowRule):
     """The geometric median of changes; honest clients need more than half of the weight.
 
-    Each pass shrinks what far-off changes add to the result, by about the number of clients: attackers who send very
-    long ones need more passes than the paper's three.
+    Each pass reduces the influence of distant changes by about the number of clients: against very long ones, more
+    passes than the paper's three are needed.
 
     Args:
-        iterations: R, passes; each weighs clients by the inverse of their distance from the last point.
-        smoothing: ν, smallest distance.
+        iterations: R, passes; each weights clients by the inverse of their distance from the last point.
+        smoothing: ν, minimum distance.
         start: the first point: the mean of the changes (`mean`), or the model that the server sent (`zero`).
     """
 
@@ -46,11 +46,11 @@ class GeometricMedian(WholeRowRule):
     ranges: ClassVar[dict[str, str]] = {"iterations": ">= 1", "smoothing": "> 0"}
 
     def fewest(self, num_attackers: int) -> int:
-        """More than half have to be honest."""
+        """More than half must be honest."""
         return 2 * num_attackers + 1
 
     def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """R times z <- ΣβX/Σβ with β_i = α_i/max(ν, ‖z − X_i‖); kept are the weights beside those of the mean."""
+        """R times z <- ΣβX/Σβ with β_i = α_i/max(ν, ‖z − X_i‖); shares are weights relative to the mean's."""
         shares = weights / weights.sum()
         sums = shares if self.start == "mean" else torch.zeros_like(shares)
         for _ in range(self.iterations):

@@ -7,7 +7,7 @@ Symbols:
     n, f -> rows, num_attackers
     m    -> num_selected          changes that are averaged
 Deviations:
-    Of equal scores the client with the smaller number wins. The changes that Multi-Krum takes may weigh by samples.
+    Ties of scores go to the client with the smaller number. Multi-Krum may weight the selected changes by samples.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,7 @@ class Krum(WholeRowRule):
     """The change that is closest to its neighbours, or the mean of some such changes.
 
     Args:
-        num_attackers: f, clients of a round that may lie; null: as many as there are, or a fifth of the clients where
-            nobody knows.
+        num_attackers: f, malicious clients to tolerate; null: the actual number, or a fifth of the clients if unknown.
         num_selected: changes that are averaged; 1: Krum, more: Multi-Krum.
     """
 
@@ -42,7 +41,7 @@ class Krum(WholeRowRule):
         return num_attackers if self.num_attackers is None else self.num_attackers
 
     def fewest(self, num_attackers: int) -> int:
-        """2f + 2 < n, and enough to select from."""
+        """2f + 2 < n, and at least `num_selected`."""
         return max(2 * num_attackers + 3, self.num_selected)
 
     def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +52,7 @@ class Krum(WholeRowRule):
 
 
 def krum_scores(squared: Tensor, num_attackers: int) -> Tensor:
-    """Sum of each row's smallest squared distances, [n], from its n − f − 2 closest neighbours, or from the closest.
+    """Sum of each row's squared distances, [n], from its n − f − 2 closest neighbours, at least one.
 
     Args:
         squared: squared distances, [n, n] float64.

@@ -1,16 +1,16 @@
-"""MajorityVote: at each number of the model a step of one size to where most clients want it.
+"""MajorityVote: each number of the model takes a step of fixed size in the direction of most clients.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar. "signSGD with Majority Vote is Communication Efficient and Fault
 Tolerant". ICLR 2019. https://arxiv.org/abs/1810.05291, Algorithm 1.
 
 Symbols:
     η        -> server_lr    size of the step
-    sign(v_m) -> X.sign()    what client m votes for
+    sign(v_m) -> X.sign()    vote of client m
 Deviations:
-    Clients vote with the signs of their changes after local training, where the paper takes momenta of gradients; a
-    number that did not change is no vote, and where votes are even nothing moves. With weights votes weigh.
-    Messages are whole, and counted so: `--model.compression ScaledSign` sends a bit for each number, with the same
-    votes but for numbers that did not change, which then count as having grown.
+    Clients vote with the signs of their changes after local training, the paper with those of momenta of gradients. An
+    unchanged number is no vote, and ties move nothing. With weights, votes are weighted.
+    Messages are full, and counted as such: `--model.compression ScaledSign` sends one bit per number, with the same
+    votes except that unchanged numbers count as increases.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ __all__ = ["MajorityVote"]
 
 @dataclass(frozen=True)
 class MajorityVote(CoordinateRule):
-    """Each number of the model moves by one step to where most clients want it.
+    """Each number of the model takes one step in the direction of most clients.
 
     Args:
         server_lr: η, size of the step.
@@ -38,11 +38,11 @@ class MajorityVote(CoordinateRule):
     ranges: ClassVar[dict[str, str]] = {"server_lr": "> 0"}
 
     def fewest(self, num_attackers: int) -> int:
-        """More than half have to be honest."""
+        """More than half must be honest."""
         return 2 * num_attackers + 1
 
     def at_each(self, piece: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """η·sign(Σ w sign X); votes count that went with the majority."""
+        """η·sign(Σ w sign X); votes with the majority count as used."""
         votes = piece.sign()
         majority = (weights @ votes).sign()
         return self.server_lr * majority, votes == majority

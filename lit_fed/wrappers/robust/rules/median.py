@@ -1,11 +1,11 @@
-"""Median: the middle of all clients at each number of the model.
+"""Median: the coordinatewise median of the clients' changes.
 
 Yin, Chen, Kannan, Bartlett. "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates". ICML 2018.
 https://arxiv.org/abs/1803.01498, Definition 1.
 
 Deviations:
-    With weights it is the smallest number up to which half of the weight lies; with equal weights and an even number of
-    clients the mean of the two in the middle.
+    With weights it is the smallest number that reaches half of the total weight; with equal weights and an even number
+    of clients the mean of the two middle ones.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ __all__ = ["Median"]
 
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """The median at each number of the model; more than half of the clients have to be honest."""
+    """The coordinatewise median; more than half of the clients must be honest."""
 
     def fewest(self, num_attackers: int) -> int:
-        """More than half have to be honest."""
+        """More than half must be honest."""
         return 2 * num_attackers + 1
 
     def at_each(self, piece: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """The number in the middle, or the mean of the two; numbers count that are one of them."""
+        """The middle number, or the mean of the two; the middle numbers count as used."""
         if bool((weights == weights[0]).all()):
             ordered = sorted_rows(piece)
             low, high = ordered[(len(piece) - 1) // 2], ordered[len(piece) // 2]

@@ -21,7 +21,7 @@ __all__ = ["NormBound"]
 
 @dataclass(frozen=True)
 class NormBound(WholeRowRule):
-    """The mean of changes of which none is longer than C; where all are shorter, the mean.
+    """The mean of changes clipped to norm C; the plain mean if all are shorter.
 
     Args:
         clip_norm: C; longer changes are scaled down to this norm.

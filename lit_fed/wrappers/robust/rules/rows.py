@@ -1,4 +1,4 @@
-"""The deltas of m messages as m rows of numbers, in pieces that fit into the caches: what robust rules look at."""
+"""The deltas of m messages as m rows of numbers for robust rules, in pieces that fit into the caches."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LARGEST = 1e150
 
 @dataclass(frozen=True)
 class Rows:
-    """m rows X_i = value_i − known of d numbers, all floating leaves of a message side by side.
+    """m rows X_i = value_i − known of d numbers: all floating leaves of a message, concatenated.
 
-    Whole numbers, such as counters of batches, are no part of them.
+    Integers, such as counters of batches, are excluded.
 
     Args:
-        values: what clients sent, leaves [m, ...].
-        reference: what the server knows of it, leaves [...].
-        mix: rows that are made of these, [k, m] float64, the weights of each summing to 1; None: they themselves.
+        values: the messages, leaves [m, ...].
+        reference: the server's reference, leaves [...].
+        mix: weights of mixed rows, [k, m] float64, each summing to 1; None: the rows themselves.
     """
 
     values: Tree
@@ -39,25 +39,25 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are, m; of mixed ones k."""
+        """Number of rows, m; k if mixed."""
         return int(tree.leaves(self.values)[0].shape[0] if self.mix is None else self.mix.shape[0])
 
     def mixed(self, mix: Tensor) -> Rows:
-        """Rows that are means of these, by weights [k, m] float64."""
+        """Weighted means of these rows, by weights [k, m] float64."""
         return replace(self, mix=mix if self.mix is None else mix @ self.mix)
 
     def select(self, which: Tensor) -> Rows:
-        """The rows at these places, [k] int64."""
+        """The rows at these positions, [k] int64."""
         if self.mix is not None:
             return replace(self, mix=self.mix[which])
         return replace(self, values=tree.index(self.values, which))
 
     def told_from(self, start: Tree) -> Rows:
-        """Rows X_i − start, for a start of leaves [...]."""
+        """Rows X_i − start, with leaves [...] of start."""
         return replace(self, reference=tree.add(self.reference, start))
 
     def finite(self) -> Tensor:
-        """Whether a message holds neither NaN nor infinity, [m] bool."""
+        """Whether each message is finite, [m] bool."""
         leaves = [_flat(leaf) for leaf in tree.leaves(self.values) if leaf.is_floating_point() and leaf.numel()]
         return torch.stack([(leaf.amin(1) > -LARGEST) & (leaf.amax(1) < LARGEST) for leaf in leaves]).all(0)
 
@@ -69,14 +69,14 @@ class Rows:
         return (total + total.T) / 2
 
     def combine(self, weights: Tensor) -> Tree:
-        """Σ_i a_i X_i by weights [m], a tree of changes of the message's structure; of whole numbers the median."""
+        """Σ_i a_i X_i with weights [m], a tree of changes in the message's structure; the median for integers."""
         taken = weights.nonzero()[:, 0]
         if 0 < len(taken) < len(weights):
             return self.select(taken).combine(weights[taken])
         return self.by_coordinate(lambda piece: weights @ piece)
 
     def by_coordinate(self, function: Callable[[Tensor], Tensor]) -> Tree:
-        """What a function [m, p] -> [p] makes of the numbers of all rows at each place; of whole numbers the median.
+        """Apply a function [m, p] -> [p] to each coordinate of all rows; integers take the median.
 
         Returns:
             Changes, leaves [...] float64.
@@ -116,7 +116,7 @@ def _flat(value: Tensor) -> Tensor:
 def squared_distances(gram: Tensor) -> Tensor:
     """‖X_i − X_j‖² of all rows, [m, m] float64, from their products.
 
-    Rows that lie add no rounding to the distances of others, which need the products of these alone.
+    Malicious rows add no rounding to the distances of others, which depend on their own products only.
     """
     squares = gram.diagonal()
     return (squares[:, None] + squares - 2 * gram).clamp(min=0)
@@ -134,7 +134,7 @@ MOST_ROWS = 128
 
 @lru_cache
 def comparisons(num_rows: int) -> tuple[tuple[int, int], ...]:
-    """Pairs i < j of rows of which the smaller number goes to i, one pair after another.
+    """A sorting network: pairs i < j of rows, in order, whose smaller number moves to i.
 
     Example:
         >>> comparisons(3)
@@ -157,7 +157,7 @@ def _merge_exchange(n: int) -> Iterator[tuple[int, int]]:
 
 
 def sorted_rows(piece: Tensor) -> list[Tensor]:
-    """The smallest number at each place, the second, and so on: m rows [p] of a piece [m, p], which stays as it is."""
+    """The numbers of each coordinate in order: m rows [p] of a piece [m, p], which is not modified."""
     if len(piece) > MOST_ROWS or piece.device.type != "cpu":
         return list(piece.sort(0).values.unbind())
     rows, spare = list(piece.clone().unbind()), torch.empty_like(piece[0])
@@ -170,5 +170,5 @@ def sorted_rows(piece: Tensor) -> list[Tensor]:
 
 
 def within(piece: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Which numbers [m, p] lie between two rows [p], bounds included: [m, p] bool."""
+    """Mask of the numbers [m, p] between two rows [p], inclusive: [m, p] bool."""
     return (piece >= low) & (piece <= high)

@@ -1,4 +1,4 @@
-"""TrimmedMean: the mean at each number of the model without its smallest and its largest values.
+"""TrimmedMean: the coordinatewise mean without the smallest and the largest values.
 
 Yin, Chen, Kannan, Bartlett. "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates". ICML 2018.
 https://arxiv.org/abs/1803.01498, Definition 2.
@@ -6,7 +6,7 @@ https://arxiv.org/abs/1803.01498, Definition 2.
 Symbols:
     β·m -> trim    values that are dropped at either end, b below
 Deviations:
-    b is a number of clients, where the paper takes a share of them. Weights weigh what is left.
+    b is a number of clients; the paper takes a share of them. The remaining values are weighted.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ __all__ = ["TrimmedMean"]
 
 @dataclass(frozen=True)
 class TrimmedMean(CoordinateRule):
-    """The mean at each number of the model, without the b smallest and the b largest values.
+    """The coordinatewise mean without the b smallest and the b largest values.
 
     Args:
-        trim: b; null: as many as there are attackers, or a fifth of the clients where nobody knows.
+        trim: b; null: the number of attackers, or a fifth of the clients if unknown.
     """
 
     trim: int | None = None
@@ -40,11 +40,11 @@ class TrimmedMean(CoordinateRule):
         return num_attackers if self.trim is None else self.trim
 
     def fewest(self, num_attackers: int) -> int:
-        """One has to be left."""
+        """At least one must be left."""
         return 2 * num_attackers + 1
 
     def at_each(self, piece: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """The mean of what is left; numbers count that are no smaller and no larger than that."""
+        """The mean of the remaining numbers, which count as used."""
         b, m = num_attackers, len(piece)
         if bool((weights == weights[0]).all()):
             left = sorted_rows(piece)[b : m - b]
