@@ -46,7 +46,7 @@ _ROOMS = (
     "lit_fed.data.module",
     "lit_fed.callbacks",
 )
-"""Where names are looked for, one room after the other: what needs no Lightning is found before it is loaded."""
+"""Packages that are searched for names, in this order: those without Lightning come first."""
 
 
 def __getattr__(name: str) -> Any:

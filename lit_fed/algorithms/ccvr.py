@@ -55,7 +55,7 @@ class CalibratedModels(NamedTuple):
 
 
 class ClassMoments(NamedTuple):
-    """What a client sends for a calibration."""
+    """A client's message value for a calibration."""
 
     counts: Tensor  # N_{c,k}, [C]
     sums: Tensor  # Σ_j z, [C, D]

@@ -73,7 +73,7 @@ __all__ = [
 
 
 Received = tuple[ModelState, ModelState, Tensor, Tensor]
-"""What one client is sent: body, its head, centroids, and which of these are known."""
+"""The state sent to one client: body, its head, centroids, and which centroids are known."""
 
 
 class BodyAndHeads(NamedTuple):

@@ -78,7 +78,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
 
     serving_settings = ("neighbours", "knn_weight", "kernel", "capacity")
     program_holds: ClassVar[str] = "features and labels of the client's training samples"
-    """What an exported model holds of samples; the export warns of it."""
+    """Samples contained in an exported model; the export warns of them."""
 
     neighbours: int = 10
     knn_weight: float | None = 0.5

@@ -102,7 +102,7 @@ def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[st
 
 
 def with_clients(record: Record, task: Task) -> Record:
-    """A record with names and numbers of test samples of its clients, which the task's file has once for all."""
+    """A record with its clients' names and numbers of test samples, which the task's file stores once."""
     known, runs = task.known_clients(), []
     for run in record["runs"]:
         test = {}

@@ -131,7 +131,7 @@ def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:
 
 
 def _function(objective: Objective) -> Any:
-    """What identifies the loss of an objective; None if it could differ in each step, as a closure could."""
+    """Identity of the loss of an objective; None if it could differ in each step, as a closure could."""
     loss = objective.loss
     plain, owner = getattr(loss, "__func__", loss), getattr(loss, "__self__", None)  # owner: a frozen algorithm
     if not isinstance(plain, FunctionType) or plain.__closure__ or plain.__defaults__ or plain.__kwdefaults__:

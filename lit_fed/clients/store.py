@@ -42,7 +42,7 @@ class ClientStore(nn.Module):
     trace.
 
     Where all states together exceed the budget, the largest leaves go to files (`ClientFiles`). The buffer `versions`
-    [T] is then their index: −1 for a client that has never trained, whose state is computed anew whenever it is wanted.
+    [T] is then their index: −1 for a client that has never trained, whose state is recomputed whenever it is needed.
 
     A checkpoint holds the rows of clients that have trained, and as `trained` their ids, until all of them have: what
     the others start from is computed anew.

@@ -34,7 +34,7 @@ KEPT_STATE = "its kept state"
 """Stage of the error of a file that cannot be read."""
 
 OWNER = "lit_fed"
-"""Where a file says whose state it is, and which version."""
+"""Key of a file for the client and version of its state."""
 
 
 def choose_leaves(sizes: Sequence[int], num_clients: int, memory_bytes: float) -> list[int]:
@@ -269,7 +269,7 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 """A run's newest checkpoint, and the one before it, which is kept beside it."""
 
 INDEX_KEY = "store.versions"
-"""Where a checkpoint's `state_dict` keeps the version of each client's state, [T] int64."""
+"""Key of a checkpoint's `state_dict` for the version of each client's state, [T] int64."""
 
 Stamp = tuple[int, int, int]
 

@@ -238,7 +238,7 @@ def _metrics_of(run: FinishedRun) -> list[str]:
 
 
 def without_seeds(config: Any) -> Any:
-    """A configuration without its seeds and without the place where it is kept."""
+    """A configuration without its seeds and without the folder of the run."""
     if isinstance(config, dict):
         left = {key: value for key, value in config.items() if not _is_seed(key) and key not in WHERE_KEPT}
         return {key: without_seeds(value) for key, value in left.items()}
@@ -352,7 +352,7 @@ def columns_of(metric: str) -> dict[str, str]:
 
 
 def varied(groups: Sequence[Group]) -> str:
-    """What differs between the runs of a row: seeds of the training, of the data, or both; empty without several."""
+    """Differences between the runs of a row: seeds of the training, of the data, or both; empty for a single run."""
     kinds: dict[str, list[str]] = {}
     for name, runs in groups:
         data = len({json.dumps(run.config.get("data"), sort_keys=True) for run in runs}) > 1

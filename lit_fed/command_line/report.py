@@ -53,7 +53,7 @@ figure { margin: 0; } figure img { width: 100%; height: auto; } pre { overflow-x
 """
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What a browser may load for the page: nothing that is not in it."""
+"""Content policy of the page: a browser may load nothing from outside it."""
 
 PRIVATE = "The ε of private runs does not cover what this page says about single clients: pass it on with care."
 

@@ -42,7 +42,7 @@ MISSING = 'points are searched by the package optuna; in a checkout pip install 
 
 
 SEEDS = {"data": "data.seed", "training": "seed_everything"}
-"""What --seeds may draw, and the argument that it gives."""
+"""Values of --seeds, and the argument that each sets."""
 
 
 def sweep_parser() -> FederatedParser:

@@ -56,7 +56,7 @@ class MessageSpec(NamedTuple):
     nothing."""
 
     reduce: Literal["sum", "stack"] = "sum"
-    """What reaches the server: the weighted mean of the messages (one all-reduce), or all of them (an all-gather)."""
+    """Input of the server: the weighted mean of the messages (one all-reduce), or all of them (an all-gather)."""
 
     complete: bool = True
     """Whether every client sends all of its models; False: it chooses some."""
@@ -133,7 +133,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     # Annotations here are not postponed: jsonargparse resolves those of a base in the module of the subclass, and one
     # name missing there would leave every field on the command line unchecked.
     message: ClassVar[MessageSpec] = MessageSpec()
-    """What clients send, and how the server combines it. Wrappers go around `models` and `changes` only."""
+    """Content of messages, and how the server combines them. Wrappers support `models` and `changes` only."""
 
     participation: ClassVar[Participation] = Participation()
     """Which clients take part, and how they count."""

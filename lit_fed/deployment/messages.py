@@ -253,7 +253,7 @@ OF_ROUND = {
 QUESTIONS = {"facts": record({"kind": one_of("facts"), "version": RELEASE})} | {
     kind: record(ROUND | more | {"kind": one_of(kind)}, may_miss=("settings",)) for kind, more in OF_ROUND.items()
 }
-"""What a node may be asked, by kind."""
+"""Questions to a node, by kind."""
 
 
 def read_question(packet: Packet) -> dict[str, Any]:

@@ -80,7 +80,7 @@ SMALLEST_PICTURE = 8
 
 
 def looks_transposed(input_shape: tuple[int, ...], channels: int | None = None) -> str:
-    """What to do about samples that look like pictures in another layout; empty if they do not.
+    """Advice for samples that look like images in another layout; empty if they do not.
 
     Args:
         input_shape: shape of one sample.

@@ -339,7 +339,7 @@ class RunHistory:
         )
 
     def identity(self, federation: FederatedRounds) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint, with or without a command line."""
+        """Identity that a resumed run must share with its checkpoint, with or without a command line."""
         criterion, faults = federation.terms.task.criterion, faults_of(federation.algorithm)
         files = {} if faults is None else faults.files
         return {

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["FederatedLauncher", "FederatedStrategy", "prepare_data", "same_on_every_rank"]
 
 SECONDS_TO_END = 10
-"""How long rank zero waits at its end for the ranks that it started, and the slack of torch's timeouts."""
+"""Seconds that rank zero waits at its end for the ranks that it started; also the slack of torch's timeouts."""
 
 NOBODY = "nobody else"
 """Stands for a process group of this rank alone, for `reduce`. A string compares equal after deepcopy."""

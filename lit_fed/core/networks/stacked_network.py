@@ -184,7 +184,7 @@ class StackedNetwork:
     def features(self, models: ModelState, x: Tensor) -> Tensor:
         """Inputs of the last layer in evaluation mode for inputs [B, ...]: [B, M, D], with positions [B, M, L, D].
 
-        The features of `nn.Linear` and `Linear` are the flattened inputs. `head` makes `outputs` of them.
+        The features of `nn.Linear` and `Linear` are the flattened inputs. `head` maps features to `outputs`.
 
         Raises:
             ConfigError: if the network has no known last layer, saying how it can name its two parts.

@@ -55,7 +55,7 @@ class Feature(NamedTuple):
 
 
 class TableColumns(NamedTuple):
-    """How the columns of a table are encoded, so that further tables can be read alike."""
+    """Encoding of the columns of a table, so that later tables are read in the same way."""
 
     features: tuple[Feature, ...]
     label_column: str
@@ -335,7 +335,7 @@ def standardisation(clients: Sequence[np.ndarray], columns: TableColumns) -> Nor
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx")
 PACKAGES = {".parquet": ("pyarrow", "pyarrow>=15"), ".feather": ("pyarrow", "pyarrow>=15"), ".xlsx": ("openpyxl",) * 2}
-"""What pandas reads other files with: module, and what pip installs."""
+"""Modules with which pandas reads other files, and their requirements for pip."""
 
 SHOWN = 20
 """Number of columns listed in errors."""

@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["Imputation", "learned_fills", "summed"]
 
 Imputation = Literal["mean", "median", "most_frequent", "constant"]
-"""What takes the place of missing values; that of a text is its column's most frequent one, or no category at all."""
+"""Replacement of missing values; for texts the column's most frequent one, or no category at all."""
 
 
 def summed(messages: Sequence[np.ndarray]) -> np.ndarray[Any, Any]:

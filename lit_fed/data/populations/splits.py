@@ -35,7 +35,7 @@ __all__ = [
 
 
 SplitKind = Literal["random", "stratified"]
-"""How a client's samples are divided; stratified: each split has about its share of each class."""
+"""Division of a client's samples; stratified: each split has about its share of each class."""
 
 
 class SplitRows(NamedTuple):
@@ -93,7 +93,7 @@ def split_rows(
 
 
 def classes_of(y: np.ndarray) -> np.ndarray | None:
-    """Labels [n] by which splits are stratified; None where they have no few values, such as numbers or positions."""
+    """Labels [n] by which splits are stratified; None if they are not a few classes, as with numbers or positions."""
     few = y.ndim == 1 and (y.dtype.kind in "iub" or len(np.unique(y)) <= MOST_CLASSES)
     if not few and is_first_process():
         notice("--data.split is stratified, but the labels are no classes of a sample, so splits are random")

@@ -20,10 +20,10 @@ __all__ = [
 ]  # fmt: skip
 
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
-"""What a run writes and ε says nothing of: it is made from the clients' own data without noise."""
+"""Results of a run that ε does not cover: they are computed from the clients' data without noise."""
 
 OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
-"""What else it says nothing of, of a run whose start was declared public and of all that start from it."""
+"""Further results not covered, for a run with a start declared public and all runs that start from it."""
 
 
 class Private(AlgorithmWrapper):
@@ -63,9 +63,9 @@ class Privacy(WrapperSettings):
     """Settings of differential privacy, given as `--model.privacy`."""
 
     unit = ""
-    """Whose data the guarantee is about."""
+    """The unit that the guarantee protects."""
     adjacency = ""
-    """What two data sets differ by that ε compares."""
+    """The difference between the two data sets that ε compares."""
     noise_multiplier: float | None
     target_epsilon: float | None
     delta: float | None

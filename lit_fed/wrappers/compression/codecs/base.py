@@ -42,7 +42,7 @@ class Codec(ABC):
     """
 
     randomness: ClassVar[Literal["none", "client", "common"]] = "none"
-    """Whose random numbers it takes: nobody's, those of the client, or those that all clients share."""
+    """Random numbers that it uses: none, those of the client, or those shared by all clients."""
 
     adds_up: ClassVar[bool] = False
     """Whether all clients use the same positions and scales, so that what they send can be added up undecoded."""
@@ -92,7 +92,7 @@ def if_any(scale: Tensor, bits: Tensor | float) -> Tensor:
 
 
 Scope = Literal["leaf", "whole"]
-"""What a codec takes for one vector: each leaf of a model, or all of them."""
+"""Unit that a codec encodes as one vector: each leaf of a model, or all of them."""
 
 SMALLEST = 64
 """Numbers of a leaf below which it goes as it is: biases and normalisation are worth more than they cost."""

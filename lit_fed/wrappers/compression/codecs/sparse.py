@@ -18,7 +18,7 @@ class Sparse(Codec):
 
     Args:
         fraction: k as a share of d, rounded; at least one number is sent.
-        k: as a number instead.
+        k: number of values sent, instead of a share.
     """
 
     fraction: float = 0.01
@@ -48,7 +48,7 @@ class TopK(Sparse):
 
     Args:
         fraction: k as a share of d, rounded; at least one number is sent.
-        k: as a number instead.
+        k: number of values sent, instead of a share.
     """
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
@@ -66,7 +66,7 @@ class RandomK(Sparse):
 
     Args:
         fraction: k as a share of d, rounded; at least one number is sent.
-        k: as a number instead.
+        k: number of values sent, instead of a share.
     """
 
     randomness: ClassVar[Literal["none", "client", "common"]] = "common"
