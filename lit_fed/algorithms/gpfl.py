@@ -17,7 +17,7 @@ Symbols:
 Deviations:
     ‖·‖₂ is taken for each sample, as in the paper; the authors' code takes one Frobenius norm of a batch, without mean.
     g and p_i come from the received embeddings, as in the paper; in their code from those of the client's last round.
-    p_i = Σ_u α_i^u·Ĉ_u is not divided by U, unlike there.
+    p_i = Σ_u α_i^u·Ĉ_u is not divided by U, as in their code.
     μ is a weight decay of V and C, as in their code; the paper adds norms to the loss.
     All parts take a step at once, but V and C are trained on features of evaluation mode.
     A client is served the received φ, V and C under its own head.
