@@ -1,7 +1,9 @@
 """Rows of bench.py about networks on a CPU: memory format, precision, client trainers, ranks, memory, frozen bodies."""
 
+import cProfile
 import json
 import os
+import pstats
 import resource
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from measuring import (
     with_ratios,
 )  # fmt: skip
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 from lit_fed import FederatedModule
@@ -309,6 +311,87 @@ def shares(events: Any) -> dict[str, float]:
     return found | {"the rest": 100 - sum(found.values())}
 
 
+OUTSIDE = {
+    "optimizer": ("local_solver.py", "_write"), "sums of messages": ("reduce.py", "_add"),
+    "kept momentum": ("store.py", "commit"), "checks for NaN": ("base.py", "check_finite"),
+    "step of the server": ("rounds.py", "end_phase"),
+}  # fmt: skip
+"""File and function of each part of a round outside of the passes."""
+
+
+def outside_passes() -> dict[str, float]:
+    """FedEMCNN of `small_clients`, 8 clients: CPU milliseconds of a client in a round outside of the passes.
+
+    The parts are bound by memory: three models take 40 MB. The optimizer reads weights, gradients and momentum and
+    writes two of them, and a sum reads the models and reads and writes their float64 sums. `copy of three models` shows
+    the bandwidth. 90 % of a round in passes would leave a ninth of their time to all parts together.
+    """
+    return {f"{one}: {part}": value for one in PRECISIONS for part, value in parts_outside(one).items()}
+
+
+@in_process
+def parts_outside(precision: str) -> dict[str, float]:
+    """The parts in one precision, medians of rounds."""
+    clients, found = 8, []
+    one_round, alone = (rounds_of("FedEMCNN", precision + end, clients) for end in ("", ", passes alone"))
+    for warm_up in (one_round, one_round, alone):
+        warm_up()
+    models = torch.randn(3, sum(leaf.numel() for leaf in FedEMCNN((3, 32, 32), 10).parameters()))
+    for _ in range(TURNS):
+        profiled = cProfile.Profile(time.process_time)
+        profiled.runcall(one_round)
+        times = {(Path(file).name, name): one[3] for (file, _, name), one in pstats.Stats(profiled).stats.items()}  # type: ignore[attr-defined]
+        found.append([times[place] for place in OUTSIDE.values()])
+    each = dict(zip(OUTSIDE, np.median(found, axis=0) / clients, strict=True))
+    whole = medians(TURNS, round=(one_round, 1), passes_alone=(alone, 1), copy=(models.clone, clients))
+    passes_alone = whole["passes_alone"] / clients
+    each |= {"copy of three models": whole["copy"], "passes alone": passes_alone}
+    row = {part: 1000 * float(seconds) for part, seconds in each.items()}
+    return row | {"passes alone / round": passes_alone * clients / whole["round"]}
+
+
+def joint_passes() -> dict[str, float]:
+    """Layers of three models, one after another and at once: CPU milliseconds; why neither network joins its models.
+
+    `recurrent product`: a step of CharLSTM, 32 rows by 256×1024; 160 of these follow each other in a forward pass
+    (`LSTM, forward`). Convolutions of MobileNetV2 with their gradients, 64 images, as groups of channels.
+    """
+    rows, weights = torch.randn(3, 32, 256), torch.randn(3, 256, 1024)
+    lstm, text = nn.LSTM(8, 256, 2, batch_first=True).requires_grad_(False), torch.randn(32, 80, 8)
+    calls: dict[str, tuple[Callable[[], Any], int]] = {
+        "LSTM, forward": (lambda: lstm(text), 5),
+        "recurrent product, one by one": (lambda: [x @ w for x, w in zip(rows, weights, strict=True)], 50),
+        "recurrent product, at once": (lambda: torch.bmm(rows, weights), 50),
+    }
+    for channels, side in ((96, 16), (192, 8), (576, 4)):
+        x = torch.randn(64, 3 * channels, side, side)
+        for kind, weight in (("depthwise", (channels, 1, 3, 3)), ("pointwise", (channels // 4, channels, 1, 1))):
+            several = [(some, torch.randn(weight)) for some in x.chunk(3, 1)]
+            joint = [(x, torch.cat([one for _, one in several]))]
+            for how, given in (("one by one", several), ("at once", joint)):
+                calls[f"{kind} {channels}, {how}"] = (partial(gradients, _ready(given), channels), 3)
+    row = {name: 1000 * seconds for name, seconds in medians(TURNS, **calls).items()}
+    ends = (", one by one", ", at once")
+    for name in [name.removesuffix(ends[0]) for name in row if name.endswith(ends[0])]:
+        row[f"{name}, one by one / at once"] = row[name + ends[0]] / row[name + ends[1]]
+    return row
+
+
+def _ready(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, ...]]:
+    """Inputs and weights with the channels last, which require gradients."""
+    last = torch.channels_last
+    return [tuple(one.contiguous(memory_format=last).requires_grad_() for one in pair) for pair in pairs]
+
+
+def gradients(pairs: list[tuple[Tensor, ...]], channels: int) -> None:
+    """Forward and backward passes of convolutions that read `channels` channels of each model."""
+    for x, weight in pairs:
+        depthwise = weight.shape[1] == 1
+        groups = x.shape[1] if depthwise else x.shape[1] // channels
+        outputs = conv2d(x, weight, padding=int(depthwise), groups=groups)
+        torch.autograd.grad(outputs, [x, weight], torch.ones_like(outputs))
+
+
 # ---------------------------------------------------------------------- heads over a frozen body
 IMAGES = 2048
 BODY_ROUNDS = 2
@@ -408,7 +491,8 @@ def _row(loops: dict[str, PlainLoop]) -> dict[str, float]:
 
 
 ROWS = (
-    fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn, small_clients, where_time_goes, frozen_features
+    fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn, small_clients, where_time_goes, outside_passes,
+    joint_passes, frozen_features,
 )  # fmt: skip
 
 if __name__ == "__main__":

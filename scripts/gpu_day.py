@@ -75,12 +75,12 @@ def pictures(size: Size, device: torch.device, dtype: torch.dtype = torch.float3
 
 
 def trainer(name: str) -> ClientTrainer:
-    """A client trainer by name: `sequential`, `graphed`, or `vectorized` with the size of a chunk."""
+    """A client trainer by name: `sequential`, `graphed`, or `vectorized`, perhaps with the size of a chunk."""
     kind, _, megabytes = name.partition(" ")
     if kind in ("sequential", "graphed"):
         one_by_one = SequentialTrainer if kind == "sequential" else GraphedTrainer
         return one_by_one(channels_last=megabytes == "channels last")
-    return VectorizedTrainer(chunk_bytes=int(megabytes.split()[0]) * 2**20 if megabytes else 8 * 2**20)
+    return VectorizedTrainer(chunk_bytes=int(megabytes.split()[0]) * 2**20 if megabytes else None)
 
 
 def federation(
@@ -141,8 +141,7 @@ class Cells:
 
 # ---------------------------------------------------------------------- stages
 HOW = (
-    "graphed", "sequential", "graphed channels last", "vectorized 2048 MB", "sequential channels last",
-    "vectorized 8 MB",
+    "graphed", "sequential", "graphed channels last", "vectorized", "sequential channels last", "vectorized 8 MB",
 )  # fmt: skip
 ROWS = [
     ("FedEM", "FedEMCNN", "tf32"), ("FedEM", "LeNet5", "tf32"), ("FedAvg", "FedEMCNN", "tf32"),

@@ -66,16 +66,21 @@ def choose_trainer(
 
 
 def _automatic(network: nn.Module, device: torch.device) -> str:
-    """On a CPU, run clients at once only if overhead outweighs arithmetic; on a GPU unless it is slow.
+    """On a GPU kernel launches limit small steps, so steps are replayed; on a CPU overhead limits only small dense networks.
 
-    Depthwise convolutions, which usually come with BatchNorm, are slow with separate weights per client.
+    A closed form takes a few products for all clients on either device. Networks that vmap cannot run, and those with
+    BatchNorm, whose steps cannot be replayed, train one client after another.
     """
     try:
         VectorizedTrainer().check(network)
     except ConfigError:
         return "sequential"
+    if affine_map(network):
+        return "vectorized"
     if normalises_batches(network):
         return "sequential"
+    if device.type == "cuda":
+        return "graphed"
     dense = not any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.modules())
     small = dense and sum(leaf.numel() for leaf in network.parameters()) <= SMALL_MODEL
-    return "vectorized" if device.type == "cuda" or affine_map(network) or small else "sequential"
+    return "vectorized" if small else "sequential"

@@ -119,8 +119,19 @@ class _GraphedSolver(LocalSolver):
                     given = given._replace(objective=objective._replace(constants=own[0], rows=own[1]))
                 return LocalSolver._advance(self, task, given._replace(penalty=whole, moving=moving), with_loss=True)
 
-            self.recorded[key] = Recorded(step, (given, operands))
+            self.recorded[key] = _recording(step, (given, operands), task)
         return self.recorded[key]((given, operands))  # type: ignore[no-any-return]
+
+
+def _recording(step: Step, arguments: Tree, task: Task) -> Recorded:
+    """The recorded step; a network that waits for the device cannot be recorded."""
+    try:
+        return Recorded(step, arguments)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{error}; if CUDA graphs cannot record {type(task.network).__name__}, which may read values of tensors, "
+            "give --model.client_trainer sequential"
+        ) from error
 
 
 def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:

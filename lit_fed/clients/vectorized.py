@@ -32,22 +32,29 @@ from lit_fed.core.networks.layers import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
-from lit_fed.system.machine import keep_freed_memory
+from lit_fed.system.machine import free_gpu_memory, keep_freed_memory
 
 __all__ = ["VectorizedTrainer", "vmap_clients"]
+
+CACHE_BYTES = 8 * 2**20
+"""Memory of a chunk on a CPU, so that it stays in the caches."""
+
+PART_OF_GPU = 16
+"""The free memory of a GPU divided by the memory of a chunk, which counts no activations."""
 
 
 class VectorizedTrainer:
     """Train all clients of a chunk at once.
 
     Args:
-        chunk_bytes: memory limit of the batches and models of one chunk; the default fits into CPU caches.
+        chunk_bytes: memory limit of the batches and models of one chunk; None: 8 MB on a CPU, to fit into caches; on a
+            GPU a sixteenth of the memory that is free at the first chunk, rounded down to a power of two.
         rows_per_pass: maximum number of samples in one forward pass without gradient.
     """
 
     name = "vectorized"
 
-    def __init__(self, chunk_bytes: int = 8 * 2**20, rows_per_pass: int = 32768) -> None:
+    def __init__(self, chunk_bytes: int | None = None, rows_per_pass: int = 32768) -> None:
         self.chunk_bytes, self.rows_per_pass = chunk_bytes, rows_per_pass
         # reused: the page faults of a fresh large tensor cost several times the copy itself
         self._buffer = torch.empty(0)
@@ -114,13 +121,20 @@ class VectorizedTrainer:
         copied = sum(map(tree.bits, tree.models(job.shared)))  # trained models only; the rest is read
         fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * copied // 8
         batch = job.block.phase.work.batch_size
+        limit = self._limit(job.block.data.x.device)
         lo = 0
         while lo < len(sizes):
             width = min(int(sizes[lo]), (job.batch_size if batch is None else batch) or int(sizes[lo]))
             each = fixed + width * row_bytes * job.block.phase.work.batches_per_step + 64 * int(sizes[lo])
-            hi = min(lo + max(1, self.chunk_bytes // max(each, 1)), len(sizes))
+            hi = min(lo + max(1, limit // max(each, 1)), len(sizes))
             yield slice(lo, hi)
             lo = hi
+
+    def _limit(self, device: torch.device) -> int:
+        """Memory limit of a chunk on a device, in bytes; the same in all rounds, since chunks change rounding."""
+        if self.chunk_bytes is None and device.type == "cuda":
+            self.chunk_bytes = 1 << (max(free_gpu_memory(device) // PART_OF_GPU, 1).bit_length() - 1)
+        return self.chunk_bytes or CACHE_BYTES
 
     def _train_chunk(
         self, job: TrainJob, sizes: Tensor, losses: Tensor | None, starts: Tensor

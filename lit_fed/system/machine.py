@@ -16,8 +16,8 @@ from torch import Tensor
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "aligned", "available_memory", "cores", "forget_peak_memory", "keep_freed_memory", "peak_memory", "require_cores",
-    "require_memory",
+    "aligned", "available_memory", "cores", "forget_peak_memory", "free_gpu_memory", "keep_freed_memory", "peak_memory",
+    "require_cores", "require_memory",
 ]  # fmt: skip
 
 MEMINFO = Path("/proc/meminfo")
@@ -29,6 +29,12 @@ def available_memory() -> int | None:
     """Bytes available, with swap, within the limits of container and process; None if unknown."""
     known = [size for size in (_free(), *map(_limit, LIMITS), _limit_of_process()) if size is not None]
     return min(known, default=None)
+
+
+def free_gpu_memory(device: torch.device) -> int:
+    """Free bytes of a CUDA device, with those that PyTorch's allocator holds and does not use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def require_memory(num_bytes: int, what: str, fix: str) -> None:

@@ -124,8 +124,8 @@ def _refuse_precision(precision: Any) -> None:
     known = {None, 32, "32", "32-true", "bf16-mixed"}
     if precision not in known:
         raise ConfigError(
-            f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: local steps are taken without a "
-            "gradient scaler, and averages need models in float32"
+            f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: averages need models in float32, and "
+            "float16 needs a gradient scaler, which skips steps that overflow, so clients would take fewer than planned"
         )
 
 

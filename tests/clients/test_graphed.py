@@ -11,7 +11,7 @@ from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import MLP
 
 SIZES = [9, 5, 7, 3, 6, 12]
@@ -38,6 +38,17 @@ def test_padded_batches_give_the_same_models(algorithm):
     assert distance(one, other) < 1e-12
     widths = {1 << (min(size, 5) - 1).bit_length() for size in SIZES}
     assert 0 < len(trainer._solver[1].recorded) <= len(widths) + 1  # and no step of its own for every width
+
+
+def test_a_step_that_cannot_be_recorded_names_the_other_trainer(monkeypatch):
+    """`auto` may have chosen it, so that the user never named the trainer."""
+
+    def record(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphed, "Recorded", record)
+    with pytest.raises(ClientError, match=r"not permitted.* MLP, .*give --model\.client_trainer sequential"):
+        after_rounds(FedAvg(), GraphedTrainer())
 
 
 def test_it_needs_a_gpu():

@@ -154,6 +154,21 @@ def test_chunks_follow_the_memory_allowed():
     assert [row for one in middle for row in range(one.start, one.stop)] == list(range(5))
 
 
+def test_chunks_on_a_gpu_follow_its_free_memory_once(monkeypatch):
+    """Fluctuations of a few per cent, and rounds in which less is free, leave the chunks and so the rounding."""
+    gpu, free, held = torch.device("cuda"), 60 * 2**30, {"reserved": 5 * 2**30, "allocated": 2**30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * 2**30))
+    for name, size in held.items():
+        monkeypatch.setattr(torch.cuda, f"memory_{name}", lambda device, size=size: size)
+    trainer = VectorizedTrainer()
+    assert trainer._limit(gpu) == 4 * 2**30  # 64 GB are free: exactly a sixteenth
+    free = 20 * 2**30
+    assert trainer._limit(gpu) == 4 * 2**30
+    assert VectorizedTrainer()._limit(gpu) == 2**30  # of 24 GB
+    assert VectorizedTrainer(8_000)._limit(gpu) == 8_000
+    assert VectorizedTrainer()._limit(torch.device("cpu")) == 8 * 2**20
+
+
 @pytest.mark.parametrize("clients_per_block", [1, 3])
 def test_blocks_are_irrelevant(clients_per_block):
     train = make_clients([40, 1, 17, 2, 5])

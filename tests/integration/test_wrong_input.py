@@ -65,7 +65,7 @@ def clients(root, **changes):
         (["--trainer.fast_dev_run", "true"], ["fast_dev_run", "max_epochs"]),
         (["--trainer.limit_train_batches", "0.5"], ["limit_train_batches", "client_fraction"]),
         (["--trainer.gradient_clip_val", "1.0"], ["gradient_clip_val", "clip_norm"]),
-        (["--trainer.precision", "16-mixed"], ["precision", "16-mixed", "bf16-mixed"]),
+        (["--trainer.precision", "16-mixed"], ["precision", "16-mixed", "bf16-mixed", "gradient scaler"]),
         (["--ckpt_path", "last"], ["ckpt_path", "last", "default_root_dir"]),
         (["--ckpt_path", "nothing.ckpt"], ["nothing.ckpt", "no such file"]),
         (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere", "choose a folder"]),
