@@ -7,8 +7,6 @@ Boyd, Diaconis, Xiao. "Fastest Mixing Markov Chain on a Graph". SIAM Review 46(4
 https://doi.org/10.1137/S0036144503423264
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -227,6 +225,7 @@ def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Ten
 class Gossiping(Personal[Peers, State, Work]):
     """Algorithms without a server in which each client mixes its models with those of its neighbours."""
 
+    # Annotations here are not postponed, for the same reason as those of `Algorithm`.
     topology: Topology
     mixing: MixingRule
     common_start: bool
