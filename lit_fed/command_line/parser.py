@@ -237,6 +237,8 @@ def _readable(message: str) -> list[str]:
     first, *rest = dict.fromkeys(NO_SECTIONS if one.startswith("Unexpected config:") else one for one in kept)
     while first.endswith(":") and rest and OF_CLASS.match(rest[0]) and not rest[0].startswith(f"{first[:-1]}."):
         first, rest = f"{first[:-1]}.{rest[0][2:]}", rest[1:]
+    if first.endswith(":") and not rest:  # a part of an option that is a single value
+        return [f"{first} it takes a value, and has no parts; give it without a dot"]
     together = f"{first} {'; '.join(rest)}"
     if first.endswith(":") and len(together) <= 100:
         return [together]

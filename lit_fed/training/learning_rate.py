@@ -151,7 +151,7 @@ def halved(runs: Mapping[float, Callable[[int], float]], num_rounds: int) -> lis
         num_rounds: rounds of the run.
     """
     trials: list[Trial] = []
-    for rounds in (max(1, round(share * num_rounds)) for share in STAGES):
+    for rounds in dict.fromkeys(max(1, round(share * num_rounds)) for share in STAGES):  # short runs have fewer stages
         found = [Trial(rate, rounds, loss_after(rounds)) for rate, loss_after in runs.items()]
         trials += found
         best = sorted(found, key=lambda one: (one.loss, one.lr))

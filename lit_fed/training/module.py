@@ -280,6 +280,8 @@ class FederatedModule(LightningModule):
 
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
+        if self._searches and not self.settings.solver.lr:  # it was built for a test that was refused
+            self._settle_rate(facts_of(self.settings, data, num_rounds), data, "fit")
         if self.settings.privacy is not None:
             refuse_other_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
         done = 0 if self.trainer.ckpt_path is not None else self.num_rounds_done - self.trainer.global_step
@@ -561,10 +563,11 @@ def _wrapped(text: str) -> str:
 
 def _with_settings(part: Any, shown: Literal["all", "changed"]) -> str:
     """A dataclass with all settings, or with its rate and those that differ from the defaults."""
+    usual = vars(type(part)()) if shown == "changed" else {}
     settings = [
         f"{field.name}={getattr(part, field.name)!r}"
         for field in dataclasses.fields(part)
-        if field.init and (shown == "all" or field.name == "lr" or getattr(part, field.name) != field.default)
+        if field.init and (field.name == "lr" or (field.name, getattr(part, field.name)) not in usual.items())
     ]
     return f"{type(part).__name__}({', '.join(settings)})"
 

@@ -87,6 +87,11 @@ def test_half_of_the_rates_are_left_after_each_stage():
     assert module.settings.solver.lr in ADAM_RATES
 
 
+def test_stages_of_a_short_run_are_not_compared_twice():
+    assert [trial.rounds for trial in fit(num_rounds=1)[0].trials] == [1] * 6
+    assert [trial.rounds for trial in fit(num_rounds=4)[0].trials] == [1] * 6 + [2] * 3
+
+
 def test_equal_rates_and_rates_that_diverged_late():
     assert best_rate([Trial(0.1, 4, 1.0), Trial(0.2, 4, 1.0), Trial(0.3, 4, 2.0)], "FedAvg") == 0.1
     first = [Trial(0.1, 2, 3.0), Trial(0.2, 2, 2.0), Trial(0.3, 2, 1.0)]
@@ -206,6 +211,9 @@ def test_what_is_no_fit_needs_a_number():
     module, data = module_and_data()
     with pytest.raises(ConfigError, match=r"nothing has decided it; give the --ckpt_path of a run, or a number"):
         quiet_trainer().test(module, datamodule=data)
+    module.train()  # Lightning leaves it in evaluation mode
+    quiet_trainer(2).fit(module, datamodule=data)  # which the refused test does not change
+    assert_same_state(module, fit(num_rounds=2)[0])
     train = Split.of([(torch.zeros(4, 2), torch.zeros(4))])
     with pytest.raises(ConfigError, match=r"which only a fit searches"):
         rounds.start(FedAvg(), Task.create(lambda: Linear((2,), 1), Regression()), train, solver=LocalSolver(lr="auto"))

@@ -293,6 +293,14 @@ def test_rotations_and_mixed_samples_are_refused():
     bare = {"bela": (np.zeros((4, 2), np.float32), np.arange(4) % 2)}
     with pytest.raises(ConfigError, match="client 'bela', train: has one input x, and others have several"):
         FederatedDataModule.from_clients({"anna": CLIENTS["anna"]} | bare).setup()
+    x, y = CLIENTS["anna"]
+    for wrong, said in (
+        (({}, y), "client 'bela' has an empty dict of inputs"),
+        ((x | {next(iter(x)): np.float32(3)}, y), "client 'bela' has a single float32 in place of samples"),
+        ((x, np.array(1)), "client 'bela' has a single ndarray in place of samples"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            FederatedDataModule.from_clients({"anna": CLIENTS["anna"], "bela": wrong})
     items = Items(CLIENTS)
     items.samples[3] = ({"input_ids": np.ones(3, int)}, 0)
     with pytest.raises(ConfigError, match=r"sample 3 of Items has the inputs input_ids, the samples before"):

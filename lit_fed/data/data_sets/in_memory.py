@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -131,11 +131,16 @@ def _pair(name: str, given: Any) -> tuple[Any, Any]:
     if not isinstance(x, Mapping | tuple):
         return _array(name, x), _array(name, y)
     parts = {str(key): one for key, one in (x.items() if isinstance(x, Mapping) else enumerate(x))}
+    require(bool(parts), f"client {name!r} has an empty {type(x).__name__} of inputs; give its arrays by name")
     return {key: _samples(name, one) for key, one in parts.items()}, _samples(name, y)
 
 
 def _samples(name: str, given: Any) -> Given:
     """One input, or the labels, of a client's samples: an array, or a list of arrays of different lengths."""
+    require(
+        isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0,
+        f"client {name!r} has a single {type(given).__name__} in place of samples; give an array, or a list of arrays",
+    )
     if isinstance(given, torch.Tensor) or (isinstance(given, np.ndarray) and not given.dtype.hasobject):
         return _array(name, given)
     each = [_array(name, one) for one in given]
