@@ -66,7 +66,7 @@ def choose_trainer(
 
 
 def _automatic(network: nn.Module, device: torch.device) -> str:
-    """On a GPU kernel launches limit small steps, so steps are replayed; on a CPU overhead limits only small dense networks.
+    """On a GPU launches limit small steps, so steps are replayed; on a CPU overhead limits only small dense networks.
 
     A closed form takes a few products for all clients on either device. Networks that vmap cannot run, and those with
     BatchNorm, whose steps cannot be replayed, train one client after another.
