@@ -171,7 +171,7 @@ class NamedInputs:
                 f"{place}: {one.name} contains {rows.max()}, and beside inputs of floats whole numbers are exact up to "
                 f"{LARGEST}; number its values anew from 0"
             )
-        return (rows / np.float32(255) if one.kind == "uint8" else rows).reshape(len(rows), -1)
+        return (rows / np.float32(255) if one.kind == "uint8" else rows).reshape(len(rows), math.prod(one.shape))
 
     # ------------------------------------------------------------------ the network's side
     def arguments(self, x: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

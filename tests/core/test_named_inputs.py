@@ -56,6 +56,7 @@ def test_inputs_come_back_as_they_were():
         wanted = array / np.float32(255) if name == "pixels" else array.astype(found[name].dtype)
         assert np.array_equal(found[name], wanted), name
     assert NamedInputs.from_plain(inputs.plain()) == inputs
+    assert inputs.pack("here", {name: array[:0] for name, array in given.items()}).shape == (0, inputs.size)
     only_whole = {name: given[name] for name in ("ids", "mask")}
     packed = NamedInputs.of([("here", only_whole)]).pack("here", only_whole | {"ids": given["ids"] + 2**40})
     assert packed.dtype == np.int64

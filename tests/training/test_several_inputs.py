@@ -296,8 +296,11 @@ def test_rotations_and_mixed_samples_are_refused():
     x, y = CLIENTS["anna"]
     for wrong, said in (
         (({}, y), "client 'bela' has an empty dict of inputs"),
-        ((x | {next(iter(x)): np.float32(3)}, y), "client 'bela' has a single float32 in place of samples"),
-        ((x, np.array(1)), "client 'bela' has a single ndarray in place of samples"),
+        (
+            (x | {next(iter(x)): np.float32(3)}, y),
+            "client 'bela', train: .* is a single number; give an array with one entry",
+        ),
+        ((x, np.array(1)), "client 'bela', train: y is a single number; give an array with one entry"),
     ):
         with pytest.raises(ConfigError, match=said):
             FederatedDataModule.from_clients({"anna": CLIENTS["anna"], "bela": wrong})

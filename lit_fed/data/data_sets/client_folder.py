@@ -10,7 +10,7 @@ ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,8 +194,12 @@ def packed(
     for place, array in groups:
         other = "others have several" if inputs is None else f"the training had {', '.join(inputs.names)}"
         require(isinstance(array, dict), f"{place}: has one input x, and {other}; give all clients the same")
-    known = NamedInputs.of(groups) if inputs is None else inputs
+        _check_entries(place, array)
     labels = [array for client in clients for name, array in client.arrays.items() if name.startswith("y")]
+    for client in clients:
+        for name in [name for name in client.arrays if name.startswith("y")]:
+            _check_entries(f"{client.sources[name[2:]]}, {name[2:]}", {"y": client.arrays[name]})
+    known = NamedInputs.of(groups) if inputs is None else inputs
     length = longest(labels) if length is None else length
 
     def converted(source: str, name: str, array: Any) -> np.ndarray:
@@ -209,6 +213,14 @@ def packed(
         )
         for client in clients
     ]
+
+
+def _check_entries(place: str, given: Mapping[str, Given]) -> None:
+    for name, array in given.items():
+        require(
+            isinstance(array, list) or array.ndim > 0,
+            f"{place}: {name} is a single number; give an array with one entry per sample",
+        )
 
 
 def longest(labels: list[Given]) -> int | None:

@@ -137,11 +137,8 @@ def _pair(name: str, given: Any) -> tuple[Any, Any]:
 
 def _samples(name: str, given: Any) -> Given:
     """One input, or the labels, of a client's samples: an array, or a list of arrays of different lengths."""
-    require(
-        isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0,
-        f"client {name!r} has a single {type(given).__name__} in place of samples; give an array, or a list of arrays",
-    )
-    if isinstance(given, torch.Tensor) or (isinstance(given, np.ndarray) and not given.dtype.hasobject):
+    is_list = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
+    if not is_list or isinstance(given, torch.Tensor) or (isinstance(given, np.ndarray) and not given.dtype.hasobject):
         return _array(name, given)
     each = [_array(name, one) for one in given]
     return np.stack(each) if len({one.shape for one in each}) == 1 else each
