@@ -85,16 +85,23 @@ WITHOUT_TRAINER = {
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again unchanged."""
+    """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again unchanged.
+
+    Options of `fit` alone are left out at their defaults.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write nothing yet: a run that is refused at its start leaves no folder."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = copy.deepcopy(self.config)
-        config["ckpt_path"], config["resume_with_changes"] = None, False
+        config["ckpt_path"] = None
         module = federated(pl_module)
         config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
+        config["resume_with_changes"] = False
+        for option in ("init_from", "resume_with_changes", "report"):
+            if not config[option]:  # other commands, which read the file, too, lack these options
+                del config[option]
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
             config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon

@@ -41,6 +41,13 @@ def digits():
     return data
 
 
+def test_the_configuration_of_a_fit_is_one_of_predict(out, tmp_path):
+    found = [tmp_path / "alone.csv", tmp_path / "configured.csv"]
+    for path, given in zip(found, ([], ["--config", str(folder(out, "FedEM") / "config.yaml")]), strict=True):
+        predict(out, "--output", str(path), *given)
+    assert found[0].read_bytes() == found[1].read_bytes()
+
+
 @pytest.mark.parametrize(("population", "ending"), [("seen", "csv"), ("unseen", "parquet")])
 def test_predictions_are_those_of_the_test(out, tmp_path, population, ending):
     path = tmp_path / f"deep/predictions.{ending}"
