@@ -95,12 +95,11 @@ class SaveConfig(SaveConfigCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = copy.deepcopy(self.config)
-        config["ckpt_path"] = None
         module = federated(pl_module)
         config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
-        config["resume_with_changes"] = False
-        for option in ("init_from", "resume_with_changes", "report"):
-            if not config[option]:  # other commands, which read the file, too, lack these options
+        del config["ckpt_path"], config["resume_with_changes"]
+        for option in ("init_from", "report"):  # which commands that read the file lack
+            if not config[option]:
                 del config[option]
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
