@@ -56,7 +56,7 @@ class FedADMM(ProximalSplitting[GlobalModels, DualState]):
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         server_lr: η, the server's step along the mean change of the sampled clients; null takes their share of all
             clients, so that θ stays the mean of all u_i.
-            start: starting point of the local steps: the client's w_i (`local`) or θ (`server`).
+        start: starting point of the local steps: the client's w_i (`local`) or θ (`server`).
     """
 
     server_lr: float | None = tuned(1.0, 0.5, 1.0)

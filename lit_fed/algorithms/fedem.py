@@ -235,7 +235,7 @@ class FedEM(AveragedComponents):
         num_components: M.
         em_steps: E-steps of an unseen client before it is served; the paper takes one. If clients contradict each
             other, ten bring it level with seen clients: docs/results/when-mixtures-help.md.
-            refresh_mixture_at_eval: let a seen client take one more E-step before it is served, since its
+        refresh_mixture_at_eval: let a seen client take one more E-step before it is served, since its
             weights were fitted to the models of its last round.
         shuffle_per_component: give each component its own order of batches, as the official code does.
         min_weight: minimum weight of a component that a client sends; it always sends the one with the largest weight.

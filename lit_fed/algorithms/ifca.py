@@ -51,8 +51,9 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
         num_clusters: k.
         averaging: message of the members of a cluster: their `model` after local training (option II), or the
             `gradient` of their loss, with which the server takes one step (option I; local epochs and steps are not
-            used). clustered_layers: number of layers per cluster, counted from the end of the network; the others are
-            averaged over all clients. null: all layers.
+            used).
+        clustered_layers: number of layers per cluster, counted from the end of the network; the others are averaged
+            over all clients. null: all layers.
     """
 
     num_clusters: int = 4

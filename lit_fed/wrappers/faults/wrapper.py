@@ -195,28 +195,23 @@ class Faults:
     Args:
         dropout: probability that a client drops out of a round: one number, a list with one number per client, or a
             .npy or .csv file of them.
-            when: clients drop out `before` their work, or `after` it, when their message is lost.
-            commits: whether a client whose message was lost keeps its new state (`always`) or its old one, which
-                matches
+        when: clients drop out `before` their work, or `after` it, when their message is lost.
+        commits: whether a client whose message was lost keeps its new state (`always`) or its old one, which matches
             the server's view (`on_send`).
-            deadline: time that the server waits for work, in units of the time to send one model to a client; later
-                clients
+        deadline: time that the server waits for work, in units of the time to send one model to a client; later clients
             count as dropped after their work; null: no limit.
-            over_selection: o; ⌈(1 + o)·m⌉ clients are sampled if m are wanted, and the first m to finish count.
-            compute_min: T_min, minimum time of local training.
-            compute_mean: mean of the random time added to it: one number, a list, or a file, as for `dropout`.
-            trace: .npy or .csv file of reachable clients: one row per round, repeated from the start after the last,
-                one
+        over_selection: o; ⌈(1 + o)·m⌉ clients are sampled if m are wanted, and the first m to finish count.
+        compute_min: T_min, minimum time of local training.
+        compute_mean: mean of the random time added to it: one number, a list, or a file, as for `dropout`.
+        trace: .npy or .csv file of reachable clients: one row per round, repeated from the start after the last, one
             column per client.
-            comes_back: probability that an unreachable client is reachable in the next round; with `goes_away`, instead
-                of
+        comes_back: probability that an unreachable client is reachable in the next round; with `goes_away`, instead of
             a trace.
-            goes_away: probability that a reachable client is unreachable in the next round.
-            average: over the clients whose messages arrive (`renormalised`); with weights divided by the probability of
+        goes_away: probability that a reachable client is unreachable in the next round.
+        average: over the clients whose messages arrive (`renormalised`); with weights divided by the probability of
             arrival (`importance`), which is unbiased; over all sampled clients, counting missing ones as unchanged
             (`fixed`); or likewise over the expected number of arrivals (`expected`).
-            on_bad_client: treatment of a client whose computation fails or returns NaN or infinity: stop the run
-                (`stop`),
+        on_bad_client: treatment of a client whose computation fails or returns NaN or infinity: stop the run (`stop`),
             or continue without it in this round (`drop`).
     """
 

@@ -56,14 +56,14 @@ class ExamplePrivacy(Privacy):
             is infinite.
         target_epsilon: ε of a client that takes part in all rounds, which determines the noise multiplier; instead
             of it.
-            delta: δ, the probability that ε fails; required, far below 1 over a client's number of samples.
-            clip_norm: C, the maximum Euclidean norm of a sample's gradient over all models together; required.
-            sample_rate: b, the probability that a sample enters a batch; an epoch has 1/b steps. It replaces
+        delta: δ, the probability that ε fails; required, far below 1 over a client's number of samples.
+        clip_norm: C, the maximum Euclidean norm of a sample's gradient over all models together; required.
+        sample_rate: b, the probability that a sample enters a batch; an epoch has 1/b steps. It replaces
             `data.batch_size`; required.
-            max_batch: number of samples to which larger batches are truncated, which costs privacy; null: no limit.
+        max_batch: number of samples to which larger batches are truncated, which costs privacy; null: no limit.
         mixture_noise: σ_π, standard deviation of the noise on the sums of responsibilities, from which a client
             computes its mixture weights; FedEM needs it.
-            accountant: method to compute ε: `pld`, close to exact, or `rdp`, an older and larger bound.
+        accountant: method to compute ε: `pld`, close to exact, or `rdp`, an older and larger bound.
         public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
         noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
             draws the noise from a secret beside the checkpoints.

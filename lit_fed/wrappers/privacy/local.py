@@ -59,10 +59,9 @@ class LocalPrivacy(Privacy):
             infinite.
         target_epsilon: ε of a client that takes part in every round, which determines the noise multiplier; instead
             of it.
-            delta: δ, the probability that ε fails; required, far below 1.
-            clip_norm: C, the maximum Euclidean norm of a client's change, to which longer ones are scaled down;
-                required.
-            public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
+        delta: δ, the probability that ε fails; required, far below 1.
+        clip_norm: C, the maximum Euclidean norm of a client's change, to which longer ones are scaled down; required.
+        public_start: the models of `--init_from` were trained on public data only, and cost no privacy.
         noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
             draws the noise from a secret beside the checkpoints.
     """

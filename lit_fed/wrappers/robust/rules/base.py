@@ -45,8 +45,7 @@ class Rule(ABC):
     Args:
         bucket_size: average messages in random buckets of this size, drawn anew in each round, ahead of the rule
             (Karimireddy et al. 2022); 1: no buckets.
-            weight_cap: with `--model.weighting samples`, weight clients by their claimed samples, up to this number;
-                null:
+        weight_cap: with `--model.weighting samples`, weight clients by their claimed samples, up to this number; null:
             no limit.
     """
 
