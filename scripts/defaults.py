@@ -25,14 +25,14 @@ from lightning.pytorch import LightningModule, Trainer
 from reproduction.markdown import grid
 from trials import facts, keep, written
 
-from lit_fed.benchmark.measures import ValidationCurve, mean_score, measured, short
+from lit_fed.benchmark.measures import ValidationCurve, measured, primary, short
 from lit_fed.benchmark.task import Task, read_task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.cli import UntestedCLI
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import NotFiniteError
 from lit_fed.training.hooks import data_of, federated
-from lit_fed.training.learning_rate import SGD_RATES, STAGES, best_rate, halved
+from lit_fed.training.learning_rate import SGD_RATES, STAGES, best_rate, halved, validation_loss
 
 RECORD = Path(__file__).resolve().parents[1] / "docs/results/defaults.json"
 ALGORITHMS = {"FedEM": "FedEM", "FedAvg": "FedAvg", "FedAvgPlus": "FedAvg+", "Ditto": "Ditto", "Local": "Local"}
@@ -59,10 +59,10 @@ class StageCurve(ValidationCurve):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module, rounds = federated(pl_module), int(trainer.max_epochs or 1)
         if module.num_rounds_done in {max(1, round(share * rounds)) for share in (*STAGES, 1)}:
-            found = measured(module, data_of(trainer), "seen", "val", self.metric)
-            pairs = zip(found.loss, found.samples, strict=True)
-            loss = sum((one or 0.0) * number for one, number in pairs) / sum(found.samples)
-            self.curve.append([module.num_rounds_done, short(mean_score(found)), short(loss)])
+            data = data_of(trainer)
+            found = measured(module, data, "seen", "val", self.metric)
+            loss = validation_loss(module.federation, data, trainer.precision_plugin)
+            self.curve.append([module.num_rounds_done, short(primary(found, "clients")), short(loss)])
 
 
 def task_of(name: str) -> Task:
@@ -89,7 +89,7 @@ def make(task: Task, algorithm: str, rate: float, root: Path) -> dict[str, Any]:
         except NotFiniteError as error:
             return {"diverged": error.round_idx}
         curve = next(one for one in cli.trainer.callbacks if isinstance(one, StageCurve)).curve
-        test = mean_score(measured(cli.model, cli.datamodule, "seen", "test", task.metric))
+        test = primary(measured(cli.model, cli.datamodule, "seen", "test", task.metric), "clients")
     return {"curve": curve, "test": short(test), "cpu_seconds": round(time.process_time() - began, 1)}
 
 

@@ -195,17 +195,18 @@ def task_table(result: Results) -> list[str]:
 
 
 # ---------------------------------------------------------------------- words
-def findings(results: Sequence[Results]) -> list[str]:
-    """What the records say, a paragraph each; every number is computed."""
+def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
+    """The sentence ahead of the table, and what else the records say, a paragraph each; every number is computed."""
     small = small_tasks(results)
     ranks, critical = average_ranks(small)
     best = next(iter(ranks))
     close = sum(rank - ranks[best] <= critical for rank in ranks.values()) - 1
-    told = [
-        f"**{best}** has the best average rank, {ranks[best]:.1f}, of {len(ranks)} algorithms with a record on "
-        f"all {len(small)} small tasks. Average ranks that differ by less than {critical:.1f} may do so by chance "
-        f"(Nemenyi's test, 5 %): {close} algorithms are that close to it."
-    ]
+    lead = (
+        f"**{best} has the best average rank, {ranks[best]:.1f}, of {len(ranks)} algorithms on {len(small)} small "
+        f"tasks.** Ranks that differ by less than {critical:.1f} may do so by chance (Nemenyi's test, 5 %): {close} "
+        "algorithms are that close to it."
+    )
+    told = []
     for name, words in NAMED.items():
         held = [one for one in results if name in one.standings]
         good = [one for one in held if one.standings[name].is_level]
@@ -217,7 +218,7 @@ def findings(results: Sequence[Results]) -> list[str]:
         f"**A mixture** (`FedEM`) is clearly ahead of `FedAvgPlus` on {_of(ahead, gaps)}, and clearly behind on "
         f"{_of(behind, gaps)}."
     )
-    return [line for one in told for line in wrap(one, bullet=True)]
+    return wrap(lead), [line for one in told for line in wrap(one, bullet=True)]
 
 
 def _of(good: Sequence[Results], held: Sequence[object]) -> str:
@@ -263,8 +264,9 @@ def page(results: Sequence[Results]) -> str:
     baselines = [name for name in NAMED if name in ranks and name not in list(ranks)[:FIRST]]
     number = {name: sum(name in one.records for one in results) for one in results for name in one.records}
     every = sorted(number, key=lambda name: (*(each.get(name, math.inf) for each in columns), -number[name], name))
+    lead, more = findings(results)
     parts = {
-        "findings": findings(results), "best": overview(results, [*list(ranks)[:FIRST], *baselines], columns),
+        "lead": lead, "findings": more, "best": overview(results, [*list(ranks)[:FIRST], *baselines], columns),
         "every": overview(results, every, columns), "first": str(min(FIRST, len(ranks))),
         "pages": [f"- [{one.title}](benchmark/{one.task.name}.md): {one.task.given['title']}" for one in results],
     }  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import Precision
 
 from lit_fed import serving
 from lit_fed.clients.session import ModelSettings, Session
@@ -27,7 +28,7 @@ from lit_fed.rounds import FederatedRounds, in_memory
 from lit_fed.system.heartbeat import sign_of_life
 from lit_fed.training.planner import Planner
 
-__all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search"]
+__all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search", "validation_loss"]
 
 SGD_RATES = (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
 """Rates that a search tries with `sgd`, `adagrad` and `adadelta`."""
@@ -66,15 +67,15 @@ class _Run:
         while self.federation.server.rounds_done < rounds:
             if not self._round():
                 return math.inf
-        return self._loss()
+        return validation_loss(self.federation, self.data, self.precision)
 
     def _round(self) -> bool:
         """Run a round; False if a client of any rank returned NaN or infinity."""
         diverged = torch.zeros(1, device=self.federation.server.device)
-        for block in map(self._there, self.data.train_dataloader()):
+        for block in self.data.train_dataloader():
             try:
                 with self.precision.train_step_context():
-                    for _ in self.federation.train_block(block):
+                    for _ in self.federation.train_block(_there(self.federation, self.data, block)):
                         sign_of_life()
             except NotFiniteError:  # other ranks wait for this one at the end of the phase
                 diverged += 1
@@ -85,21 +86,27 @@ class _Run:
         self.federation.commit()
         return True
 
-    def _there(self, block: Any) -> Any:
-        return self.data.transfer_batch_to_device(block, self.federation.server.device, 0)
 
-    def _loss(self) -> float:
-        sums = torch.zeros(2, dtype=torch.float64, device=self.federation.server.device)
-        try:
-            with torch.no_grad(), self.precision.val_step_context():
-                for block in map(self._there, self.data.val_dataloader()):
-                    for _, rows in serving.measure(self.federation, block, seen=True):
-                        sums += rows[:, :2].sum(0)
-                        sign_of_life()
-        except NotFiniteError:
-            sums += math.nan
-        number, loss = all_reduce(sums).tolist()
-        return float(f"{loss / number:.5g}") if math.isfinite(loss) else math.inf
+def validation_loss(federation: FederatedRounds, data: FederatedDataModule, precision: Precision) -> float:
+    """Mean loss of the seen clients' validation samples, by five digits; infinite if one is not finite.
+
+    A collective call.
+    """
+    sums = torch.zeros(2, dtype=torch.float64, device=federation.server.device)
+    try:
+        with torch.no_grad(), precision.val_step_context():
+            for block in data.val_dataloader():
+                for _, rows in serving.measure(federation, _there(federation, data, block), seen=True):
+                    sums += rows[:, :2].sum(0)
+                    sign_of_life()
+    except NotFiniteError:
+        sums += math.nan
+    number, loss = all_reduce(sums).tolist()
+    return float(f"{loss / number:.5g}") if math.isfinite(loss) else math.inf
+
+
+def _there(federation: FederatedRounds, data: FederatedDataModule, block: Any) -> Any:
+    return data.transfer_batch_to_device(block, federation.server.device, 0)
 
 
 def search(

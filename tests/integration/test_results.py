@@ -1,5 +1,6 @@
 """Result pages are generated from kept files, and what they claim lies in the ranges asked for."""
 
+import dataclasses
 import inspect
 import json
 import statistics
@@ -39,6 +40,13 @@ def test_a_page_begins_with_at_most_sixty_words_and_its_table(page):
 @pytest.mark.parametrize("name", TABLES)
 def test_the_index_has_findings_of_at_most_sixty_words(name):
     assert len(TABLES[name].found.split()) <= 60
+
+
+def test_a_cell_of_the_page_of_learning_rates_is_made():
+    digits = defaults.task_of("digits_dirichlet")
+    made = defaults.make(dataclasses.replace(digits, rounds=2), "FedAvg", 0.1, Path("no data"))
+    assert [row[0] for row in made["curve"]] == [1, 2]
+    assert 0 < made["test"] < 1
 
 
 def test_the_page_of_learning_rates_is_what_its_record_gives():
