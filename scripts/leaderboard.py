@@ -279,7 +279,8 @@ def undominated(standings: dict[str, Standing]) -> list[str]:
     found: list[str] = []
     least = math.inf
     for name, one in standings.items():
-        if one.row.megabytes < least:
+        ties = one.row.megabytes == least and one.row.mean == standings[found[-1]].row.mean
+        if one.row.megabytes < least or ties:
             found, least = [*found, name], one.row.megabytes
     return found
 
