@@ -22,7 +22,7 @@ from trials import written
 import lit_fed.algorithms
 from lit_fed.benchmark.comparison import Row, paired, row_of, share_worse
 from lit_fed.benchmark.records import Record, read_records, read_refusals, with_clients
-from lit_fed.benchmark.task import Task, read_task
+from lit_fed.benchmark.task import Task, read_task, suites
 from lit_fed.command_line.paired import Interval
 from lit_fed.pictures.style import save
 
@@ -265,10 +265,12 @@ def page(results: Sequence[Results]) -> str:
     number = {name: sum(name in one.records for one in results) for one in results for name in one.records}
     every = sorted(number, key=lambda name: (*(each.get(name, math.inf) for each in columns), -number[name], name))
     lead, more = findings(results)
+    waiting = [name for name in suites()["small"] if name not in {one.task.name for one in results}]
     parts = {
         "lead": lead, "findings": more, "best": overview(results, [*list(ranks)[:FIRST], *baselines], columns),
         "every": overview(results, every, columns), "first": str(min(FIRST, len(ranks))),
         "pages": [f"- [{one.title}](benchmark/{one.task.name}.md): {one.task.given['title']}" for one in results],
+        "waiting": wrap(f"Not run: {', '.join(waiting)}.") if waiting else None,
     }  # fmt: skip
     return written(__file__, parts)
 

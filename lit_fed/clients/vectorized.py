@@ -180,9 +180,8 @@ class VectorizedTrainer:
     def _stage(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         plan, rows, mask = self._plan(job, sizes)
         ids = job.block.phase.client_ids
-        if (
-            job.block.phase.work.straggler_fraction or job.ctx.work_shares is not None
-        ):  # the largest client need not take the most steps
+        uneven = job.block.phase.work.straggler_fraction or job.ctx.work_shares is not None
+        if uneven:  # the largest client need not take the most steps
             order = torch.argsort(plan.steps, descending=True, stable=True)
             done = self._advance(job, *tree.index((work, plan, rows, mask, ids), order))
             return tree.index(done, torch.argsort(order))

@@ -34,7 +34,7 @@ SGD_RATES = (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
 """Rates that a search tries with `sgd`, `adagrad` and `adadelta`."""
 
 ADAM_RATES = (0.0001, 0.000316, 0.001, 0.00316, 0.01, 0.0316)
-"""Rates that a search tries with optimizers that normalise each step."""
+"""Rates that a search tries with the other optimizers, whose steps hardly depend on the size of gradients."""
 
 STAGES = (1 / 16, 1 / 8, 1 / 2)
 """Shares of the run's rounds after which trials are compared."""
