@@ -23,7 +23,7 @@ from lit_fed.core.reduce import all_reduce
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.errors import ConfigError, NotFiniteError
+from lit_fed.errors import ConfigError, NotFiniteError, notice
 from lit_fed.rounds import FederatedRounds, in_memory
 from lit_fed.system.heartbeat import sign_of_life
 from lit_fed.training.planner import Planner
@@ -147,22 +147,34 @@ def search(
                 f"--model.client_memory_gb {settings.client_memory_gb}; give more, or a number"
             )
         runs[rate] = _Run(federation, data, trainer).loss_after
-    return halved(runs, facts.num_rounds)
+
+    def tell(stage: Sequence[Trial]) -> None:
+        if trainer.is_global_zero:
+            losses = ", ".join(f"{one.lr:g}: {one.loss:.3g}" for one in stage)
+            notice(f"--model.solver.lr is auto; rates and validation losses after round {stage[0].rounds}: {losses}")
+
+    return halved(runs, facts.num_rounds, tell)
 
 
-def halved(runs: Mapping[float, Callable[[int], float]], num_rounds: int) -> list[Trial]:
+def halved(
+    runs: Mapping[float, Callable[[int], float]], num_rounds: int, tell: Callable[[Sequence[Trial]], None]
+) -> list[Trial]:
     """Compare rates after each stage; half of them are left after it.
 
     Args:
         runs: for each rate the loss after some rounds, infinite if it diverged.
         num_rounds: rounds of the run.
+        tell: called with the trials of each stage.
     """
     trials: list[Trial] = []
     for rounds in dict.fromkeys(max(1, round(share * num_rounds)) for share in STAGES):  # short runs have fewer stages
         found = [Trial(rate, rounds, loss_after(rounds)) for rate, loss_after in runs.items()]
         trials += found
+        tell(found)
         best = sorted(found, key=lambda one: (one.loss, one.lr))
         runs = {one.lr: runs[one.lr] for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)}
+        if not runs:
+            break
     return trials
 
 

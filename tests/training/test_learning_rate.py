@@ -54,8 +54,11 @@ def three_rates(monkeypatch):
 def test_a_rate_that_is_too_small_and_one_that_diverges_lose(three_rates, tmp_path, capsys):
     """The run is that of the rate which was found, bit for bit."""
     module, _ = fit(tmp_path)
-    assert "lit_fed: --model.solver.lr is auto, here 0.1\n" in capsys.readouterr().err
     table = pd.read_csv(folder(tmp_path, "run") / "learning_rates.csv")
+    said = capsys.readouterr().err
+    assert "lit_fed: --model.solver.lr is auto, here 0.1\n" in said
+    first = f"0.001: {table.loss[0]:.3g}, 0.1: {table.loss[1]:.3g}, 1e+12: {table.loss[2]:.3g}\n"
+    assert f"lit_fed: --model.solver.lr is auto; rates and validation losses after round 1: {first}" in said
     assert list(zip(table.rounds, table.lr, strict=True)) == [
         (1, 0.001), (1, 0.1), (1, 1e12), (2, 0.1), (2, 0.001), (8, 0.1)
     ]  # fmt: skip
