@@ -16,6 +16,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import DataSet, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.columns import TableEncoder
+from lit_fed.data.data_sets.frozen_features import RowFeatures
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
 
@@ -216,7 +217,10 @@ def _ids(x: np.ndarray, y: np.ndarray) -> Iterator[bytes]:
 
 
 def _raw(samples: Samples) -> np.ndarray:
-    """Inputs before constants of training samples change them: of a table its cells."""
+    """Inputs before constants of training samples change them: of a table its cells, of features their images' ids."""
+    if isinstance(samples.encode, RowFeatures):
+        ids: np.ndarray = samples.encode.ids[samples.x]
+        return ids
     if not isinstance(samples.encode, TableEncoder):
         return samples.x
     frame = samples.encode.rows.frame.iloc[samples.x][[one.name for one in samples.encode.columns.features]]

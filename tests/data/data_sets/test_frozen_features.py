@@ -1,0 +1,103 @@
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.benchmark.cut import Cut
+from lit_fed.data.data_sets.base import PooledDataSet, Samples, draw_subsample
+from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.frozen_features import FrozenFeatures, _features, _trained_body
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.partitions.iid import IID
+from lit_fed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Stripes(PooledDataSet):
+    """Noisy stripes of three widths; one pixel of one image can be changed."""
+
+    number: int = 120
+    changed: int | None = None
+    quantities: bool = False
+
+    num_classes = 3
+
+    def load(self):
+        rng = np.random.default_rng(0)
+        y = rng.integers(0, 3, self.number)
+        lines = np.stack([np.arange(16) // (1 + label) % 2 for label in y])
+        x = (lines[:, None, :, None] + 0.3 * rng.normal(size=(self.number, 1, 16, 16))).astype(np.float32)
+        if self.changed is not None:
+            x[self.changed, 0, 3, 3] += 0.1
+        return Samples(x, y.astype(np.float32) if self.quantities else y)
+
+
+def frozen(**settings):
+    return FrozenFeatures(Stripes(), **{"body_epochs": 5} | settings)
+
+
+def test_features_are_of_images_that_the_body_was_not_trained_on():
+    """A body of the others, whose own features have mean 0 and deviation 1, makes them."""
+    pool, found = Stripes().load(), frozen(body_epochs=60).load()
+    trained = draw_subsample(120, 0.5, 0)
+    x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
+    body = _trained_body(x[trained], y[trained], 60, 0)
+    own = _features(body, x[trained])
+    np.testing.assert_array_equal(found.y, pool.y[~trained])
+    wanted = (_features(body, x[~trained]) - own.mean(0)) / own.std(0).clamp(min=1e-6)
+    torch.testing.assert_close(found.encode.features, wanted)
+    centres = torch.stack([wanted[found.y == label].mean(0) for label in range(3)])
+    assert (torch.cdist(wanted, centres).argmin(1).numpy() == found.y).mean() > 0.9
+
+
+def test_features_depend_on_the_seed_and_not_on_threads_or_the_training_seed():
+    first = frozen().load().encode.features
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        again = frozen().load().encode.features
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(first, again)
+    assert torch.equal(before, torch.get_rng_state())
+    other = frozen(seed=1).load().encode.features
+    assert not torch.equal(first, other)
+
+
+def test_clients_get_features():
+    data = FederatedDataModule(frozen(), partition=IID(), num_clients=3, unseen_fraction=0.4)
+    data.prepare_data()
+    data.setup("fit")
+    features, (seen, unseen) = frozen().load().encode.features, data.populations
+    rows = torch.cat([getattr(one, part).x for one in (seen, unseen) for part in ("train", "val", "test")])
+    assert rows.shape == (60, 84)
+    assert torch.equal(rows.sort(0).values, features.sort(0).values)
+
+
+def test_digests_of_a_cut_are_those_of_the_images():
+    cut = Cut(frozen(), IID(), 4)
+    shorter, kept = frozen(), np.flatnonzero(~draw_subsample(120, 0.5, 0))
+    other_body = replace(shorter, body_epochs=1)
+    assert replace(cut, dataset=other_body).clients() == cut.clients()
+    changed = replace(shorter, dataset=Stripes(changed=int(kept[5])))
+    differ = replace(cut, dataset=changed).clients()
+    assert sum(cut.clients().digests[name] != differ.digests[name] for name in differ.digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "words"),
+    [
+        (Stripes(), {"body_fraction": 1.0}, "body_fraction is 1.0"),
+        (Stripes(), {"body_epochs": 0}, "body_epochs is 0"),
+        (Stripes(1), {}, "body_fraction 0.5 leaves no image to clients"),
+        (Stripes(quantities=True), {}, "Stripes has no class for each image"),
+        (frozen(), {}, "FrozenFeatures has no images"),
+        (Digits(), {}, "LeNet5"),
+    ],
+)
+def test_wrong_input_is_refused(dataset, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        FrozenFeatures(dataset, **settings).load()
