@@ -158,7 +158,8 @@ class FederatedRounds:
         """Mask of the clients without a step in this local work, [C] bool."""
         sizes = train.sizes[train.positions(client_ids)].numpy()
         smallest = self.terms.task.smallest_batch
-        return torch.from_numpy(without_steps(sizes, work, self.terms.batch_size, smallest))
+        batches = self.terms.batch_sizes_of(client_ids.tolist(), self.terms.batch_size)
+        return torch.from_numpy(without_steps(sizes, work, batches, smallest))
 
     def idle_clients(self, train: Split) -> str:
         """A notice about clients that never take a local step; "" if there are none.

@@ -27,8 +27,8 @@ Deviations:
     `position_loss: sum` it uses the likelihood itself: one component generates the whole text, so p(y | x, θ_m) =
     Π_l p(y_l | x, θ_m) = exp(−L·ℓ) and q_m ∝ π_m·exp(−L·ℓ). Serving mixes each position in both cases:
     Σ_m π_m p(y_l | x, θ_m) is the probability of one label if the others are unknown. Losses are per position.
-    The paper allows a different local solver for each client (Section 3.2): here rates and steps may differ
-    (`solver.client_lr`, `client_work`), the optimizer may not.
+    The paper allows a different local solver for each client (Section 3.2): here rates, steps and batches may differ
+    (`solver.client_lr`, `client_work`, `client_batch_size`), the optimizer may not.
     The authors' code weighs characters by inverse frequency, in the E-step too; here likelihoods are unweighted, unless
     `--model.loss CrossEntropy` has weights (`in_e_step`: exp(−weighted loss) is no likelihood, and q_t no posterior).
 """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +38,10 @@ class TrainJob(NamedTuple):
         """The job of some of its clients."""
         states, optimizers = tree.index((self.states, self.optimizers), rows)
         return self._replace(block=self.block.part(rows), states=states, optimizers=optimizers)
+
+    def batch_sizes(self, client_ids: Sequence[int]) -> np.ndarray:
+        """Samples of a batch of each client, [C], unless the local work says so itself."""
+        return self.ctx.batch_sizes_of(client_ids, self.batch_size)
 
     def forgives(self, error: ClientError) -> bool:
         """Whether the client is excluded for this error; errors of settings, files or memory stop the run."""

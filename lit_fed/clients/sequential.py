@@ -170,10 +170,11 @@ class SequentialTrainer:
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0
         for stage, work in job.block.phase.work.by_stage:
             ctx = job.ctx._replace(stage=stage)
-            yield from ((stage, batch) for batch in self._batches_of(ctx, work, job.batch_size, size, client_id, data))
+            width = job.batch_sizes([client_id])
+            yield from ((stage, batch) for batch in self._batches_of(ctx, work, width, size, client_id, data))
 
     def _batches_of(
-        self, ctx: Context, work: LocalWork, batch_size: int, size: int, client_id: int, data: ClientData
+        self, ctx: Context, work: LocalWork, batch_size: np.ndarray, size: int, client_id: int, data: ClientData
     ) -> Iterator[Batch]:
         plan = make_plan(
             [size], [client_id], work, batch_size=batch_size, seed=ctx.seed_of_batches(work), round_idx=ctx.round_idx,

@@ -215,7 +215,7 @@ class Session(NamedTuple):
             most_samples=facts.most_samples, total_positions=facts.total_positions, attackers=facts.attacking,
             capped_samples=facts.capped_samples,
             sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
-            lr_factors=facts.lr_factors, work_shares=facts.work_shares,
+            lr_factors=facts.lr_factors, work_shares=facts.work_shares, batch_sizes=facts.batch_sizes,
             augmentation=make_augmentation(
                 facts.augment, facts.normalisation, mask_form(facts.target, facts.label_shape)
             ),

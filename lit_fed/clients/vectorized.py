@@ -121,10 +121,12 @@ class VectorizedTrainer:
         copied = sum(map(tree.bits, tree.models(job.shared)))  # trained models only; the rest is read
         fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * copied // 8
         batch = job.block.phase.work.batch_size
+        if batch is None:
+            batch = int(job.batch_sizes(job.block.phase.client_ids.tolist()).max(initial=0))
         limit = self._limit(job.block.data.x.device)
         lo = 0
         while lo < len(sizes):
-            width = min(int(sizes[lo]), (job.batch_size if batch is None else batch) or int(sizes[lo]))
+            width = min(int(sizes[lo]), batch or int(sizes[lo]))
             each = fixed + width * row_bytes * job.block.phase.work.batches_per_step + 64 * int(sizes[lo])
             hi = min(lo + max(1, limit // max(each, 1)), len(sizes))
             yield slice(lo, hi)
@@ -180,8 +182,9 @@ class VectorizedTrainer:
     def _stage(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         plan, rows, mask = self._plan(job, sizes)
         ids = job.block.phase.client_ids
-        uneven = job.block.phase.work.straggler_fraction or job.ctx.work_shares is not None
-        if uneven:  # the largest client need not take the most steps
+        ctx = job.ctx
+        if job.block.phase.work.straggler_fraction or ctx.work_shares is not None or ctx.batch_sizes is not None:
+            # the largest client need not take the most steps
             order = torch.argsort(plan.steps, descending=True, stable=True)
             done = self._advance(job, *tree.index((work, plan, rows, mask, ids), order))
             return tree.index(done, torch.argsort(order))
@@ -221,7 +224,7 @@ class VectorizedTrainer:
         placeholder, data, client_ids = job.block.multiplicity.cpu() == 0, job.block.data, job.block.phase.client_ids
         plan = make_plan(
             sizes.masked_fill(placeholder, 0).tolist(), client_ids.tolist(), job.block.phase.work,
-            batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
+            batch_size=job.batch_sizes(client_ids.tolist()), seed=job.ctx.seed_of_batches(job.block.phase.work),
             round_idx=job.ctx.round_idx, phase=job.ctx.phase, stage=job.ctx.stage,
             smallest_batch=job.ctx.task.smallest_batch, shares=job.ctx.shares_of(client_ids.tolist()),
         )  # fmt: skip

@@ -60,6 +60,7 @@ class Context(NamedTuple):
     public: PublicSamples | None = None  # the server's samples, in server steps only; None: it has none
     lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
     work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
+    batch_sizes: Tensor | None = None  # [T] float64 batch sizes of the clients; None: all have `batch_size`
     stage: str = ""  # stage of the local work, in `client_step`; "": the work has a single one
 
     def seed_of_batches(self, work: LocalWork) -> int:
@@ -83,6 +84,13 @@ class Context(NamedTuple):
         if self.work_shares is None or self.phase == "adapt":
             return None
         return self.work_shares[list(client_ids)].numpy()
+
+    def batch_sizes_of(self, client_ids: Sequence[int], default: int) -> np.ndarray:
+        """Samples of a local batch of each client, [C] int64; 0: its whole local set."""
+        if self.batch_sizes is None:
+            return np.full(len(client_ids), default)
+        known = np.append(self.batch_sizes.numpy().astype(np.int64), default)
+        return known[np.minimum(client_ids, len(known) - 1)]  # unseen clients have the last
 
     @property
     def own(self) -> Context:

@@ -81,6 +81,8 @@ class LocalSolver:
             as `{hospital_*: 0.5}`. If several match, the last one applies; if none matches, the factor is 1.
         client_work: share of the local steps of a round, in (0, 1], that some clients take, by patterns of their names:
             `{phone_*: 0.5}` takes 2 of 4 epochs. A client takes at least one step. Its weight in averages is unchanged.
+        client_batch_size: batch size of some clients, by patterns of their names: `{phone_*: 8}`; 0 takes the whole
+            local set. Others have `--data.batch_size`, and so do unseen clients.
         clip_norm: maximum Euclidean norm of the gradient of each model.
         persist_optimizer: keep each client's optimizer state between rounds, as the official FedEM code does;
             otherwise every round starts with a fresh one.
@@ -101,6 +103,7 @@ class LocalSolver:
     straggler_fraction: float = 0.0
     client_lr: dict[str, float] = field(default_factory=dict, hash=False)
     client_work: dict[str, float] = field(default_factory=dict, hash=False)
+    client_batch_size: dict[str, int] = field(default_factory=dict, hash=False)
     clip_norm: float | None = None
     persist_optimizer: bool = False
 
@@ -127,6 +130,7 @@ class LocalSolver:
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
             "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
             "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
+            "client_batch_size": (all(one >= 0 for one in self.client_batch_size.values()), "whole numbers >= 0"),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
@@ -178,8 +182,11 @@ class LocalSolver:
             return self.lr_at(round_idx, num_rounds)
         return torch.tensor(self.rate if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
 
-    def by_client(self, option: Literal["client_lr", "client_work"], names: Sequence[str]) -> Tensor | None:
-        """Factors of the clients with these names, [T] float64; None if the option is not given.
+    def by_client(
+        self, option: Literal["client_lr", "client_work", "client_batch_size"], names: Sequence[str],
+        default: float = 1.0,
+    ) -> Tensor | None:  # fmt: skip
+        """Values of an option for the clients with these names, [T] float64; None if the option is not given.
 
         Raises:
             ConfigError: naming a pattern that matches no client.
@@ -191,16 +198,16 @@ class LocalSolver:
         given: dict[str, float] = getattr(self, option)
         if not given:
             return None
-        factors = torch.ones(len(names), dtype=torch.float64)
-        for pattern, factor in given.items():
+        values = torch.full((len(names),), default, dtype=torch.float64)
+        for pattern, value in given.items():
             matching = [position for position, name in enumerate(names) if fnmatchcase(name, pattern)]
             if not matching:
                 raise ConfigError(
                     f"--model.solver.{option} has {pattern!r}, which matches no client of the training; clients are "
                     f"called {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
                 )
-            factors[matching] = factor
-        return factors
+            values[matching] = value
+        return values
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""

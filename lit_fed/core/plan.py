@@ -32,10 +32,10 @@ class Plan(NamedTuple):
     steps: Tensor  # [C] int64 steps that a client takes
 
 
-def _batch_sizes(sizes: np.ndarray, work: LocalWork, default: int) -> np.ndarray:
+def _batch_sizes(sizes: np.ndarray, work: LocalWork, default: int | np.ndarray) -> np.ndarray:
     """Batch size of each client, [C]."""
-    wanted = default if work.batch_size is None else work.batch_size
-    return np.minimum(wanted, sizes) if wanted else sizes
+    wanted = np.asarray(default if work.batch_size is None else work.batch_size)
+    return np.where(wanted > 0, np.minimum(wanted, sizes), sizes)
 
 
 def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> int:
@@ -48,7 +48,7 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
     return int(steps_of(np.array([num_samples]), work, batch_size, smallest_batch)[0])
 
 
-def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
+def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, smallest_batch: int = 1) -> np.ndarray:
     """`num_steps` for each of these numbers of samples, [C] float64, so that large settings cannot overflow."""
     if work.stages:
         return np.sum([steps_of(sizes, one, batch_size, smallest_batch) for _, one in work.by_stage], axis=0)  # type: ignore[no-any-return]
@@ -59,7 +59,9 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch
     return np.where(per_pass > 0, float(work.steps), 0.0) if work.steps else float(work.epochs or 0) * per_pass
 
 
-def without_steps(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
+def without_steps(
+    sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, smallest_batch: int = 1
+) -> np.ndarray:
     """Mask of the clients that take no step in a phase of local training, [C] bool."""
     if not work.is_training:
         return np.zeros(len(sizes), dtype=bool)
@@ -68,8 +70,10 @@ def without_steps(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_
 
 
 def most_steps(ctx: Context) -> int:
-    """Local steps of the largest client in the solver's local work, known before training."""
-    return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
+    """Local steps of the largest client in the solver's local work with any client's batches, known before training."""
+    widths = np.unique(ctx.batch_sizes_of(range(ctx.num_clients), ctx.batch_size))
+    sizes = np.full(len(widths), ctx.most_samples)
+    return int(steps_of(sizes, ctx.solver.work, widths, ctx.task.smallest_batch).max())
 
 
 def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) -> np.ndarray:
@@ -79,8 +83,8 @@ def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) 
 
 
 def make_plan(
-    sizes: Sequence[int], client_ids: Sequence[int], work: LocalWork, *, batch_size: int, seed: int, round_idx: int,
-    phase: str, stage: str = "", smallest_batch: int = 1, shares: np.ndarray | None = None,
+    sizes: Sequence[int], client_ids: Sequence[int], work: LocalWork, *, batch_size: int | np.ndarray, seed: int,
+    round_idx: int, phase: str, stage: str = "", smallest_batch: int = 1, shares: np.ndarray | None = None,
 ) -> Plan:  # fmt: skip
     """Plans of clients for one stage, padded to the longest.
 
@@ -88,7 +92,7 @@ def make_plan(
         sizes: samples of each client, [C].
         client_ids: identities, [C].
         work: epochs or steps, batch size and batches per step of this stage.
-        batch_size: default batch size.
+        batch_size: default batch size, or that of each client, [C].
         seed: training seed.
         round_idx: round, from 0.
         phase: name of the phase; each phase shuffles anew.
@@ -110,19 +114,20 @@ def make_plan(
         return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)
     per_pass = _steps_per_pass(samples, widths, smallest_batch)
     longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
-    # a client with batches narrower than `width` has one batch per pass, so the samples of a pass are consecutive for
-    # # every client
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
-    numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass)
+    numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass, widths)
     rngs = generators(seed, round_idx, client_ids, purpose)
     each = zip(sizes, rngs, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
-    for row, (size, rng, taken, kept, batches, in_a_pass) in enumerate(each):
+    for row, (size, rng, taken, kept, batches, in_a_pass, own) in enumerate(each):
         if taken:
+            place: slice | np.ndarray = slice(kept)  # within a pass
+            if own < width and in_a_pass > 1:  # its batches are narrower than those of others
+                place = np.arange(kept) // own * width + np.arange(kept) % own
             for start in range(0, batches * width, in_a_pass * width):
                 for stream in range(work.batches_per_step):
-                    index[row, stream, start : start + kept] = rng.permutation(size)[:kept]
+                    index[row, stream, start:][place] = rng.permutation(size)[:kept]
     index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
     counts = _counts(samples, steps, widths, per_pass)
     return Plan(*map(torch.from_numpy, (index, counts, steps)))

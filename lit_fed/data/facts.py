@@ -52,6 +52,7 @@ class TrainingFacts(NamedTuple):
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
     lr_factors: Tensor | None = None  # [T] float64, see `Context`
     work_shares: Tensor | None = None  # [T] float64, see `Context`
+    batch_sizes: Tensor | None = None  # [T] float64, see `Context`
     class_counts: Tensor | None = None  # [C] int64 training labels of each class, if the loss needs them
     inputs: NamedInputs | None = None  # inputs that a sample concatenates; None: a single input
 
@@ -88,6 +89,7 @@ class TrainingFacts(NamedTuple):
             class_counts=None,
             lr_factors=None,
             work_shares=None,
+            batch_sizes=None,
         )
 
     def plain(self) -> dict[str, Any]:

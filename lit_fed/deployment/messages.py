@@ -169,7 +169,7 @@ FACTS = record(
         "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
         "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
         "stored_type": text(16), "label_scale": NOTHING, "class_counts": NOTHING,
-        "lr_factors": NOTHING, "work_shares": NOTHING, "inputs": optional(INPUTS),
+        "lr_factors": NOTHING, "work_shares": NOTHING, "batch_sizes": NOTHING, "inputs": optional(INPUTS),
     }
 )  # fmt: skip
 """Facts of a training, see `TrainingFacts.public`."""
@@ -178,6 +178,7 @@ SESSION = record(
     {
         "model": optional(lambda model, _: model), "facts": lambda facts, _: facts, "val_fraction": SHARE,
         "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS), "start": list_of(number(0), 2**18),
+        "solvers": keyed(NAME, tuple_of(number(0), SHARE, LARGE), MOST_CLIENTS),
     }
 )  # fmt: skip
 
@@ -200,6 +201,8 @@ def read_session(value: Any, place: str) -> dict[str, Any]:
     sent = SESSION(value, place)
     if len(set(sent["ids"].values())) != len(sent["ids"]):
         raise WireError(f"{place}.ids is not one number for each client")
+    if not sent["solvers"].keys() <= sent["ids"].keys():
+        raise WireError(f"{place}.solvers names clients that are not on this node")
     if not (sent["model"] is None or isinstance(sent["model"], dict)):
         raise WireError(f"{place}.model is not an object")
     if sent["model"] is None or sent["model"].get("target") is not None:

@@ -197,6 +197,15 @@ def node_key(folder: Path) -> bytes:
     return key
 
 
+def _solvers(solvers: dict[str, list[Any]], ids: dict[str, int], num_clients: int) -> dict[str, Any]:
+    """Terms of a node's clients whose learning rates, local work or batch sizes differ; the others' are unused."""
+    if not solvers:
+        return {}
+    own, each = [ids[name] for name in solvers], torch.ones(3, num_clients, dtype=torch.float64)
+    each[:, own] = torch.tensor(list(solvers.values()), dtype=torch.float64).T
+    return dict(zip(("lr_factors", "work_shares", "batch_sizes"), each, strict=True))
+
+
 class NodeTraining:
     """The clients' side of a training on this node, from the session as the server sends it, under its name.
 
@@ -216,7 +225,8 @@ class NodeTraining:
         self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
         _check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.terms.task, session.shared, device)
-        self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
+        terms = session.terms._replace(**_solvers(sent["solvers"], sent["ids"], facts.num_clients))
+        self.rounds = FederatedRounds(session.algorithm, terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
         self.splits = {kind: {name: flat_masks(one) for name, one in each.items()} for kind, each in splits.items()}

@@ -275,7 +275,8 @@ class RemoteTrainer:
             facts = common | own | {"clients": mine, "needed": stay}
             names = {"shared": mine[0]} if same else {f"shared/{one}": one for one in mine}
             trees = {name: tree.leaves(sent[one]) for name, one in names.items()}
-            settings = self.session | {"ids": directory.ids[node], "start": self._start}
+            own_ids = directory.ids[node]
+            settings = self.session | {"ids": own_ids, "start": self._start, "solvers": self._solvers(own_ids)}
             packets[node] = Packet(facts | {"session": session_name(settings)}, trees)
             sessions[node] = Packet(packets[node].facts | {"settings": settings}, trees)
             most[node], of_node[node] = _most_of(form, len(mine)), mine
@@ -286,6 +287,16 @@ class RemoteTrainer:
         )  # fmt: skip
         self._informed |= answers.keys()
         return answers
+
+    def _solvers(self, ids: Mapping[str, int]) -> dict[str, list[Any]]:
+        """Factor on the rate, share of the steps and batch size of a node's clients; empty if they are common."""
+        terms = self.rounds.terms
+        given = (terms.lr_factors, 1.0), (terms.work_shares, 1.0), (terms.batch_sizes, terms.batch_size)
+        if all(one is None for one, _ in given):
+            return {}
+        each = [[usual] * terms.num_clients if one is None else one.tolist() for one, usual in given]
+        own = {name: [one[idx] for one in each] for name, idx in ids.items() if idx < terms.num_clients}
+        return {name: [rate, share, int(batch_size)] for name, (rate, share, batch_size) in own.items()}
 
     @cached_property
     def _start(self) -> list[float]:

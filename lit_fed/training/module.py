@@ -273,7 +273,7 @@ class FederatedModule(LightningModule):
         self.settings.check_combination(deployed=True, missing=dataset.missing, poison=data.poison is not None)
         assert isinstance(seen.train, RemoteSplit)
         session = {
-            "model": without_noise_seed(self.history.arguments.get("model")), "facts": self.facts.public.plain(),
+            "model": sent_to_nodes(self.history.arguments.get("model")), "facts": self.facts.public.plain(),
             "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
         }  # fmt: skip
         return RemoteTrainer(dataset.pool, self.federation, (seen, unseen), session)
@@ -538,6 +538,7 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     facts = facts._replace(
         lr_factors=settings.solver.by_client("client_lr", data.populations[0].names),
         work_shares=settings.solver.by_client("client_work", data.populations[0].names),
+        batch_sizes=settings.solver.by_client("client_batch_size", data.populations[0].names, data.batch_size),
     )
     if settings.loss is not None and settings.loss.counts_classes:
         learned = (*facts.learned, "the class frequencies of --model.loss")
@@ -548,13 +549,18 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 
 
-def without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The settings for nodes: each draws its own noise, and none may repeat the server's."""
-    options = ((model or {}).get("privacy") or {}).get("init_args")
-    if model is None or not options:
-        return model
+def sent_to_nodes(model: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The settings for nodes: each draws its own noise, which none may repeat, and is told of its own clients alone."""
+    if model is None:
+        return None
+    sent = model | (
+        {"solver": model["solver"] | {"client_lr": {}, "client_work": {}, "client_batch_size": {}}}
+        if "solver" in model
+        else {}
+    )
+    options = (model.get("privacy") or {}).get("init_args") or {}
     kept = {name: value for name, value in options.items() if name != "noise_seed"}
-    return model | {"privacy": model["privacy"] | {"init_args": kept}}
+    return sent | {"privacy": model["privacy"] | {"init_args": kept}} if options else sent
 
 
 def _wrapped(text: str) -> str:

@@ -59,8 +59,6 @@ SIMULATE = (
     "this one"
 )
 
-OF_CLIENTS = "--model.solver.%s is for clients on this machine; leave it out for clients on machines of their own"
-
 SELECTS = "--model.selection {selection} selects clients by losses that they report, and %s"
 PARTS = "--model.personal keeps [{personal}] out of an average of models, and {name} %s; " + LEFT_OUT
 
@@ -85,10 +83,12 @@ REFUSED: dict[str, str] = {
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
     "client_lr refuses_client_lr": "--model.solver.client_lr is given, and {name} {refuses_client_lr}; leave it out",
-    "client_lr deployed": OF_CLIENTS % "client_lr",
-    "client_work deployed": OF_CLIENTS % "client_work",
     "client_work noisy_steps": (
         "--model.solver.client_work is given, and --model.privacy ExamplePrivacy counts as many steps for all clients; "
+        "leave it out"
+    ),
+    "client_batch noisy_steps": (
+        "--model.solver.client_batch_size is given, and --model.privacy ExamplePrivacy draws batches by sample_rate; "
         "leave it out"
     ),
     "counted_classes deployed": (
@@ -413,6 +413,7 @@ class Compatibility(NamedTuple):
             "loss": None if self.loss is None else type(self.loss).__name__,
             "client_lr": self.solver is not None and bool(self.solver.client_lr),
             "client_work": self.solver is not None and bool(self.solver.client_work),
+            "client_batch": self.solver is not None and bool(self.solver.client_batch_size),
             "searched": self.solver is not None and self.solver.lr == "auto",
             "counted_classes": getattr(self.loss, "counts_classes", False),
             "local_norm": self.batch_norm == "local",

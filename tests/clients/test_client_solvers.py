@@ -29,6 +29,7 @@ from lit_fed.wrappers import ExamplePrivacy
 from lit_fed.wrappers.compatibility import Compatibility
 
 RAGGED = [30, 1, 17, 2, 12, 4, 5, 33]
+BATCHES = torch.tensor([8, 4, 0, 1, 3, 8, 2, 16], dtype=torch.float64)
 RATES = torch.tensor([1, 0.5, 2, 1, 0.25, 1, 3, 0.1], dtype=torch.float64)
 SHARES = torch.tensor([0.5, 0.5, 1, 0.2, 0.75, 1, 0.3, 0.05], dtype=torch.float64)
 
@@ -67,7 +68,7 @@ def left_behind(federation):
 def test_clients_at_once_equal_clients_one_by_one(algorithm, stragglers):
     solver = LocalSolver(lr=0.2, momentum=0.9, local_epochs=3, persist_optimizer=True, straggler_fraction=stragglers)
     options = {"task": make_task(MULTICLASS, network=small_mlp), "cohorts": [list(range(8)), [7, 2, 5, 1]]}
-    terms = {"lr_factors": RATES, "work_shares": SHARES, "solver": solver, "rounds": 2}
+    terms = {"lr_factors": RATES, "work_shares": SHARES, "batch_sizes": BATCHES, "solver": solver, "rounds": 2}
     train = make_clients(RAGGED, target=MULTICLASS)
     one, other, cut = (
         run_rounds(algorithm, trainer, train, **options, **terms)
@@ -94,11 +95,23 @@ def test_each_takes_its_share_and_begins_with_the_same_batches(client_trainer):
     assert distance(flat(half.states)[0], flat(some.states)[0]) < 1e-14
 
 
+def test_each_takes_batches_of_its_size(client_trainer):
+    """As it does alone where they are common."""
+    options = {"solver": LocalSolver(local_epochs=2, momentum=0.5), "trainer": client_trainer}
+    mixed = Federation(Local(), make_clients(RAGGED), batch_sizes=BATCHES, **options)
+    mixed.round()
+    for width in set(BATCHES.tolist()):
+        common = Federation(Local(), make_clients(RAGGED), batch_size=int(width), **options)
+        common.round()
+        rows = width == BATCHES
+        assert distance(flat(mixed.states)[rows], flat(common.states)[rows]) < 1e-14
+
+
 def test_factors_of_1_change_no_bit(client_trainer):
     train, ones = make_clients(RAGGED), torch.ones(8, dtype=torch.float64)
     plain, same = (
         run_rounds(FedEM(2), client_trainer, train, **terms)
-        for terms in ({}, {"lr_factors": ones, "work_shares": ones})
+        for terms in ({}, {"lr_factors": ones, "work_shares": ones, "batch_sizes": 4 * ones})
     )
     assert same_bits(left_behind(plain), left_behind(same))
 
@@ -120,7 +133,9 @@ def test_patterns_of_names():
     assert solver.by_client("client_work", ["site_a"]) is None
     with pytest.raises(ConfigError, match=r"client_lr has 'site_\*', which matches no client of the training; .* x, y"):
         solver.by_client("client_lr", ["x", "y"])
-    for field, value in (("client_lr", 0), ("client_work", 0), ("client_work", 1.5)):
+    assert solver.by_client("client_batch_size", ["site_a"], 32) is None
+    assert LocalSolver(client_batch_size={"a": 8}).by_client("client_batch_size", ["a", "b"], 32).tolist() == [8, 32]
+    for field, value in (("client_lr", 0), ("client_work", 0), ("client_work", 1.5), ("client_batch_size", -1)):
         with pytest.raises(ConfigError, match=rf"--model\.solver\.{field} is .*; give "):
             LocalSolver(**{field: {"a": value}})
 
@@ -133,11 +148,14 @@ def fitted(folder, solver, name="run", rounds=1, algorithm=None, **arguments):
 
 
 def test_a_run_goes_on_with_the_same_solvers_alone(tmp_path):
-    solver = LocalSolver(lr=0.1, local_epochs=2, client_lr={"1": 0.5}, client_work={"[23]": 0.5})
+    solver = LocalSolver(
+        lr=0.1, local_epochs=2, client_lr={"1": 0.5}, client_work={"[23]": 0.5}, client_batch_size={"0": 16}
+    )
     module = fitted(tmp_path, solver)
     assert module.facts.lr_factors.tolist() == [1, 0.5, 1, 1]
     assert module.facts.work_shares.tolist() == [1, 1, 0.5, 0.5]
-    assert module.facts.public.lr_factors is module.facts.public.work_shares is None
+    assert module.facts.batch_sizes.tolist() == [16, 128, 128, 128]
+    assert module.facts.public.batch_sizes is module.facts.public.lr_factors is module.facts.public.work_shares is None
     last = str(tmp_path / "run/version_0/checkpoints/last.ckpt")
     straight, resumed = (
         fitted(tmp_path, solver, name, 2, **arguments).state_dict()
@@ -159,18 +177,14 @@ def test_one_rate_is_needed_by_some(algorithm):
     Compatibility(algorithm, solver=LocalSolver()).check()
 
 
-@pytest.mark.parametrize("option", ["client_lr", "client_work"])
-def test_clients_on_machines_of_their_own_have_one_solver(option):
-    settings = Compatibility(FedAvg(), solver=LocalSolver(**{option: {"a": 0.5}}), deployed=True)
-    with pytest.raises(ConfigError, match=f"{option} is for clients on this machine; leave it out"):
-        settings.check()
-
-
-def test_private_steps_are_as_many_for_all():
-    settings = Compatibility(
-        FedAvg(),
-        solver=LocalSolver(client_work={"a": 0.5}),
-        privacy=ExamplePrivacy(1.0, clip_norm=1.0, delta=1e-3, sample_rate=0.1),
-    )
-    with pytest.raises(ConfigError, match="ExamplePrivacy counts as many steps for all clients; leave it out"):
-        settings.check()
+@pytest.mark.parametrize(
+    ("solver", "words"),
+    [
+        (LocalSolver(client_work={"a": 0.5}), "ExamplePrivacy counts as many steps for all clients; leave it out"),
+        (LocalSolver(client_batch_size={"a": 8}), "ExamplePrivacy draws batches by sample_rate; leave it out"),
+    ],
+)
+def test_private_steps_are_alike_for_all(solver, words):
+    privacy = ExamplePrivacy(1.0, clip_norm=1.0, delta=1e-3, sample_rate=0.1)
+    with pytest.raises(ConfigError, match=words):
+        Compatibility(FedAvg(), solver=solver, privacy=privacy).check()

@@ -90,6 +90,21 @@ def test_a_batch_size_of_0_is_the_whole_local_set():
     assert sorted(batches(plan, 1)[1]) == list(range(7))
 
 
+def test_batch_sizes_of_clients():
+    """Each client has the batches that it has alone; 0 is its whole local set."""
+    sizes, widths, work = [30, 7, 12, 5], [4, 16, 0, 1], LocalWork(epochs=2)
+    terms = {"seed": 3, "round_idx": 1, "phase": "train", "smallest_batch": 1}
+    whole = make_plan(sizes, [0, 1, 2, 3], work, batch_size=np.array(widths), **terms)
+    assert whole.steps.tolist() == [16, 2, 2, 10]
+    for row, (size, width) in enumerate(zip(sizes, widths, strict=True)):
+        alone = make_plan([size], [row], work, batch_size=width, **terms)
+        steps, most = int(alone.steps), alone.index.shape[-1]
+        assert torch.equal(whole.counts[row, :steps], alone.counts[0])
+        assert not whole.counts[row, steps:].any()
+        mask = torch.arange(most) < alone.counts[0][:, None, None]
+        assert torch.equal(whole.index[row, :steps, :, :most][mask], alone.index[0][mask])
+
+
 def test_clients_are_padded_to_the_longest():
     plan = plan_of([9, 0, 2], LocalWork(epochs=1))
     assert plan.index.shape == (3, 3, 1, 4)

@@ -14,7 +14,7 @@ from background import IN_ORDER, PATIENCE, ServingThread
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same, write_clients
 from lightning.pytorch import seed_everything
 
-from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FedAvg, FedAvgPlus, FedEM, FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
@@ -31,10 +31,11 @@ from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 
 FILES = ["metrics.csv", "clients.csv"]
+SLOWER = {"b*": 0.5, "c1": 2.0}
 
 
-def module_of(algorithm=None, **settings):
-    solver = LocalSolver(lr=0.1, momentum=0.9, persist_optimizer=True)
+def module_of(algorithm=None, *, solvers=None, **settings):
+    solver = LocalSolver(lr=0.1, momentum=0.9, persist_optimizer=True, local_epochs=2, **solvers or {})
     return FederatedModule(algorithm or FedEM(average="samples"), solver, client_trainer="sequential", **settings)
 
 
@@ -80,8 +81,10 @@ def equal_runs(one, other, simulated, remote):
         ({}, {"val_fraction": 0.25, "client_fraction": 0.6}),
         ({"metrics": "F1Score", "compression": QSGD(), "compression_scope": "whole"}, {}),
         ({"privacy": ClientPrivacy(0.5, clip_norm=1.0, delta=1e-5, noise_seed=0)}, {"client_sampling": "poisson"}),
+        ({"solvers": {"client_lr": SLOWER, "client_work": {"*": 0.6}}}, {}),
+        ({"solvers": {"client_lr": SLOWER, "client_batch_size": {"a1": 2, "b*": 0}}, "algorithm": FedAvgPlus()}, {}),
     ],
-    ids=["validation", "compression", "privacy"],
+    ids=["validation", "compression", "privacy", "work", "batches"],
 )
 def test_runs_equal_the_simulation(folders, tmp_path, settings, data):
     one, other, simulated, remote, _ = both(folders, tmp_path, lambda: module_of(**settings), **data)
@@ -165,6 +168,18 @@ def test_no_sample_label_mixture_or_state_is_on_the_wire(folders, tmp_path):
     assert not [one for one in secret if one in answers]
     planted = answers + secret[0]
     assert secret[0] in planted  # the search finds what is there
+
+
+def test_a_node_is_told_of_its_own_clients_solvers_alone(folders, tmp_path):
+    module = module_of(solvers={"client_lr": SLOWER, "client_work": {"a1": 0.5}, "client_batch_size": {"c1": 3}})
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module)
+    questions = [(node, from_bytes(data).facts) for node, data, _ in transport.log]
+    assert {node: facts["settings"]["solvers"] for node, facts in questions if "settings" in facts} == {
+        "anna": {"a1": [1.0, 0.5, 4], "a2": [1.0, 1.0, 4]},
+        "ben": {"b1": [0.5, 1.0, 4], "b2": [0.5, 1.0, 4]},  # b9 is unseen
+        "carl": {"c1": [2.0, 1.0, 3]},
+    }
 
 
 def gone(node, facts):

@@ -181,7 +181,15 @@ WRAPPED = {
         },
     },
     "own solvers": {
-        "model": {"solver": solver_of("FedEM", local_epochs=2, client_lr={"[0-3]": 0.5}, client_work={"[3-7]": 0.5})}
+        "model": {
+            "solver": solver_of(
+                "FedEM",
+                local_epochs=2,
+                client_lr={"[0-3]": 0.5},
+                client_work={"[3-7]": 0.5},
+                client_batch_size={"[5-9]": 2},
+            )
+        }
     },
     "own heads": {"model": {"network": NormalisedMLP, "personal": ["head"], "personal_training": "alternating"}},
 }

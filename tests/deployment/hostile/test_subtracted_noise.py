@@ -13,7 +13,7 @@ from lit_fed.core.seeds import Secret
 from lit_fed.deployment.messages import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.training.module import without_noise_seed
+from lit_fed.training.module import sent_to_nodes
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
@@ -91,14 +91,23 @@ def test_the_settings_that_nodes_are_sent_are_without_the_seed_of_the_noise():
     options = [part for name, value in BUDGET.items() for part in (f"--model.privacy.{name}", str(value))]
     section, _ = written("--model.privacy", "ClientPrivacy", *options, "--model.privacy.noise_seed", "5")
     assert section["privacy"]["init_args"]["noise_seed"] == 5
-    sent = without_noise_seed(section)
+    sent = sent_to_nodes(section)
     assert sent["privacy"]["init_args"] == {
         name: value for name, value in section["privacy"]["init_args"].items() if name != "noise_seed"
     }
     assert {name: value for name, value in sent.items() if name != "privacy"} == {
         name: value for name, value in section.items() if name != "privacy"
     }
-    assert without_noise_seed(None) is None
+    assert sent_to_nodes(None) is None
+
+
+def test_patterns_of_names_do_not_leave_the_server():
+    section, _ = written("--model.solver.client_lr", '{"0": 0.5}', "--model.solver.client_work", '{"1": 0.5}')
+    assert section["solver"]["client_lr"] == {"0": 0.5}
+    sent = sent_to_nodes(section)
+    assert sent == section | {
+        "solver": section["solver"] | {"client_lr": {}, "client_work": {}, "client_batch_size": {}}
+    }
 
 
 def test_a_seed_of_noise_that_the_server_sends_is_refused(folders, tmp_path):
