@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,14 +17,23 @@ from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings
+from lit_fed.system.names import import_path
 
-__all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs"]
+__all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs", "UpdateRule", "is_rule_of_torch"]
 
 PIECE = 2**17
 """Elements of a leaf updated at once on a CPU, so that all operands fit into caches."""
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "radam")
-"""Names of update rules; each acts on every number by itself."""
+"""Names of PyTorch's update rules; each acts on every number by itself."""
+
+UpdateRule = Callable[..., Sequence[Tensor]]
+"""`(solver, step, gradient, first, second) -> (direction, first, second)`, for each leaf [M, ...].
+
+`step` [] counts from 1; `first` and `second` are what the last step returned, at first zeros like the leaf. The
+learning rate times `direction` is subtracted. Weight decay and clipping come before. A rule consists of functions of
+torch, without branches by values, since clients may run at once.
+"""
 
 MOST_STEPS = 10**6
 """Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
@@ -57,8 +67,9 @@ class LocalSolver:
     Args:
         optimizer: `sgd`, `adam`, `adamw`, `rmsprop`, `adagrad`, `adadelta`, `adamax` or `radam`, with PyTorch's update
             rules: weight decay is added to the gradient, but shrinks the parameters directly in `adamw`
-            (https://arxiv.org/abs/1711.05101). Rules that need more than the gradient and two tensors of its shape,
-            such as `LBFGS` and `NAdam`, are not available.
+            (https://arxiv.org/abs/1711.05101). PyTorch's classes are taken by their paths, too, such as
+            `torch.optim.Adam`. Rules that need more than the gradient and two tensors of its shape, such as `LBFGS` and
+            `NAdam`, are not available. The path of a function such as `my_file.lion` takes it as an `UpdateRule`.
         lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
@@ -88,7 +99,7 @@ class LocalSolver:
             otherwise every round starts with a fresh one.
     """
 
-    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "radam"] = "sgd"
+    optimizer: str = "sgd"
     lr: float | Literal["auto"] = 0.1
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
     schedule_rounds: int | None = None
@@ -108,16 +119,21 @@ class LocalSolver:
     persist_optimizer: bool = False
 
     def __post_init__(self) -> None:
+        if is_rule_of_torch(self.optimizer):
+            object.__setattr__(self, "optimizer", self.optimizer.rpartition(".")[2].lower())
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
-            "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+            "optimizer": (
+                self.optimizer in OPTIMIZERS or "." in self.optimizer,
+                f"one of {', '.join(OPTIMIZERS)}, or the path of a function such as my_file.lion",
+            ),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
             "lr": (self.lr == "auto" if isinstance(self.lr, str) else self.lr >= 0, "a number >= 0, or auto"),
             "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
             "adapt_lr": (self.adapt_lr is None or self.adapt_lr >= 0, "a number >= 0, or null"),
             "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
             "nesterov": (
-                not self.nesterov or (self.momentum > 0 and self.optimizer not in RULES),
+                not self.nesterov or (self.momentum > 0 and self.optimizer == "sgd"),
                 "false, or momentum > 0 with sgd",
             ),
             "weight_decay": (self.weight_decay >= 0, "a number >= 0"),
@@ -134,6 +150,8 @@ class LocalSolver:
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
+        if self.optimizer not in OPTIMIZERS:
+            _rule(self.optimizer)
 
     @property
     def rate(self) -> float:
@@ -348,15 +366,15 @@ class LocalSolver:
             direction, optimizer = self._adam(gradient, optimizer)
             return self._decayed(direction, parameters), optimizer
         gradient = self._decayed(gradient, parameters)
-        if self.optimizer in RULES:
-            return self._by_rule(gradient, optimizer)
-        return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
+        if self.optimizer in ("sgd", "adam"):
+            return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
+        return self._by_rule(gradient, optimizer)
 
     def _by_rule(
         self, gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """Direction and state of one of `RULES`."""
-        step, rule = optimizer.step + 1, RULES[self.optimizer]
+        """Direction and state of another rule."""
+        step, rule = optimizer.step + 1, _rule(self.optimizer)
         direction: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
         second: dict[str, Tensor] = {}
@@ -445,9 +463,38 @@ def _radam(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, square: T
     return [torch.where(length > 5, scaled, corrected), mean, square]
 
 
-RULES: dict[str, Callable[..., list[Tensor]]] = {
+RULES: dict[str, UpdateRule] = {
     "rmsprop": _rmsprop, "adagrad": _adagrad, "adadelta": _adadelta, "adamax": _adamax, "radam": _radam,
 }  # fmt: skip
+
+
+def is_rule_of_torch(optimizer: str) -> bool:
+    """Whether this is the path of a class of PyTorch whose rule has a name; nothing is imported.
+
+    Example:
+        >>> is_rule_of_torch("torch.optim.Adam"), is_rule_of_torch("torch.optim.LBFGS"), is_rule_of_torch("adam")
+        (True, False, False)
+    """
+    package, _, name = optimizer.rpartition(".")
+    return package == "torch.optim" and name.lower() in OPTIMIZERS
+
+
+@cache
+def _rule(path: str) -> UpdateRule:
+    """One of `RULES`, or the function at a path."""
+    if path in RULES:
+        return RULES[path]
+    fix = (
+        f"give one of {', '.join(OPTIMIZERS)}, or the path of a function of (solver, step, gradient, first, second) -> "
+        "(direction, first, second)"
+    )
+    try:
+        found = import_path(path)
+    except Exception as error:  # a user-defined module may raise anything
+        raise ConfigError(f"--model.solver.optimizer is {path}, which cannot be imported ({error}); {fix}") from error
+    if isinstance(found, type) or not callable(found):
+        raise ConfigError(f"--model.solver.optimizer is {path}, no function; {fix}")
+    return found  # type: ignore[no-any-return]
 
 
 def _moments(optimizer: OptimizerState, moving: frozenset[str] | None) -> OptimizerState:

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import LocalSolver, is_rule_of_torch
 from lit_fed.core.mixtures.starts import MixtureStart
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.targets import Loss, Target
@@ -77,6 +77,9 @@ VALUES = (*PLAIN, Path)
 
 MANY = (list, tuple, dict, object, Sequence, Mapping, Collection)
 """Types of options that hold any other values."""
+
+OPTIMIZER = "model.solver.optimizer"
+"""The setting in which PyTorch's optimizers are names of rules, which nobody imports."""
 
 METRICS = "model.metrics"
 """The setting in which names without a module are those of torchmetrics, and keys may be paths."""
@@ -180,8 +183,11 @@ class Whitelist(ABC):
         elif kind == "object" and not isinstance(value, dict | str | None):
             self.refuse(place, f"is a {type(value).__name__}, where one object belongs")
         elif isinstance(value, dict | list):
-            for one in value if isinstance(value, list) else (*value, *value.values()):
-                self.check_value(one, place, "names" if kind == "object" else kind)
+            parts = [(one, place) for one in value]  # of a dict: its keys
+            if isinstance(value, dict):
+                parts += [(one, f"{place}.{key}") for key, one in value.items()]
+            for one, where in parts:
+                self.check_value(one, where, "names" if kind == "object" else kind)
         elif isinstance(value, str) and kind != "values":
             if self.holds_configuration(value, kind):
                 self.refuse(place, f"is {value[:LONGEST_SHOWN]!r}, which may hold another configuration")
@@ -212,6 +218,8 @@ class Whitelist(ABC):
 
     def check_path(self, path: str, place: str) -> Any:
         """Import the object at a path, if it is known, named or trusted."""
+        if place == OPTIMIZER and is_rule_of_torch(path):
+            return None
         if not all(part.isidentifier() for part in path.split(".")):
             self.refuse(place, f"names {path[:LONGEST_SHOWN]!r}, which is no path of a class")
         is_named = path in self.named or any(lies_below(path, one) for one in self.trusted)
@@ -495,22 +503,23 @@ def check_modules(trusted: Sequence[str]) -> None:
 
 
 def classes_in(config: Any) -> set[str]:
-    """The paths of classes and functions in a parsed configuration, those of metrics among them."""
+    """The paths of classes and functions in a parsed configuration, those of metrics and update rules among them."""
     if isinstance(config, argparse.Namespace):  # jsonargparse's derives from it
         config = vars(config)
     if isinstance(config, Mapping):
         own = {config["class_path"]} if isinstance(config.get("class_path"), str) else set()
-        return own.union(_metrics_in(config.get("metrics")), *map(classes_in, config.values()))
+        own |= {one for name in ("metrics", "optimizer") for one in _paths_in(config.get(name))}
+        return own.union(*map(classes_in, config.values()))
     return set().union(*map(classes_in, config)) if isinstance(config, list | tuple) else set()
 
 
-def _metrics_in(given: Any) -> set[str]:
-    """The paths in a choice of metrics, where a key or a text may be one."""
+def _paths_in(given: Any) -> set[str]:
+    """The paths in a choice of metrics, where a key or a text may be one, or of a user-defined update rule."""
     if isinstance(given, str):
-        return {one.strip() for one in given.split(",") if "." in one}
+        return {one.strip() for one in given.split(",") if "." in one and not is_rule_of_torch(one)}
     if isinstance(given, Mapping):
         given = [*given, *given.values()]
-    return set().union(*map(_metrics_in, given)) if isinstance(given, list | tuple) else set()
+    return set().union(*map(_paths_in, given)) if isinstance(given, list | tuple) else set()
 
 
 def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], trusted: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -166,7 +167,32 @@ def test_only_what_the_method_needs_is_kept(options, first, second):
     assert all((leaf == 0).all() for leaf in tree.leaves(state))
 
 
-@pytest.mark.parametrize("optimizer", [name for name in TORCH if name not in ("sgd", "adam")])
+def lion(solver, step, gradient, first, second):
+    """Chen et al. 2023, Algorithm 2, without weight decay, and the second tensor as a counter of steps."""
+    beta1, beta2 = solver.betas
+    direction = (beta1 * first + (1 - beta1) * gradient).sign()
+    return direction, beta2 * first + (1 - beta2) * gradient, second + step
+
+
+LION = f"{__name__}.lion"
+
+
+def test_a_user_defined_rule():
+    """Three steps by hand."""
+    task, solver, batch = make_task(), LocalSolver(LION, 0.1, betas=(0.5, 0.75)), next(batches())
+    models = task.init(2, 0)
+    state, moment = solver.init(models), tree.zeros_like(models.parameters)
+    for step in range(1, 4):
+        gradient, _ = task.grad(models, batch)
+        direction = {name: (0.5 * moment[name] + 0.5 * leaf).sign() for name, leaf in gradient.items()}
+        moment = {name: 0.75 * moment[name] + 0.25 * leaf for name, leaf in gradient.items()}
+        wanted = {name: leaf - 0.1 * direction[name] for name, leaf in models.parameters.items()}
+        models, state, _ = solver.step(task, models, state, batch, solver.lr_at(0, 1))
+        assert distance((models.parameters, state.first), (wanted, moment)) < 1e-12
+        assert all((leaf == step * (step + 1) / 2).all() for leaf in state.second.values())
+
+
+@pytest.mark.parametrize("optimizer", [LION, *(name for name in TORCH if name not in ("sgd", "adam"))])
 def test_clients_at_once_take_the_steps_of_each(optimizer):
     """Of one client after another, at different steps because their sizes differ, and where a round goes on."""
     solver, train = LocalSolver(optimizer, 0.05, momentum=0.5, persist_optimizer=True), make_clients([9, 2, 5])
@@ -176,11 +202,27 @@ def test_clients_at_once_take_the_steps_of_each(optimizer):
     assert bool(one.weights.isfinite().all())
 
 
-@pytest.mark.parametrize("optimizer", ["lbfgs", "LBFGS", "nadam", "torch.optim.RMSprop"])
-def test_other_optimizers_are_refused_by_name(optimizer):
-    with pytest.raises(
-        ConfigError, match=rf"--model\.solver\.optimizer is {optimizer}; give one of sgd, adam, adamw, rms"
-    ):
+@pytest.mark.parametrize("name", sorted({*TORCH, "adamw"}))
+def test_classes_of_torch_are_taken_by_their_paths(name):
+    path = f"torch.optim.{TORCH.get(name, torch.optim.AdamW).__name__}"
+    assert LocalSolver(path) == LocalSolver(name)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        ("lbfgs", ""),
+        ("LBFGS", ""),
+        ("nadam", ""),
+        ("torch.optim.LBFGS", ", no function"),
+        ("nowhere.lion", r", which cannot be imported \(No module named 'nowhere'\)"),
+        (f"{__name__}.SOLVERS", ", no function"),
+        ("../lion.py", ", which cannot be imported .*"),
+    ],
+)
+def test_other_optimizers_are_refused_by_name(optimizer, why):
+    wanted = rf"--model\.solver\.optimizer is {re.escape(optimizer)}{why}; give one of sgd, adam, adamw, rms"
+    with pytest.raises(ConfigError, match=wanted):
         LocalSolver(optimizer)
     with pytest.raises(ConfigError, match="nesterov is True; give false, or momentum > 0 with sgd"):
         LocalSolver("rmsprop", momentum=0.5, nesterov=True)

@@ -89,6 +89,8 @@ SETTINGS = {
     "solver": {"solver": CLASS_ANYWHERE},
     "option of the solver": {"solver": {"lr": CLASS_ANYWHERE}},
     "text for a number": {"solver": {"lr": "os.getcwd"}},
+    "update rule": {"solver": {"optimizer": "canary.K"}},
+    "update rule of torch's module": {"solver": {"optimizer": "torch.optim.sys.exit"}},
     "wrapper": {"privacy": CLASS_ANYWHERE},
     "codec": {"compression": {"class_path": "lit_fed.QSGD", "init_args": {"bits": CLASS_ANYWHERE}}},
     "faults": {"faults": {"dropout": CLASS_ANYWHERE}},
