@@ -183,10 +183,7 @@ class Whitelist(ABC):
         elif kind == "object" and not isinstance(value, dict | str | None):
             self.refuse(place, f"is a {type(value).__name__}, where one object belongs")
         elif isinstance(value, dict | list):
-            parts = [(one, place) for one in value]  # of a dict: its keys
-            if isinstance(value, dict):
-                parts += [(one, f"{place}.{key}") for key, one in value.items()]
-            for one, where in parts:
+            for one, where in _parts(value, place):
                 self.check_value(one, where, "names" if kind == "object" else kind)
         elif isinstance(value, str) and kind != "values":
             if self.holds_configuration(value, kind):
@@ -237,6 +234,12 @@ class Whitelist(ABC):
         module = path.rpartition(".")[0]
         below = any(lies_below(module, one) for one in self.packages)
         return (below or module in self.short) and not any(part.startswith("_") for part in path.split("."))
+
+
+def _parts(value: dict[str, Any] | list[Any], place: str) -> list[tuple[Any, str]]:
+    """Entries of a list, or keys and entries of an object, with their places."""
+    inside = [(one, f"{place}.{key}") for key, one in value.items()] if isinstance(value, dict) else []
+    return [(one, place) for one in value] + inside
 
 
 def _could_be_imported(text: str) -> bool:
