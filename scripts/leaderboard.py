@@ -129,6 +129,13 @@ def small_tasks(results: Sequence[Results]) -> list[Results]:
     return [one for one in results if "small" in one.task.given["suites"]]
 
 
+def natural_tasks(results: Sequence[Results]) -> list[Results]:
+    """Small tasks whose clients are those of real data; in the others, groups or mixtures were made."""
+    given = {one.task.name: one.task.given for one in results}
+    made = {name for name, one in given.items() if "partition" in one or one["dataset"]["class_path"] == "Synthetic"}
+    return [one for one in small_tasks(results) if one.task.name not in made]
+
+
 def common_tasks(results: Sequence[Results]) -> list[Results]:
     """Small tasks on which most algorithms have a record."""
     small = small_tasks(results)
@@ -211,6 +218,7 @@ def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
         held = [one for one in results if name in one.standings]
         good = [one for one in held if one.standings[name].is_level]
         told.append(f"**{words}** (`{name}`) is level with the best on {_of(good, held)}.")
+    told.append(_on_natural_clients(natural_tasks(results)))
     gaps = [(one, paired(one.records["FedEM"], one.records["FedAvgPlus"])) for one in results if _both(one)]
     ahead = [one for one, gap in gaps if gap is not None and gap.low > 0]
     behind = [one for one, gap in gaps if gap is not None and gap.high < 0]
@@ -219,6 +227,17 @@ def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
         f"{_of(behind, gaps)}."
     )
     return wrap(lead), [line for one in told for line in wrap(one, bullet=True)]
+
+
+def _on_natural_clients(results: Sequence[Results]) -> str:
+    ranks, critical = average_ranks(results)
+    best, *others = ranks
+    second = next(name for name in ("FedEM", *others) if name != best)
+    return (
+        f"**Natural clients**: {titles(results)}. The other tasks divide samples into groups or mixtures, which suits "
+        f"`FedEM` and clustering. On natural clients `{best}` has the best average rank, {ranks[best]:.1f}, and "
+        f"`{second}` {ranks[second]:.1f}; the critical difference is {critical:.1f}."
+    )
 
 
 def _of(good: Sequence[Results], held: Sequence[object]) -> str:

@@ -465,6 +465,15 @@ def test_the_figure_names_what_no_other_algorithm_dominates(results):
             assert (name in best) == (not beaten)
 
 
+def test_natural_clients_are_told_apart_from_made_groups(results):
+    natural = leaderboard.natural_tasks(results)
+    assert {one.task.name for one in natural} <= {"heart", "landmine", "parkinsons", "school", "mnist_by_writer"}
+    ranks, critical = leaderboard.average_ranks(natural)
+    said = " ".join(leaderboard.findings(results)[1])
+    assert f"`{next(iter(ranks))}` has the best average rank, {min(ranks.values()):.1f}," in said
+    assert f"the critical difference is {critical:.1f}" in said
+
+
 def test_suites_are_those_of_the_guide():
     assert {name: len(tasks) for name, tasks in suites().items()} == {"small": 9, "text": 1, "images": 2, "paper": 3}
 
