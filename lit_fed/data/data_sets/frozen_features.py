@@ -23,12 +23,15 @@ from lit_fed.data.data_sets.base import (
     is_first_process,
     require,
 )
-from lit_fed.errors import check_settings, notice
+from lit_fed.errors import ConfigError, check_settings, notice
 
 __all__ = ["FrozenFeatures", "RowFeatures"]
 
 BATCH = 64
 PEAK_RATE = 0.05
+SMALLEST = 16
+"""Pixels of an image that LeNet-5 reads, each way."""
+
 FORWARD = 1000
 """Images whose features are computed at a time."""
 
@@ -61,15 +64,17 @@ class FrozenFeatures(PooledDataSet):
         check_settings(self, prefix=PLACE, body_fraction="(0, 1)", body_epochs=">= 1", seed=ANY_SEED)
 
     def prepare(self) -> None:
-        self.dataset.prepare()
+        with _own_place():
+            self.dataset.prepare()
 
     def load(self) -> Samples:
         """The images that do not train the body; `x` [n] numbers their rows, until they are encoded."""
-        pool = self.dataset.load()
+        with _own_place():
+            pool = self.dataset.load()
         place, name = f"{PLACE}.dataset", type(self.dataset).__name__
         require(
-            pool.x.ndim == 4 and pool.encode is None and pool.inputs is None,
-            f"{place} {name} has no images of one size; give such as CIFAR10",
+            pool.x.ndim == 4 and min(pool.x.shape[2:]) >= SMALLEST and pool.encode is None and pool.inputs is None,
+            f"{place} {name} has no images of one size, {SMALLEST} pixels or more each way; give such as CIFAR10",
         )
         require(
             pool.y.ndim == 1 and pool.y.dtype.kind in "iu",
@@ -109,6 +114,15 @@ class RowFeatures:
             for split in (population.train, population.val, population.test)
         )
         return population._replace(train=train, val=val, test=test)
+
+
+@contextmanager
+def _own_place() -> Iterator[None]:
+    """Errors of the images name the options that they have here."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(f"{PLACE}.", f"{PLACE}.dataset.")) from error
 
 
 def _ids(images: np.ndarray) -> np.ndarray:

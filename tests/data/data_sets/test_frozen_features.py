@@ -6,6 +6,7 @@ import torch
 
 from lit_fed.benchmark.cut import Cut
 from lit_fed.data.data_sets.base import PooledDataSet, Samples, draw_subsample
+from lit_fed.data.data_sets.cifar import CIFAR10
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.frozen_features import FrozenFeatures, _features, _trained_body
 from lit_fed.data.module import FederatedDataModule
@@ -95,7 +96,8 @@ def test_digests_of_a_cut_are_those_of_the_images():
         (Stripes(1), {}, "body_fraction 0.5 leaves no image to clients"),
         (Stripes(quantities=True), {}, "Stripes has no class for each image"),
         (frozen(), {}, "FrozenFeatures has no images"),
-        (Digits(), {}, "LeNet5"),
+        (Digits(), {}, "Digits has no images of one size, 16 pixels or more each way"),
+        (CIFAR10("nowhere"), {}, r"--data.dataset.dataset.root nowhere: .* --data.dataset.dataset.download true"),
     ],
 )
 def test_wrong_input_is_refused(dataset, settings, words):
