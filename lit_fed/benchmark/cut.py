@@ -16,7 +16,6 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import DataSet, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.columns import TableEncoder
-from lit_fed.data.data_sets.frozen_features import RowFeatures
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
 
@@ -123,7 +122,8 @@ def _cut(cut: Cut) -> Samples:
     if y.dtype.kind == "f":
         known = y[(split == 0) & ~np.isin(owner, [names.index(one) for one in unseen])].astype(np.float64)
         y = ((y - known.mean(0)) / known.std(0)).astype(np.float32)
-    return samples._replace(x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen)
+    ids = None if samples.ids is None else samples.ids[kept]
+    return samples._replace(x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen, ids=ids)
 
 
 def _clients(cut: Cut, samples: Samples) -> tuple[list[np.ndarray], list[str]]:
@@ -217,10 +217,9 @@ def _ids(x: np.ndarray, y: np.ndarray) -> Iterator[bytes]:
 
 
 def _raw(samples: Samples) -> np.ndarray:
-    """Inputs before constants of training samples change them: of a table its cells, of features their images' ids."""
-    if isinstance(samples.encode, RowFeatures):
-        ids: np.ndarray = samples.encode.ids[samples.x]
-        return ids
+    """Inputs before constants of training samples change them: of a table its cells."""
+    if samples.ids is not None:
+        return samples.ids
     if not isinstance(samples.encode, TableEncoder):
         return samples.x
     frame = samples.encode.rows.frame.iloc[samples.x][[one.name for one in samples.encode.columns.features]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,7 +18,6 @@ from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.system.names import import_path
 
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs", "UpdateRule", "is_rule_of_torch"]
 
@@ -489,7 +489,7 @@ def _rule(path: str) -> UpdateRule:
         "(direction, first, second)"
     )
     try:
-        found = import_path(path)
+        found = pkgutil.resolve_name(path)
     except Exception as error:  # a user-defined module may raise anything
         raise ConfigError(f"--model.solver.optimizer is {path}, which cannot be imported ({error}); {fix}") from error
     if isinstance(found, type) or not callable(found):

@@ -93,7 +93,7 @@ class FrozenFeatures(PooledDataSet):
         return pool._replace(
             x=np.arange(kept.sum()), y=pool.y[kept], owner=None if pool.owner is None else pool.owner[kept],
             split=None if pool.split is None else pool.split[kept],
-            encode=RowFeatures(features, _ids(pool.x[kept])),
+            encode=RowFeatures(features), ids=_ids(pool.x[kept]),
         )  # fmt: skip
 
 
@@ -102,7 +102,6 @@ class RowFeatures:
     """Replaces numbers of rows by features."""
 
     features: Tensor  # [n, 84]
-    ids: np.ndarray  # [n, 8] uint8, digest of each image
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """Populations with features as inputs."""
