@@ -157,20 +157,21 @@ def search(
 
 
 def halved(
-    runs: Mapping[float, Callable[[int], float]], num_rounds: int, tell: Callable[[Sequence[Trial]], None]
+    runs: Mapping[float, Callable[[int], float]], num_rounds: int, tell: Callable[[Sequence[Trial]], None] | None = None
 ) -> list[Trial]:
     """Compare rates after each stage; half of them are left after it.
 
     Args:
         runs: for each rate the loss after some rounds, infinite if it diverged.
         num_rounds: rounds of the run.
-        tell: called with the trials of each stage.
+        tell: called with the trials of each stage; None: nobody is told.
     """
     trials: list[Trial] = []
     for rounds in dict.fromkeys(max(1, round(share * num_rounds)) for share in STAGES):  # short runs have fewer stages
         found = [Trial(rate, rounds, loss_after(rounds)) for rate, loss_after in runs.items()]
         trials += found
-        tell(found)
+        if tell is not None:
+            tell(found)
         best = sorted(found, key=lambda one: (one.loss, one.lr))
         runs = {one.lr: runs[one.lr] for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)}
         if not runs:
