@@ -15,6 +15,7 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import RoundRecord, Split
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import NotFiniteError
 from lit_fed.serving import predict_block
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
@@ -79,6 +80,9 @@ def measured(
             pairs = zip(served.labels.split(sizes), served.log_prob.split(sizes), strict=True)
             parts |= dict(zip(served.client_ids.tolist(), pairs, strict=True))
     order = sorted(parts)
+    for one in order:
+        if parts[one][1].isnan().any():  # models may be finite where what they predict is not
+            raise NotFiniteError(one, "log_prob", module.federation.server.rounds_done, "its predictions are NaN")
     names = [clients.names[one - scored.first_id] for one in order]
     return _scored(names, [parts[one] for one in order], metric)
 

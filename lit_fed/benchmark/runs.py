@@ -245,17 +245,22 @@ def make_run(fit: Fit, root: Path, work: Work) -> dict[str, Any]:
     given["trainer"]["callbacks"] = [curve]
     result: dict[str, Any] = {"cut": work.cut, "samples": samples}
     forget_peak_memory()
+    try:
+        return result | _made(fit, given, task, for_test=work.trial is None)
+    except NotFiniteError as error:
+        return result | {"diverged": f"round {error.round_idx}: {re.sub(chr(10), ' ', str(error))}"}
+
+
+def _made(fit: Fit, given: dict[str, Any], task: Task, *, for_test: bool) -> dict[str, Any]:
+    """Fit and measure."""
     began = time.process_time()
     with _quiet():
-        try:
-            cli = fit(["fit", "--config", json.dumps(given)])
-        except NotFiniteError as error:
-            return result | {"diverged": f"round {error.round_idx}: {re.sub(chr(10), ' ', str(error))}"}
+        cli = fit(["fit", "--config", json.dumps(given)])
     spent = time.process_time() - began
     seen = next(one for one in cli.trainer.callbacks if isinstance(one, ValidationCurve))
     last, score, _ = seen.curve[-1]
-    result |= {"round": last, "score": score, "cpu_seconds": round(spent - seen.seconds, 3)}
-    if work.trial is not None:
+    result = {"round": last, "score": score, "cpu_seconds": round(spent - seen.seconds, 3)}
+    if not for_test:
         return result
     result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": peak_memory()}
     with _quiet():

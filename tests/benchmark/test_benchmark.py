@@ -45,6 +45,14 @@ class Mine(Local):
     """Local training, of which a setting is tuned."""
 
     unused: float = tuned(0.5, 0.5, 2.0)
+
+@dataclass(frozen=True)
+class Overflowing(Local):
+    """Finite models that predict NaN from a learning rate of 0.1 on."""
+
+    def log_prob(self, ctx, shared, state, x, outputs):
+        found = super().log_prob(ctx, shared, state, x, outputs)
+        return found * float("nan") if ctx.solver.rate >= 0.1 else found
 '''
 
 
@@ -101,6 +109,15 @@ def record(folder):
 def wrong_in(folder, record):
     task = read_task(str(folder / "my.yaml"))
     return list(records.problems(record, task, protocol.trial_points(FedAvg)))
+
+
+def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
+    main(["benchmark", "run", "--algorithms", "mine_bench.Overflowing", *place])
+    (record,) = records.read_records(tmp_path / "my.jsonl")
+    rates = [point["lr"] for point in record["tuning"]["points"]]
+    assert [score is None for score in record["tuning"]["scores"]] == [rate >= 0.1 for rate in rates]
+    assert all(run["test_reads"] == 1 for run in record["runs"])
 
 
 def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
