@@ -3,12 +3,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from official_files import write_cifar
+from torchvision import datasets
 
 from lit_fed.benchmark.cut import Cut
 from lit_fed.data.data_sets.base import PooledDataSet, Samples, draw_subsample
 from lit_fed.data.data_sets.cifar import CIFAR10
 from lit_fed.data.data_sets.digits import Digits
-from lit_fed.data.data_sets.frozen_features import FrozenFeatures, _features, _trained_body
+from lit_fed.data.data_sets.frozen_features import FrozenFeatures, _features, _ids, _trained_body
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions.iid import IID
 from lit_fed.errors import ConfigError
@@ -66,6 +68,15 @@ def test_features_depend_on_the_seed_and_not_on_threads_or_the_training_seed():
     assert torch.equal(before, torch.get_rng_state())
     other = frozen(seed=1).load().encode.features
     assert not torch.equal(first, other)
+
+
+def test_no_client_has_an_image_of_cifar_that_trains_the_body(tmp_path, monkeypatch):
+    write_cifar(tmp_path, datasets.CIFAR10, [[0, 1, 2], [3, 4], [5, 6], [7, 8], [9], [0, 1]], monkeypatch)
+    images = CIFAR10(str(tmp_path))
+    pool, found = images.load(), FrozenFeatures(images, body_epochs=1).load()
+    clients, body = ({one.tobytes() for one in ids} for ids in (found.ids, _ids(pool.x[draw_subsample(12, 0.5, 0)])))
+    assert (len(clients), len(body), len(clients | body)) == (6, 6, 12)
+    assert found.encode.features.shape == (6, 84)
 
 
 def test_clients_get_features():
