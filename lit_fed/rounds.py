@@ -175,10 +175,11 @@ class FederatedRounds:
         number = int(torch.stack([self._idle(train, ids, work) for work in works]).all(0).sum())
         wants_steps, smallest = any(work.trains for work in works), self.terms.task.smallest_batch
         if number == len(ids) and wants_steps:
-            most = min(self.terms.batch_size or self.terms.most_samples, self.terms.most_samples)
+            sizes = self.terms.batch_sizes_of(ids.tolist(), self.terms.batch_size)
+            most = min(int(sizes.max()) if sizes.all() else self.terms.most_samples, self.terms.most_samples)
             raise ConfigError(
                 f"no client can take a local step: BatchNorm needs {smallest} samples in a batch, and the largest has "
-                f"{most}; give a --data.batch_size of {smallest} or more, clients with more samples, or a network "
+                f"{most}; give batch sizes of {smallest} or more, clients with more samples, or a network "
                 "without BatchNorm"
             )
         why = f"BatchNorm needs {smallest} samples in a batch" if wants_steps else "no local epochs are asked for"

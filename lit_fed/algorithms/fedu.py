@@ -78,6 +78,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "client_lr": "mixes models in proportion to one rate",
+        "client_batch": "mixes models in proportion to the steps of the largest client, with one batch size for all",
     }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the models of all clients are kept in the order of their numbers",

@@ -356,6 +356,8 @@ def _read_rows(table: Tensor, client_ids: Tensor) -> Tensor:
 
 def _write(table: Tensor, client_ids: Tensor, rows: Tensor) -> None:
     """Write rows [C, ...] into a table [T, ...]; large ones each by a plain copy."""
+    if rows.untyped_storage().data_ptr() == table.untyped_storage().data_ptr():
+        rows = rows.clone()  # states that a client returned as it got them
     if rows.nbytes < BYTES_AT_ONCE:
         table[client_ids] = rows
         return

@@ -39,6 +39,10 @@ MOST_STEPS = 10**6
 """Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
 
 
+LARGEST_BATCH = 2**31
+"""Upper limit of batch sizes; it is that of messages to nodes."""
+
+
 class OptimizerState(NamedTuple):
     """State of the local optimizer; dicts are empty if the method has no moments."""
 
@@ -124,7 +128,7 @@ class LocalSolver:
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
             "optimizer": (
-                self.optimizer in OPTIMIZERS or "." in self.optimizer,
+                self.optimizer in OPTIMIZERS or _is_path(self.optimizer),
                 f"one of {', '.join(OPTIMIZERS)}, or the path of a function such as my_file.lion",
             ),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
@@ -146,12 +150,29 @@ class LocalSolver:
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
             "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
             "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
-            "client_batch_size": (all(one >= 0 for one in self.client_batch_size.values()), "whole numbers >= 0"),
+            "client_batch_size": (
+                all(0 <= one <= LARGEST_BATCH for one in self.client_batch_size.values()),
+                f"whole numbers from 0 to {LARGEST_BATCH}",
+            ),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
         if self.optimizer not in OPTIMIZERS:
-            _rule(self.optimizer)
+            self._try_rule()
+
+    def _try_rule(self) -> None:
+        """Refuse a user-defined rule that does not return three tensors like the gradient."""
+        rule, leaf, wanted = _rule(self.optimizer), torch.zeros(1, 2), "three tensors of the gradient's shape and type"
+        try:
+            found = rule(self, torch.ones((), dtype=torch.float64), leaf.clone(), leaf.clone(), leaf.clone())
+            fits = isinstance(found, tuple | list) and [(one.shape, one.dtype) for one in found] == 3 * [
+                (leaf.shape, leaf.dtype)
+            ]
+        except Exception as error:  # user-defined code may raise anything
+            place = f"--model.solver.optimizer {self.optimizer}"
+            raise ConfigError(f"{place} fails on zeros of shape [1, 2] ({error}); let it return {wanted}") from error
+        if not fits:
+            raise ConfigError(f"--model.solver.optimizer {self.optimizer} does not return {wanted}; see `UpdateRule`")
 
     @property
     def rate(self) -> float:
@@ -318,7 +339,8 @@ class LocalSolver:
             step: step of the optimizer.
             lr: learning rate.
         """
-        for piece in _pieces([*given, *taken]):
+        leaves = [*given, *taken]  # a user-defined rule may look at a whole leaf
+        for piece in _pieces(leaves) if self.optimizer in OPTIMIZERS else [leaves]:
             (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
             if self.optimizer == "sgd" and moments and not self.nesterov:
                 self._write_momentum(old, gradient, moments[0], out, lr)
@@ -479,6 +501,12 @@ def is_rule_of_torch(optimizer: str) -> bool:
     return package == "torch.optim" and name.lower() in OPTIMIZERS
 
 
+def _is_path(optimizer: str) -> bool:
+    """Whether this is a module and a name in it, and no other text that `resolve_name` would import."""
+    first, *rest = optimizer.split(".")
+    return bool(rest) and all(part.isidentifier() for part in (first, *rest))
+
+
 @cache
 def _rule(path: str) -> UpdateRule:
     """One of `RULES`, or the function at a path."""
@@ -493,7 +521,8 @@ def _rule(path: str) -> UpdateRule:
     except Exception as error:  # a user-defined module may raise anything
         raise ConfigError(f"--model.solver.optimizer is {path}, which cannot be imported ({error}); {fix}") from error
     if isinstance(found, type) or not callable(found):
-        raise ConfigError(f"--model.solver.optimizer is {path}, no function; {fix}")
+        kind = "a class without a rule here" if isinstance(found, type) else "no function"
+        raise ConfigError(f"--model.solver.optimizer is {path}, {kind}; {fix}")
     return found  # type: ignore[no-any-return]
 
 

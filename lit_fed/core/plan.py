@@ -70,10 +70,8 @@ def without_steps(
 
 
 def most_steps(ctx: Context) -> int:
-    """Local steps of the largest client in the solver's local work with any client's batches, known before training."""
-    widths = np.unique(ctx.batch_sizes_of(range(ctx.num_clients), ctx.batch_size))
-    sizes = np.full(len(widths), ctx.most_samples)
-    return int(steps_of(sizes, ctx.solver.work, widths, ctx.task.smallest_batch).max())
+    """Local steps of the largest client in the solver's local work, known before training; batch sizes are common."""
+    return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
 
 
 def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) -> np.ndarray:

@@ -20,6 +20,7 @@ FEATURES = {
     "size_sampling": "--data.client_sampling size",
     "loss": "--model.loss",
     "client_lr": "--model.solver.client_lr",
+    "client_batch": "--model.solver.client_batch_size",
     "privacy": "--model.privacy that adds noise to one average of messages a round",
     "noise_in_steps": "--model.privacy ExamplePrivacy; the reason is what clients fit to their samples without noise",
     "noise_in_steps_alone": "the same, unless its mixture_noise covers what the reason names",
@@ -86,6 +87,9 @@ REFUSED: dict[str, str] = {
     "client_work noisy_steps": (
         "--model.solver.client_work is given, and --model.privacy ExamplePrivacy counts as many steps for all clients; "
         "leave it out"
+    ),
+    "client_batch refuses_client_batch": (
+        "--model.solver.client_batch_size is given, and {name} {refuses_client_batch}; leave it out"
     ),
     "client_batch noisy_steps": (
         "--model.solver.client_batch_size is given, and --model.privacy ExamplePrivacy draws batches by sample_rate; "

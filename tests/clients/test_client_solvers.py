@@ -177,6 +177,12 @@ def test_one_rate_is_needed_by_some(algorithm):
     Compatibility(algorithm, solver=LocalSolver()).check()
 
 
+def test_one_batch_size_is_needed_by_fedu():
+    settings = Compatibility(FedU(), solver=LocalSolver(client_batch_size={"a": 8}))
+    with pytest.raises(ConfigError, match=r"client_batch_size is given, and FedU mixes .*; leave it out"):
+        settings.check()
+
+
 @pytest.mark.parametrize(
     ("solver", "words"),
     [

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lit_fed.algorithms import FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core import tree
+from lit_fed.core import local_solver, tree
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError
@@ -202,6 +202,52 @@ def test_clients_at_once_take_the_steps_of_each(optimizer):
     assert bool(one.weights.isfinite().all())
 
 
+def wrong_shape(solver, step, gradient, first, second):
+    return gradient.sum(), first, second
+
+
+def wrong_type(solver, step, gradient, first, second):
+    return gradient, first.double(), second
+
+
+def wrong_number(solver, step, gradient, first, second):
+    return gradient, first
+
+
+def stacked(solver, step, gradient, first, second):
+    return gradient
+
+
+def raising(solver, step, gradient, first, second):
+    raise KeyError("beta3")
+
+
+def by_norm(solver, step, gradient, first, second):
+    """Of each model of a leaf, not of each number."""
+    flat = gradient.flatten(1)
+    return (flat / (flat.norm(dim=1, keepdim=True) + 1e-8)).view_as(gradient), first, second
+
+
+@pytest.mark.parametrize("rule", [wrong_shape, wrong_type, wrong_number, stacked])
+def test_rules_that_return_something_else_are_refused(rule):
+    with pytest.raises(ConfigError, match=f"{rule.__name__} does not return three tensors of the gradient's shape"):
+        LocalSolver(f"{__name__}.{rule.__name__}")
+
+
+def test_rules_that_raise_are_refused():
+    with pytest.raises(ConfigError, match=r"raising fails on zeros of shape \[1, 2\] \('beta3'\); let it return three"):
+        LocalSolver(f"{__name__}.raising")
+
+
+def test_a_rule_gets_whole_leaves(monkeypatch):
+    """Sequential training updates leaves in pieces, but for user-defined rules."""
+    monkeypatch.setattr(local_solver, "PIECE", 4)
+    solver, train = LocalSolver(f"{__name__}.by_norm", 0.05), make_clients([9, 2, 5])
+    one, other = (run_rounds(FedEM(2), trainer(), train, solver=solver, batch_size=2) for trainer in
+                  (SequentialTrainer, VectorizedTrainer))  # fmt: skip
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+
+
 @pytest.mark.parametrize("name", sorted({*TORCH, "adamw"}))
 def test_classes_of_torch_are_taken_by_their_paths(name):
     path = f"torch.optim.{TORCH.get(name, torch.optim.AdamW).__name__}"
@@ -214,10 +260,12 @@ def test_classes_of_torch_are_taken_by_their_paths(name):
         ("lbfgs", ""),
         ("LBFGS", ""),
         ("nadam", ""),
-        ("torch.optim.LBFGS", ", no function"),
+        ("torch.optim.LBFGS", ", a class without a rule here"),
         ("nowhere.lion", r", which cannot be imported \(No module named 'nowhere'\)"),
         (f"{__name__}.SOLVERS", ", no function"),
-        ("../lion.py", ", which cannot be imported .*"),
+        ("../lion.py", ""),
+        (f"{__name__}:lion", ""),
+        ("os.path:join", ""),
     ],
 )
 def test_other_optimizers_are_refused_by_name(optimizer, why):

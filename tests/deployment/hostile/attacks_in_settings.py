@@ -90,6 +90,8 @@ SETTINGS = {
     "option of the solver": {"solver": {"lr": CLASS_ANYWHERE}},
     "text for a number": {"solver": {"lr": "os.getcwd"}},
     "update rule": {"solver": {"optimizer": "canary.K"}},
+    "update rule behind a colon": {"solver": {"optimizer": "canary:K.make"}},
+    "update rule in a module behind a colon": {"solver": {"optimizer": "canary.x:make"}},
     "update rule of torch's module": {"solver": {"optimizer": "torch.optim.sys.exit"}},
     "wrapper": {"privacy": CLASS_ANYWHERE},
     "codec": {"compression": {"class_path": "lit_fed.QSGD", "init_args": {"bits": CLASS_ANYWHERE}}},
