@@ -20,7 +20,9 @@ from lit_fed.data.data_sets.base import (
     PooledDataSet,
     Samples,
     draw_subsample,
+    input_array,
     is_first_process,
+    label_array,
     require,
 )
 from lit_fed.errors import ConfigError, check_settings, notice
@@ -31,6 +33,9 @@ BATCH = 64
 PEAK_RATE = 0.05
 SMALLEST = 16
 """Pixels of an image that LeNet-5 reads, each way."""
+
+DEAD = 1e-3
+"""Units with a smaller deviation, which the body hardly uses, are not scaled: other images would be large numbers."""
 
 FORWARD = 1000
 """Images whose features are computed at a time."""
@@ -43,7 +48,7 @@ class FrozenFeatures(PooledDataSet):
     A LeNet-5 is trained on a share of the images, which belong to no client. All of it but the last layer makes the
     features of the other images, standardised by the body's own. It is trained anew in every process, on one thread: a
     minute for 30,000 images of CIFAR-10. Digests of a benchmark's samples are those of the images, since processors
-    round differently.
+    round differently. An exported program takes features, not images.
 
     Args:
         dataset: pooled images with a class each, of 16 pixels or more each way, such as `CIFAR10`.
@@ -81,15 +86,17 @@ class FrozenFeatures(PooledDataSet):
             f"{place} {name} has no class for each image; give such as CIFAR10",
         )
         kept = ~draw_subsample(len(pool.y), self.body_fraction, self.seed)
-        require(bool(kept.any()), f"{PLACE}.body_fraction {self.body_fraction} leaves no image to clients; give less")
+        parts = int((~kept).sum()), int(kept.sum())
+        why = f"{parts[0]} of {len(kept)} images for the body and {parts[1]} for clients, who need 2 and 1"
+        require(parts[0] > 1 and parts[1] > 0, f"{PLACE}.body_fraction {self.body_fraction} leaves {why}; give another")
         if is_first_process():
-            notice(f"FrozenFeatures trains the body on {(~kept).sum():,} images, {self.body_epochs} times")
-        x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
+            notice(f"FrozenFeatures trains the body on {parts[0]:,} images, {self.body_epochs} times")
+        x, y = torch.from_numpy(input_array(pool.x)).float(), torch.from_numpy(label_array(pool.y))
         with _one_thread():
             body = _trained_body(x[~kept], y[~kept], self.body_epochs, self.seed)
             own = _features(body, x[~kept])
-            mean, std = own.mean(0), own.std(0).clamp(min=1e-6)
-            features = (_features(body, x[kept]) - mean) / std
+            std = own.std(0)
+            features = (_features(body, x[kept]) - own.mean(0)) / torch.where(std > DEAD, std, 1)
         return pool._replace(
             x=np.arange(kept.sum()), y=pool.y[kept], owner=None if pool.owner is None else pool.owner[kept],
             split=None if pool.split is None else pool.split[kept],
