@@ -122,7 +122,8 @@ class VectorizedTrainer:
         fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * copied // 8
         batch = job.block.phase.work.batch_size
         if batch is None:
-            batch = int(job.batch_sizes(job.block.phase.client_ids.tolist()).max(initial=0))
+            widths = job.batch_sizes(job.block.phase.client_ids.tolist())
+            batch = int(widths.max(initial=0)) if widths.all() else 0  # 0: a whole local set
         limit = self._limit(job.block.data.x.device)
         lo = 0
         while lo < len(sizes):

@@ -90,7 +90,7 @@ class Context(NamedTuple):
         if self.batch_sizes is None:
             return np.full(len(client_ids), default)
         known = np.append(self.batch_sizes.numpy().astype(np.int64), default)
-        return known[np.minimum(client_ids, len(known) - 1)]  # unseen clients have the last
+        return known[np.minimum(np.asarray(client_ids, dtype=np.int64), len(known) - 1)]  # unseen clients have the last
 
     @property
     def own(self) -> Context:

@@ -107,6 +107,13 @@ def test_each_takes_batches_of_its_size(client_trainer):
         assert distance(flat(mixed.states)[rows], flat(common.states)[rows]) < 1e-14
 
 
+def test_no_clients_have_no_batch_sizes():
+    """As on a rank that holds none of a block."""
+    ctx = Federation(Local(), make_clients(RAGGED), batch_sizes=BATCHES).context("train")
+    assert ctx.batch_sizes_of([], 4).tolist() == []
+    assert ctx.batch_sizes_of([2, 8, 7], 4).tolist() == [0, 4, 16]  # 8 is unseen
+
+
 def test_factors_of_1_change_no_bit(client_trainer):
     train, ones = make_clients(RAGGED), torch.ones(8, dtype=torch.float64)
     plain, same = (
@@ -135,7 +142,13 @@ def test_patterns_of_names():
         solver.by_client("client_lr", ["x", "y"])
     assert solver.by_client("client_batch_size", ["site_a"], 32) is None
     assert LocalSolver(client_batch_size={"a": 8}).by_client("client_batch_size", ["a", "b"], 32).tolist() == [8, 32]
-    for field, value in (("client_lr", 0), ("client_work", 0), ("client_work", 1.5), ("client_batch_size", -1)):
+    for field, value in (
+        ("client_lr", 0),
+        ("client_work", 0),
+        ("client_work", 1.5),
+        ("client_batch_size", -1),
+        ("client_batch_size", 2.5),
+    ):
         with pytest.raises(ConfigError, match=rf"--model\.solver\.{field} is .*; give "):
             LocalSolver(**{field: {"a": value}})
 

@@ -154,6 +154,17 @@ def test_chunks_follow_the_memory_allowed():
     assert [row for one in middle for row in range(one.start, one.stop)] == list(range(5))
 
 
+def test_whole_local_sets_among_batches_count_in_the_memory():
+    def rows(**terms):
+        federation = Federation(FedAvg(), make_clients([40, 17, 5, 2, 1]), **terms)
+        phase = Phase("train", torch.arange(5), LocalWork(epochs=1))
+        job = federation.job(federation.context("train"), ClientBlock(phase, torch.ones(5).double(), federation.train))
+        return [one.rows for one in VectorizedTrainer(8_000).train(job)]
+
+    assert rows(batch_sizes=torch.tensor([0, 1, 1, 1, 1], dtype=torch.float64)) == rows(batch_size=0)
+    assert rows(batch_size=0) != rows(batch_size=1)
+
+
 def test_chunks_on_a_gpu_follow_its_free_memory_once(monkeypatch):
     """Fluctuations of a few per cent, and rounds in which less is free, leave the chunks and so the rounding."""
     gpu, free, held = torch.device("cuda"), 60 * 2**30, {"reserved": 5 * 2**30, "allocated": 2**30}
