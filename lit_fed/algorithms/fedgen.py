@@ -71,6 +71,7 @@ class GenerativeRun(NamedTuple):
     steps: Tensor  # [] steps taken
     features: Tensor  # ẑ, [P, D]
     labels: Tensor  # ŷ, [P]
+    stride: Tensor  # [] int64 features from the first of a batch to the first of the next
 
 
 class ModelsWithCounts(NamedTuple):
@@ -149,11 +150,11 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
         labels = (of_labels.unsqueeze(1) >= shared.labels.double().cumsum(0)[:-1]).sum(1)
         noise = math.sqrt(2) * torch.erfinv(2 * of_noise - 1).to(ctx.task.dtype)
         features = _features(shared.generator, noise, labels, len(shared.labels))
-        return GenerativeRun(*local_run(ctx, shared.models), features, labels)
+        return GenerativeRun(*local_run(ctx, shared.models), features, labels, ctx.batch_size_of(data.client_id))
 
     def client_step(self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, batch: Batch) -> GenerativeRun:
         """θ_k <- θ_k - β ∇J(θ_k), on as many generated features as samples (line 8, Eq. 5)."""
-        begin = work.steps.long() * (ctx.batch_size or ctx.most_samples)  # independent of the padding of the batch
+        begin = work.steps.long() * work.stride  # independent of the padding of the batch
         place = (begin + torch.arange(len(batch.mask), device=batch.mask.device)) % self.generated
         rows = tuple(leaf.index_select(0, place).unsqueeze(1) for leaf in (work.features, work.labels))
         return local_step(ctx, work, batch, objective=Objective(self.loss, rows=rows))

@@ -75,9 +75,21 @@ class Context(NamedTuple):
         """The context with the client's learning rate; `client_id` [] may be batched, and is T or more if unseen."""
         if self.lr_factors is None:
             return self
-        known = torch.cat([self.lr_factors, self.lr_factors.new_ones(1)]).to(self.lr.device)
-        position = client_id.to(self.lr.device).clamp(max=len(self.lr_factors)).unsqueeze(0)
-        return self._replace(lr=self.lr * known.index_select(0, position)[0])
+        return self._replace(lr=self.lr * self._value_of(client_id, self.lr_factors, 1.0))
+
+    def batch_size_of(self, client_id: Tensor) -> Tensor:
+        """Samples of a local batch of a client, [] int64, `most_samples` for its whole local set; as `of_client`."""
+        default = self.batch_size or self.most_samples
+        if self.batch_sizes is None:
+            return torch.full_like(client_id, default, dtype=torch.int64, device=self.lr.device)
+        return self._value_of(
+            client_id, self.batch_sizes.where(self.batch_sizes > 0, self.most_samples), default
+        ).long()
+
+    def _value_of(self, client_id: Tensor, values: Tensor, default: float) -> Tensor:
+        """The client's value, [], or the default of unseen clients."""
+        known = torch.cat([values, values.new_full((1,), default)]).to(self.lr.device)
+        return known.index_select(0, client_id.to(self.lr.device).clamp(max=len(values)).unsqueeze(0))[0]
 
     def shares_of(self, client_ids: Sequence[int]) -> np.ndarray | None:
         """Share of the local steps that each client of a round takes, [C] float64; None: all steps."""

@@ -1,7 +1,17 @@
 import numpy as np
 import pytest
 import torch
-from federated_round import MULTICLASS, POSITIONS, REGRESSION, Federation, Tagger, make_clients, make_task, run_rounds
+from federated_round import (
+    MULTICLASS,
+    POSITIONS,
+    REGRESSION,
+    Federation,
+    Tagger,
+    make_clients,
+    make_task,
+    run_rounds,
+    same_bits,
+)
 from references.fedgen_numpy import client_steps, features, generator_slope
 
 from lit_fed.algorithms import FedAvg, FedGen
@@ -57,6 +67,19 @@ def test_rounds_are_those_of_the_reference(client_trainer, by_label, diversity):
         for found, before, down in zip(generator_of(federation.shared), generator, slope, strict=True):
             for one, old, step in zip(found, before, down, strict=True):
                 np.testing.assert_allclose(one, old - 0.3 * step, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_a_client_with_batches_of_its_size_draws_the_features_that_it_draws_where_the_size_is_common(
+    client_trainer, width
+):
+    train, solver = make_clients(SIZES), LocalSolver(lr=0.5, local_epochs=2)
+    own = torch.full((len(SIZES),), width, dtype=torch.float64)
+    common, differing = (
+        run_rounds(FedGen(0.7, **SMALL), client_trainer, train, solver=solver, **terms)
+        for terms in ({"batch_size": width}, {"batch_size": 3, "batch_sizes": own})
+    )
+    assert same_bits(common.shared, differing.shared)
 
 
 def test_without_generated_features_it_is_fedavg():
