@@ -151,7 +151,7 @@ class LocalSolver:
             "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
             "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
             "client_batch_size": (
-                all(0 <= one <= LARGEST_BATCH for one in self.client_batch_size.values()),
+                all(0 <= one <= LARGEST_BATCH and float(one).is_integer() for one in self.client_batch_size.values()),
                 f"whole numbers from 0 to {LARGEST_BATCH}",
             ),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
