@@ -179,8 +179,8 @@ class FederatedRounds:
             most = min(int(sizes.max()) if sizes.all() else self.terms.most_samples, self.terms.most_samples)
             raise ConfigError(
                 f"no client can take a local step: BatchNorm needs {smallest} samples in a batch, and the largest has "
-                f"{most}; give batch sizes of {smallest} or more, clients with more samples, or a network "
-                "without BatchNorm"
+                f"{most}; give a --data.batch_size and client_batch_size of {smallest} or more, clients with more "
+                "samples, or a network without BatchNorm"
             )
         why = f"BatchNorm needs {smallest} samples in a batch" if wants_steps else "no local epochs are asked for"
         said = f"{number:,} of {len(ids):,} clients can never take a local step, since {why}; they take no part in the "

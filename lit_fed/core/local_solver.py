@@ -161,18 +161,21 @@ class LocalSolver:
             self._try_rule()
 
     def _try_rule(self) -> None:
-        """Refuse a user-defined rule that does not return three tensors like the gradient."""
-        rule, leaf, wanted = _rule(self.optimizer), torch.zeros(1, 2), "three tensors of the gradient's shape and type"
+        """Refuse a user-defined rule that does not return three tensors like the gradient, of clients at once."""
+        rule, place = _rule(self.optimizer), f"--model.solver.optimizer {self.optimizer}"
+        wanted = "three tensors of the gradient's shape and type"
+
+        def fits(leaf: Tensor) -> Tensor:
+            found = rule(self, torch.ones((), dtype=torch.float64), leaf, leaf, leaf)
+            alike = isinstance(found, tuple | list) and [(one.shape, one.dtype) for one in found]
+            return torch.full_like(leaf, alike == 3 * [(leaf.shape, leaf.dtype)])
+
         try:
-            found = rule(self, torch.ones((), dtype=torch.float64), leaf.clone(), leaf.clone(), leaf.clone())
-            fits = isinstance(found, tuple | list) and [(one.shape, one.dtype) for one in found] == 3 * [
-                (leaf.shape, leaf.dtype)
-            ]
+            result = torch.func.vmap(fits)(torch.zeros(2, 1, 3))
         except Exception as error:  # user-defined code may raise anything
-            place = f"--model.solver.optimizer {self.optimizer}"
-            raise ConfigError(f"{place} fails on zeros of shape [1, 2] ({error}); let it return {wanted}") from error
-        if not fits:
-            raise ConfigError(f"--model.solver.optimizer {self.optimizer} does not return {wanted}; see `UpdateRule`")
+            raise ConfigError(f"{place} fails on zeros of two clients ({error}); let it return {wanted}") from error
+        if not result.all():
+            raise ConfigError(f"{place} does not return {wanted}; see `UpdateRule`")
 
     @property
     def rate(self) -> float:

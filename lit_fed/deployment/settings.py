@@ -79,7 +79,7 @@ MANY = (list, tuple, dict, object, Sequence, Mapping, Collection)
 """Types of options that hold any other values."""
 
 OPTIMIZER = "model.solver.optimizer"
-"""The setting in which PyTorch's optimizers are names of rules, which nobody imports."""
+"""The setting in which the path of a PyTorch optimizer is the name of a rule and is never imported."""
 
 METRICS = "model.metrics"
 """The setting in which names without a module are those of torchmetrics, and keys may be paths."""

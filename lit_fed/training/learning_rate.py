@@ -164,7 +164,7 @@ def halved(
     Args:
         runs: for each rate the loss after some rounds, infinite if it diverged.
         num_rounds: rounds of the run.
-        tell: called with the trials of each stage; None: nobody is told.
+        tell: called with the trials after each stage.
     """
     trials: list[Trial] = []
     for rounds in dict.fromkeys(max(1, round(share * num_rounds)) for share in STAGES):  # short runs have fewer stages

@@ -550,14 +550,11 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
 
 
 def sent_to_nodes(model: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The settings for nodes: each draws its own noise, which none may repeat, and is told of its own clients alone."""
+    """The settings for nodes, without the seed of the noise and without patterns of other nodes' clients."""
     if model is None:
         return None
-    sent = model | (
-        {"solver": model["solver"] | {"client_lr": {}, "client_work": {}, "client_batch_size": {}}}
-        if "solver" in model
-        else {}
-    )
+    by_client: dict[str, Any] = {"client_lr": {}, "client_work": {}, "client_batch_size": {}}
+    sent = model | ({"solver": model["solver"] | by_client} if "solver" in model else {})
     options = (model.get("privacy") or {}).get("init_args") or {}
     kept = {name: value for name, value in options.items() if name != "noise_seed"}
     return sent | {"privacy": model["privacy"] | {"init_args": kept}} if options else sent

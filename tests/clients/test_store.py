@@ -38,6 +38,15 @@ def test_staged_states_are_seen_by_gather_but_not_by_the_table_until_commit():
     assert kept.table["state"][1].tolist() == [8, 1, 9, 3]
 
 
+def test_a_state_that_comes_back_as_it_was_can_be_committed():
+    """It may share the memory of the table."""
+    kept = ClientStore(lambda client: {"state": torch.full((16,), float(client))}, 3)
+    alone = torch.tensor([2])
+    kept.stage(alone, kept.gather(alone))
+    kept.commit()
+    assert kept.table["state"][:, 0].tolist() == [0, 1, 2]
+
+
 def test_discard_forgets():
     kept = store()
     kept.stage(torch.tensor([2]), {"state": (torch.ones(1, 2), torch.tensor([7]))})

@@ -222,6 +222,10 @@ def raising(solver, step, gradient, first, second):
     raise KeyError("beta3")
 
 
+def branching(solver, step, gradient, first, second):
+    return (gradient if gradient.sum() > 0 else -gradient), first, second
+
+
 def by_norm(solver, step, gradient, first, second):
     """Of each model of a leaf, not of each number."""
     flat = gradient.flatten(1)
@@ -234,9 +238,12 @@ def test_rules_that_return_something_else_are_refused(rule):
         LocalSolver(f"{__name__}.{rule.__name__}")
 
 
-def test_rules_that_raise_are_refused():
-    with pytest.raises(ConfigError, match=r"raising fails on zeros of shape \[1, 2\] \('beta3'\); let it return three"):
-        LocalSolver(f"{__name__}.raising")
+@pytest.mark.parametrize(("rule", "why"), [(raising, "'beta3'"), (branching, ".*data-dependent control flow.*")])
+def test_rules_that_fail_are_refused(rule, why):
+    """Branches by values too: clients may run at once."""
+    words = rf"(?s){rule.__name__} fails on zeros of two clients \({why}\); let it return three"
+    with pytest.raises(ConfigError, match=words):
+        LocalSolver(f"{__name__}.{rule.__name__}")
 
 
 def test_a_rule_gets_whole_leaves(monkeypatch):
@@ -274,6 +281,8 @@ def test_other_optimizers_are_refused_by_name(optimizer, why):
         LocalSolver(optimizer)
     with pytest.raises(ConfigError, match="nesterov is True; give false, or momentum > 0 with sgd"):
         LocalSolver("rmsprop", momentum=0.5, nesterov=True)
+    with pytest.raises(ConfigError, match="nesterov is True; give false, or momentum > 0 with sgd"):
+        LocalSolver("adam", momentum=0.5, nesterov=True)
 
 
 def test_moments_of_adam_share_no_memory():

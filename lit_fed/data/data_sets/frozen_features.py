@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -63,7 +62,7 @@ class FrozenFeatures(PooledDataSet):
     body_epochs: int = 10
     seed: int = 0
 
-    num_classes: ClassVar[int | None] = property(lambda self: self.dataset.num_classes)  # type: ignore[assignment]
+    num_classes = property(lambda self: self.dataset.num_classes)
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=PLACE, body_fraction="(0, 1)", body_epochs=">= 1", seed=ANY_SEED)
