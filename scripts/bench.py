@@ -93,8 +93,8 @@ def textbooks(data: Split) -> tuple[Textbook, Textbook]:
 def fedem_round() -> dict[str, float]:
     """FedEM on the synthetic data: CPU seconds of one round."""
     data = synthetic(test_size=1)
-    ours = PlainLoop(data, FederatedModule(FedEM(average="samples"), solver()))
-    own_shuffles = PlainLoop(data, FederatedModule(FedEM(average="samples", shuffle_per_component=True), solver()))
+    ours = PlainLoop(data, FederatedModule(FedEM(), solver()))
+    own_shuffles = PlainLoop(data, FederatedModule(FedEM(shuffle_per_component=True), solver()))
     textbook, by_index = textbooks(data.seen.train)
     for warm_up in (ours.round, own_shuffles.round, by_index.round):
         warm_up()
@@ -105,7 +105,7 @@ def fedem_round() -> dict[str, float]:
 def evaluation() -> dict[str, float]:
     """Evaluation of all 1.5 million test points by mixtures of three models: CPU seconds."""
     data = synthetic(test_size=5000)
-    ours = PlainLoop(data, FederatedModule(FedEM(average="samples"), solver()))
+    ours = PlainLoop(data, FederatedModule(FedEM(), solver()))
     textbook, by_index = (partial(one.evaluate, 300) for one in textbooks(data.seen.test))
     ours.evaluate()
     return with_ratios(medians(3, textbook=(textbook, 1), by_index=(by_index, 1), lit_fed=(ours.evaluate, 5)))
@@ -117,12 +117,12 @@ def lightning_overhead() -> dict[str, float]:
     seconds: dict[str, list[float]] = {"fit": [], "plain": []}
     data = synthetic(test_size=1)
     for _ in range(3):
-        plain = PlainLoop(data, FederatedModule(FedEM(average="samples"), solver()))
+        plain = PlainLoop(data, FederatedModule(FedEM(), solver()))
         for _ in range(number):
             start = time.process_time()
             plain.round()
             seconds["plain"].append(time.process_time() - start)
-        clock, module = RoundClock(), FederatedModule(FedEM(average="samples"), solver())
+        clock, module = RoundClock(), FederatedModule(FedEM(), solver())
         with tempfile.TemporaryDirectory() as folder:
             fit(data, module, folder, max_epochs=number, limit_val_batches=0, callbacks=[clock])
         seconds["fit"] += clock.seconds
@@ -152,7 +152,7 @@ def memory() -> dict[str, float]:
     dataset = Synthetic(num_clients=10_000, test_size=50)
     data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100)
     with tempfile.TemporaryDirectory() as folder:
-        fit(data, FederatedModule(FedEM(average="samples"), solver()), folder, max_epochs=3)
+        fit(data, FederatedModule(FedEM(), solver()), folder, max_epochs=3)
     splits = (data.seen.train, data.seen.val, data.seen.test)
     held = sum(split.x.nbytes + split.y.nbytes for split in splits) / 1e9
     peak = peak_gigabytes()
@@ -295,7 +295,7 @@ def costs_of_round(algorithm: str, num_clients: int) -> dict[str, float]:
     sizes: dict[str, Any] = {"dimension": 300, "test_size": 5} if whole_models else {"test_size": 50}
     dataset = Synthetic(num_clients=num_clients, variant="corrected", on_demand=True, **sizes)
     data = FederatedDataModule(dataset, batch_size=128, clients_per_round=100, eval_clients=100)
-    chosen, memory_gb = (Ditto(), 0.0) if whole_models else (FedEM(average="samples"), 2.0)
+    chosen, memory_gb = (Ditto(), 0.0) if whole_models else (FedEM(), 2.0)
     module = FederatedModule(chosen, LocalSolver(), client_memory_gb=memory_gb)
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(Path(folder))

@@ -52,7 +52,7 @@ def lit_fed(words: int) -> dict[str, float]:
         data.given_target = Sequences(words)
         data.setup()
         network = partial(HuggingFaceCausalLM, config=config(words), gradient_checkpointing=True)
-        algorithm = FedEM(num_components=COMPONENTS, average="samples")
+        algorithm = FedEM(num_components=COMPONENTS)
         return PlainLoop(data, FederatedModule(algorithm, LocalSolver(**SGD), network, lora_rank=RANK)).round
 
     return measured(build)

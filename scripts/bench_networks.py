@@ -86,7 +86,7 @@ class Case:
     ) -> Callable[[], None]:
         """A round of lit_fed."""
         chosen = {"client_trainer": client_trainer, "memory_format": memory_format}
-        module = FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.1), self.network, **chosen)
+        module = FederatedModule(FedEM(), LocalSolver(lr=0.1), self.network, **chosen)
         return PlainLoop(self.data, module, bf16=bf16).round
 
     def compare(self, *formats: str) -> dict[str, float]:
@@ -179,7 +179,7 @@ def fit_as_rank(count: int) -> None:
     clock = RoundClock(time.perf_counter)
     data = FederatedDataModule(Noise(num_clients=16), batch_size=128)
     extra = {"devices": 2, "strategy": "fed_ddp"} if count == 2 else {"devices": 1}
-    module = FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.1), FedEMCNN)
+    module = FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN)
     trainer = fit(data, module, max_epochs=6, precision="bf16-mixed", limit_val_batches=0, callbacks=[clock], **extra)
     if trainer.is_global_zero:
         print(json.dumps({"rounds": clock.seconds[1:]}))
@@ -189,7 +189,7 @@ def fit_as_rank(count: int) -> None:
 def memory_cnn() -> dict[str, float]:
     """Peak gigabytes of two rounds: 100 clients × 64 images, FedEMCNN, M = 3, bf16-mixed, in a separate process."""
     data = FederatedDataModule(Noise(num_clients=100, samples=64), batch_size=128)
-    module = FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.1), FedEMCNN)
+    module = FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN)
     with tempfile.TemporaryDirectory() as folder:
         fit(data, module, max_epochs=2, precision="bf16-mixed", default_root_dir=folder, limit_val_batches=0)
     return {"data GB": data.seen.train.x.nbytes / 1e9, "peak GB": peak_gigabytes()}
@@ -243,7 +243,7 @@ def rounds_of(network: str, name: str, num_clients: int) -> Callable[[], None]:
     if name == "textbook":
         return case.textbook(batches=index_batches, sgd=SGD, keep_momentum=True)
     solver = LocalSolver(lr=0.1, persist_optimizer=True, **SGD)
-    module = FederatedModule(FedEM(average="samples"), solver, case.network)
+    module = FederatedModule(FedEM(), solver, case.network)
     return PlainLoop(case.data, module, bf16=name == "bf16-mixed").round
 
 
@@ -466,12 +466,12 @@ def frozen_features() -> dict[str, float]:
         kept = FederatedDataModule(Features(data.seen, body), batch_size=64)
         kept.setup()
         loops = {
-            "whole network": PlainLoop(data, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), network)),
+            "whole network": PlainLoop(data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network)),
             "heads": PlainLoop(
-                data, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), network, trainable="head")
+                data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network, trainable="head")
             ),
             "heads on kept features": PlainLoop(
-                kept, FederatedModule(FedEM(average="samples"), LocalSolver(lr=0.05), Linear)
+                kept, FederatedModule(FedEM(), LocalSolver(lr=0.05), Linear)
             ),
         }
         return _row(loops)

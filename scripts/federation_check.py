@@ -197,7 +197,7 @@ def megabytes(pid: int, file: str, field: str) -> float:
 say = partial(print, flush=True)  # a line of progress
 SOLVER = ["--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true"]
 ENCODED = ["--model.compression", "TopK", "--model.compression.fraction", "0.1", "--model.compression_scope", "whole"]
-MIXTURE = ["--model.algorithm", "FedEM", "--model.algorithm.average", "samples"]  # as on nodes
+MIXTURE = ["--model.algorithm", "FedEM"]  # as on nodes
 PRIVATE = [
     "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1.0",
     "--model.privacy.delta", "1e-3", "--model.privacy.noise_seed", "0", "--data.client_sampling", "poisson",

@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 # ---------------------------------------------------------------------- workload
-ALGORITHMS: dict[str, Algorithm] = {"FedAvg": FedAvg(), "FedEM": FedEM(num_components=3, average="samples")}
+ALGORITHMS: dict[str, Algorithm] = {"FedAvg": FedAvg(), "FedEM": FedEM(num_components=3)}
 NETWORKS = {"LeNet5": LeNet5, "FedEMCNN": FedEMCNN}
 PRECISIONS = ("float32", "tf32", "bf16")
 CLASSES = 10

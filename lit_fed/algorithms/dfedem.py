@@ -6,42 +6,38 @@ https://arxiv.org/abs/2108.10252, Section 3.3 and Algorithm 4 (Appendix D.2).
 Symbols:
     θ_m,t       -> shared              component m of client t, leaves [T, M, ...]
     θ_m,t^k-1/2 -> work.models         component m after client t's local steps, leaves [M, ...]
-    π_t         -> state.mixture       mixture weights of client t, [M], sum to 1; sent only if `average` needs them
+    π_t         -> state.mixture       mixture weights of client t, [M], sum to 1; never sent by D-FedEM
     q_t         -> work.responsibility posterior of the component of each local sample, [N, M], rows sum to 1
     W_k         -> topology, mixing    mixing matrix of round k, [T, T]; its diagonal is free
-    s_t         -> work.share          π_t, or 1 in the paper
 Deviations:
     A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_t/n.
-    Ours, by `average` or in the first rounds of a `start`: θ_m,t <- Σ_j W_tj s_jm θ_m,j / Σ_j W_tj s_jm. That is one
-    round of ratio consensus, restarted with each round's weights; if all s are 1 it is the paper's rule.
+    D-FedEM averages a neighbour's component by W_tj, as in the paper. `ResponsibilityDFedEM` is another rule.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
-    Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean, weighted
-    by each client's last s_t if averages use shares; before its first round s_t is 1/M.
+    Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean.
     Sequences: the E-step takes the mean loss of a sequence's positions, or with `position_loss: sum` the likelihood of
     the whole text, exp(−L·ℓ) for L positions of mean loss ℓ; serving mixes each position, as FedEM does.
     The authors' code forces the diagonal of W to zero, so clients discard their own models, and never updates the
     models that serve unseen clients; neither is offered.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed: those of a base are resolved in the module of a user's subclass.
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
-from lit_fed.core.graphs.peers import Peers, own_models
+from lit_fed.core.graphs.peers import PeerMessage, Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, counted_rows, expectation, num_factors
-from lit_fed.core.mixtures.starts import MixtureStart, under_way
+from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, private_expectation
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import check_settings
+from lit_fed.wrappers.mixture_start import MixtureStart
 
-__all__ = ["DFedEM", "PeerMixture", "PeerWork"]
+__all__ = ["DFedEM", "PeerMixture", "PeerWork", "ResponsibilityDFedEM"]
 
 
 class PeerMixture(NamedTuple):
@@ -49,13 +45,6 @@ class PeerMixture(NamedTuple):
 
     mixture: Tensor  # π_t, [M]
     client_id: Tensor  # [] int64, client whose components serve it
-
-
-class PeerMessage(NamedTuple):
-    """Message value of a client whose components are averaged by shares."""
-
-    models: ModelState  # θ_m,t, leaves [M, ...]
-    share: Tensor  # s_t, [M] float64
 
 
 class PeerWork(NamedTuple):
@@ -66,7 +55,6 @@ class PeerWork(NamedTuple):
     mixture: Tensor  # π_t, [M]
     responsibility: Tensor  # q_t, [N, M]; 0 in padded rows
     weight: Tensor  # [] of the client's loss
-    share: Tensor  # s_t, [M] float64
     loss: Tensor  # [] mean negative log-likelihood of the local samples under the client's models and the old π_t
 
 
@@ -82,9 +70,8 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
         common_start: start all clients from the same models; otherwise each from different ones.
         position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        average: weight of a neighbour's component besides W_tj: equal (`clients`), as in the paper; or π_jm
-            (`responsibility`), which reveals each client's weights to its neighbours.
-        start: method of the first rounds, `Annealing` or `Clustering`; null: exact EM from the first round.
+        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
+            null: none.
     """
 
     serving_settings = ("em_steps",)
@@ -95,31 +82,14 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
     em_steps: int = 1
     common_start: bool = True
     position_loss: PositionLoss = "mean"
-    average: Literal["clients", "responsibility"] = "clients"
     start: MixtureStart | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, num_components=">= 1", em_steps=">= 1")
-        if self.start is not None and self.start.reports:
-            name = type(self.start).__name__
-            raise ConfigError(
-                f"--model.algorithm.start is {name}, in which clients report {self.start.reports} to a server, and "
-                "DFedEM has none; give Annealing or Clustering"
-            )
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
         return self.num_components
-
-    @property
-    def _counts_shares(self) -> bool:
-        return self.average == "responsibility" or (self.start is not None and self.start.chooses)
-
-    def shared_init(self, ctx: Context) -> Peers:
-        """θ_m,t^0, and s_t before the first round."""
-        peers = super().shared_init(ctx)
-        even = torch.full((ctx.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
-        return peers._replace(shares=even) if self._counts_shares else peers
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerMixture:
         """π_t starts uniform."""
@@ -129,17 +99,11 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
         """The E-step and the new mixture weights, both from the client's own components (Alg. 4; Eq. 8-9)."""
         models = own_models(shared, data.client_id)
         each = ctx.task.sample_losses(models, data)
-        rows, factors = counted_rows(ctx.task, data), num_factors(ctx.task, data, self.position_loss)
-        pi, q, negative_log_likelihood = expectation(state.mixture, each, rows, factors)
+        pi, q, loss = private_expectation(ctx, state.mixture, each, data, self.position_loss)
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
-            pi, q, _ = expectation(pi, each, rows, factors)
-        share = None
-        if (start := under_way(self.start, ctx, self.num_models)) is not None:
-            pi, q, share = start.opening(ctx, shared, state.mixture, each, data, factors)
-        if share is None:
-            share = pi if self.average == "responsibility" else torch.ones_like(pi)
+            pi, q, _ = private_expectation(ctx, pi, each, data, self.position_loss)
         weight = ctx.client_share(data).to(ctx.task.dtype)
-        return PeerWork(models, ctx.solver.init(models), pi, q, weight, share.double(), negative_log_likelihood)
+        return PeerWork(models, ctx.solver.init(models), pi, q, weight, loss)
 
     def client_step(self, ctx: Context, shared: Peers, work: PeerWork, batch: Batch) -> PeerWork:
         """A step of every component on its weighted loss (Alg. 4: LocalSolver)."""
@@ -150,17 +114,50 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: Peers, work: PeerWork, data: ClientData) -> ClientResult:
-        """Exchange the components with each neighbour, with s_t if averages use it."""
-        value = PeerMessage(work.models, work.share) if self._counts_shares else work.models
-        bits = traffic(ctx, self.topology, value, data.client_id)
-        message = Message(value, ctx.client_weight(data), bits, bits)
+        """Exchange the components with each neighbour."""
+        bits = traffic(ctx, self.topology, work.models, data.client_id)
+        message = Message(work.models, ctx.client_weight(data), bits, bits)
         return ClientResult(message, PeerMixture(work.mixture, data.client_id), {"loss": work.loss})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
-        """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2, or by shares: computed for the whole network in one place."""
-        models, share = reduced.value if self._counts_shares else (reduced.value, None)
-        return gossip(ctx, shared, client_ids, models, self.matrix(ctx), share)
+        """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2: computed for the whole network in one place."""
+        return gossip(ctx, shared, client_ids, reduced.value, self.matrix(ctx))
 
     def log_prob(self, ctx: Context, shared: Peers, state: PeerMixture, x: Tensor, outputs: None) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m,t), [B, C]."""
         return ctx.task.mix(state.mixture, ctx.task.outputs(own_models(shared, state.client_id), x))
+
+
+@dataclass(frozen=True)
+class ResponsibilityDFedEM(DFedEM):
+    """D-FedEM with components averaged by what each neighbour uses of them, which tells it to its neighbours.
+
+    θ_m,t <- Σ_j W_tj π_jm θ_m,j / Σ_j W_tj π_jm: one round of ratio consensus, restarted with each round's weights; not
+    in the paper. An unseen client takes its E-steps on the mean weighted by each client's last π_t, at first 1/M.
+
+    Args:
+        num_components: M.
+        topology: the graph between clients.
+        mixing: rule for the weights of neighbours; `fmmc` converges fastest.
+        em_steps: E-steps of an unseen client before it is served; the paper takes one.
+        common_start: start all clients from the same models; otherwise each from different ones.
+        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
+            the likelihood of the whole text.
+        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
+            null: none.
+    """
+
+    def shared_init(self, ctx: Context) -> Peers:
+        """θ_m,t^0, and π_t before the first round."""
+        even = torch.full((ctx.num_clients, self.num_models), 1 / self.num_models, dtype=torch.float64)
+        return super().shared_init(ctx)._replace(shares=even)
+
+    def client_final(self, ctx: Context, shared: Peers, work: PeerWork, data: ClientData) -> ClientResult:
+        """Exchange the components and π_t with each neighbour."""
+        result, value = super().client_final(ctx, shared, work, data), PeerMessage(work.models, work.mixture.double())
+        bits = traffic(ctx, self.topology, value, data.client_id)
+        return result._replace(message=result.message._replace(value=value, bits_up=bits, bits_down=bits))
+
+    def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
+        """θ_m,t^k = Σ_j [W_k]_tj π_jm θ_m,j^k-1/2 / Σ_j [W_k]_tj π_jm."""
+        return gossip(ctx, shared, client_ids, reduced.value.models, self.matrix(ctx), reduced.value.share)

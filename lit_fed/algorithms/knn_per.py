@@ -26,9 +26,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, masked_mean
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.mixture_start import with_start
 
 __all__ = ["Datastore", "KNNPer"]
 
@@ -97,7 +98,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
     @property
     def trained(self) -> Algorithm:
         """The base; the functions of `Algorithm` are FedAvg's."""
-        return Algorithm() if self.base is None else self.base
+        return Algorithm() if self.base is None else with_start(self.base)
 
     # ------------------------------------------------------------------ training: all of it is the base's
     @property
@@ -119,12 +120,6 @@ class KNNPer(Algorithm[Any, Any, Any]):
     @property
     def server_only(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.trained.server_only
-
-    def settled(self, held: Collection[str]) -> Self:
-        return self if self.base is None else replace(self, base=self.base.settled(held))
-
-    def as_stored(self, stored: Mapping[str, Any]) -> Self:
-        return self if self.base is None else replace(self, base=self.base.as_stored(stored.get("base") or {}))
 
     def shared_init(self, ctx: Context) -> Any:
         check_served(ctx, self.trained)

@@ -37,6 +37,7 @@ from lit_fed.wrappers.compression.codecs.base import Scope
 from lit_fed.wrappers.compression.wrapper import Compression, Feedback
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.mixture_start import with_start
 from lit_fed.wrappers.personal import PersonalSettings
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
@@ -111,18 +112,10 @@ class ModelSettings(NamedTuple):
         """
         self._around(**known).check()
 
-    def settled(self, *, deployed: bool = False) -> ModelSettings:
-        """The settings with their algorithm's `auto` settings decided, see `Algorithm.settled`.
-
-        Args:
-            deployed: whether clients are on separate machines.
-        """
-        return self._replace(algorithm=self.algorithm.settled(self._around(deployed=deployed).held))
-
     def _around(self, **known: Any) -> Compatibility:
         return Compatibility(
-            self.algorithm, self.aggregation, self.weighting, self.loss, solver=self.solver, privacy=self.privacy,
-            secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
+            with_start(self.algorithm), self.aggregation, self.weighting, self.loss, solver=self.solver,
+            privacy=self.privacy, secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
             batch_norm=self.batch_norm, personal=self.personal_parts, selection=self.selection, **known,
         )  # fmt: skip
 
@@ -245,10 +238,11 @@ def surround(
 ) -> Any:
     """The algorithm inside the configured wrappers; without any, the algorithm itself.
 
-    From the inside out: personal parts or FedBN, faults, compression, privacy, secure sums, robust rules, compression
-    of the broadcast. At a client the innermost acts first, at the server the outermost. Clipping is the last step of a
-    client before messages are summed, since the bound must hold for the summands.
+    From the inside out: the start of a mixture, personal parts or FedBN, faults, compression, privacy, secure sums,
+    robust rules, compression of the broadcast. At a client the innermost acts first, at the server the outermost.
+    Clipping is the last step of a client before messages are summed, since the bound must hold for the summands.
     """
+    algorithm = with_start(algorithm)
     if personal.parts is None:
         wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
     else:

@@ -20,6 +20,7 @@ from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, size_names
 from lit_fed.system.names import did_you_mean, lies_below, nearest
+from lit_fed.system.upgrade import instead_of
 
 __all__ = [
     "as_function", "check_parsed", "class_names", "explain_class", "options_of_own_network", "refuse_file",
@@ -121,6 +122,8 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     given = next(part for part in found.groups() if part is not None).strip()
     if Path(given).suffix in FILES:
         return [_file_for_class(option, given)]
+    if gone := instead_of(f"{option[2:]} {given.rpartition('.')[2]}"):
+        return gone
     relative = RELATIVES.get(re.sub("[^a-z0-9]", "", given.lower())) if base is Algorithm else None
     if relative is not None:
         return [f"{option}: there is no class {given}", f"its nearest relative here is {relative}"]

@@ -17,6 +17,7 @@ from lit_fed.command_line.help import FederatedHelp
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean, nearest
+from lit_fed.system.upgrade import instead_of
 
 __all__ = ["FederatedParser", "command_parser", "written"]
 
@@ -154,6 +155,8 @@ class FederatedParser(LightningArgumentParser):
         if found is None:
             return []
         place, name, near = found.groups()
+        if gone := instead_of(f"{place or 'model.algorithm'}.{name}"):
+            return gone
         if name in SAME:
             known = [option for parser in self._parsers() for option in parser._option_string_actions]
             meant = _of_same_part(name, known)[:1]

@@ -1,9 +1,9 @@
 """The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, fields
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -166,22 +166,6 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
             if name in vars(cls):
                 line = _line_for(new, vars(cls)[name])
                 raise TypeError(f"{cls.__name__}.{name} is now {new}; write `{line}`, see lit_fed.core.algorithm")
-
-    def settled(self, held: Collection[str]) -> Self:
-        """The algorithm with its `auto` settings resolved by what it is combined with.
-
-        Args:
-            held: names of the facts that are true, see `lit_fed.wrappers.compatibility`.
-        """
-        return self
-
-    def as_stored(self, stored: Mapping[str, Any]) -> Self:
-        """The algorithm with its `auto` settings taken from a checkpoint.
-
-        Args:
-            stored: its settings by name, in plain types.
-        """
-        return self
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:

@@ -17,7 +17,7 @@ from lit_fed.system.machine import aligned
 
 __all__ = [
     "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "LocalWork", "Message", "ModelState",
-    "ModelsWithShare", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
+    "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
     "Split", "Stage", "Tree",
 ]  # fmt: skip
 
@@ -206,13 +206,6 @@ class Chosen(NamedTuple):
 
     models: ModelState  # times `taken`, leaves [M, ...]
     taken: Tensor  # [M] float64 in [0, 1], the share of the client's weight; 0 for a model that it does not send
-
-
-class ModelsWithShare(NamedTuple):
-    """Message value of a client whose server divides the steps of M models by their mean shares."""
-
-    models: ModelState  # leaves [M, ...]
-    share: Tensor  # [M] float64 in [0, 1], of the client's weight
 
 
 class Reduced(NamedTuple):

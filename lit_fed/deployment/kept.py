@@ -111,7 +111,6 @@ class KeptTraining:
             if sent["model"] is None:
                 raise ConfigError("the server was a program that sent no settings; give those of its module")
             settings = settings_from_json(sent["model"], trusted)
-        settings = settings.settled(deployed=True)
         self.run, self.facts = path.parent.name, facts_from_json(sent["facts"], settings.target)
         data = NodeData(root, states)
         self.left_out = data.keep_only(sent["ids"])

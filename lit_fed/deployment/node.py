@@ -125,7 +125,7 @@ class Node:
             return None
         if sent["ids"].keys() != self.data.facts.clients.keys():
             raise RefusalError("clients", f"the server knows the clients {', '.join(sent['ids'])[:500]} of this node")
-        settings = None if self._settings is None else self._settings.settled(deployed=True)
+        settings = self._settings
         if settings is None:
             if sent["model"] is None:
                 raise RefusalError("no settings", REFUSALS["no settings"])

@@ -28,7 +28,6 @@ from lit_fed.clients.session import ModelSettings
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.local_solver import LocalSolver, is_rule_of_torch
-from lit_fed.core.mixtures.starts import MixtureStart
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.targets import Loss, Target
 from lit_fed.data.data_sets.base import DataSet
@@ -39,6 +38,7 @@ from lit_fed.metrics.selection import with_classes
 from lit_fed.models.base import Network
 from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in
 from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.wrappers.mixture_start import MixtureStart
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
@@ -337,7 +337,6 @@ def settings_from_json(section: Mapping[str, Any], trusted: Sequence[str] = ()) 
     metrics = with_classes(section["metrics"], lambda path: known.check_path(path, METRICS))
     given, made = section | {"metrics": metrics}, _Maker(known)
     settings = ModelSettings(**{name: made.value(one, hints[name], f"model.{name}") for name, one in given.items()})
-    settings = settings.settled(deployed=True)
     settings.check()
     return settings
 

@@ -13,9 +13,10 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint
 
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
+from lit_fed.system.upgrade import upgraded
 
 __all__ = [
     "CHECKPOINT_KEY", "AtomicCheckpointIO", "DamagedCheckpointError", "clients_folder", "load_checkpoint",
@@ -145,4 +146,7 @@ def load_checkpoint(
         raise ConfigError(f"{option} {path} lacks {', '.join(lacks)}; {fix}")
     if resumable and any(key not in content for key in TRAINING_ENTRIES):
         raise ConfigError(f"--ckpt_path {path} holds models alone, from which no run can go on; give its last.ckpt")
-    return content
+    today = upgraded(content[CHECKPOINT_KEY], f"{option} {path}")
+    if values and today != content[CHECKPOINT_KEY]:
+        notice(f"{option} {path} is of version 0.2: its settings are read in today's names, see docs/upgrade.md")
+    return content | {CHECKPOINT_KEY: today}

@@ -21,7 +21,7 @@ from lit_fed.wrappers.privacy.settings import privacy_of, spent_by, whole_guaran
 
 __all__ = [
     "Difference", "RunHistory", "compare_arguments", "plain_settings", "refuse_other_run",
-    "refuse_other_terms", "settings_stored",
+    "refuse_other_terms",
 ]  # fmt: skip
 
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
@@ -88,19 +88,6 @@ def plain_settings(value: Any) -> Any:
     return value if value is None or type(value) in (bool, int, float, str) else repr(value)
 
 
-def settings_stored(entry: dict[str, Any] | None) -> dict[str, Any]:
-    """The settings of the algorithm in a checkpoint's entry under `CHECKPOINT_KEY`; {} without one.
-
-    Example:
-        >>> settings_stored({"identity": {"algorithm": {"class_path": "Faulty", "inner": {"class_path": "FedAvg"}}}})
-        {'class_path': 'FedAvg'}
-    """
-    settings = {} if entry is None else entry["identity"]["algorithm"]
-    while isinstance(settings, dict) and isinstance(settings.get("inner"), dict):
-        settings = settings["inner"]
-    return settings if isinstance(settings, dict) else {}
-
-
 def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str = "") -> list[Difference]:
     """Settings that differ between two nested dicts, empty if one of them is; of another class, the class alone.
 
@@ -165,8 +152,7 @@ def refuse_other_run(
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
     found = compare_arguments(stored["arguments"], arguments), compare_arguments(stored["identity"], identity)
-    decided = {"model.algorithm": settings_stored(stored), "model.solver": stored["identity"].get("solver", {})}
-    found = _settled(found[0], decided), found[1]
+    found = _searched(found[0], stored["identity"].get("solver", {})), found[1]
     given, inside = ([one for one in each if not one.keeps_the_horizon(stored)] for each in found)
     if not goes_on:
         given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
@@ -178,21 +164,19 @@ def refuse_other_run(
     return given or inside
 
 
-def _settled(differences: list[Difference], decided: dict[str, dict[str, Any]]) -> list[Difference]:
-    """Differences of arguments, with the meaning of an `auto`; without those that mean the same.
+def _searched(differences: list[Difference], solver: dict[str, Any]) -> list[Difference]:
+    """Differences of arguments; a learning rate `auto` means the one that was found, and the same is no difference.
 
     Args:
         differences: differences of arguments.
-        decided: settings of algorithm and solver in the checkpoint, where `auto` is decided; this run's follows them.
+        solver: settings of the solver in the checkpoint, with the rate that was found; this run takes it over.
     """
     found = []
     for one in differences:
-        owner, _, name = one.setting.rpartition(".")
-        means = decided.get(owner, {}).get(name) if "auto" in (one.before, one.now) else None
-        if means is None:
+        if one.setting != "model.solver.lr" or "auto" not in (one.before, one.now) or "lr" not in solver:
             found.append(one)
-        elif one.now not in ("auto", means):
-            found.append(one._replace(before=f"auto, which was {means}"))
+        elif one.now not in ("auto", solver["lr"]):
+            found.append(one._replace(before=f"auto, which was {solver['lr']}"))
     return found
 
 

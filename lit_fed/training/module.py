@@ -39,7 +39,6 @@ from lit_fed.training.history import (
     plain_settings,
     refuse_other_run,
     refuse_other_terms,
-    settings_stored,
 )
 from lit_fed.training.learning_rate import Trial, best_rate, search
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
@@ -174,9 +173,8 @@ class FederatedModule(LightningModule):
         given = locals()  # the settings by name, without repeating the names
         self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
         self.settings = self.settings._replace(metrics=with_classes(metrics))
-        self._given, settled = self.settings.algorithm, self.settings.settled()
-        settled.check()
-        self.algorithm, self.algorithm_name = settled.wrapped, settled.name
+        self.settings.check()
+        self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = solver.lr == "auto"
@@ -194,15 +192,13 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        if not self.is_built:
-            self._settle(self.settings.settled(deployed=isinstance(data.dataset, RemoteClients)).algorithm)
         num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
             facts = facts_of(self.settings, data, num_rounds)
             if self._searches:
                 self._settle_rate(facts, data, stage)
             if stage == "fit" and not self.history.resumes:
-                self._say_what_is_settled()
+                self._say_rate()
             self.history.fingerprint = data.fingerprint
             self.build(facts, *data.populations)
             self.federation.terms = self.federation.terms._replace(public=data.public_samples)
@@ -217,16 +213,8 @@ class FederatedModule(LightningModule):
         if said and self.trainer.is_global_zero:
             notice(said)
 
-    def _settle(self, algorithm: Algorithm) -> None:
-        """Replace the given algorithm by one with its `auto` settings decided."""
-        self.settings = self.settings._replace(algorithm=algorithm)
-        self.algorithm = self.settings.wrapped
-        if self.is_built:
-            self.federation.algorithm = self.algorithm
-
-    def _settle_as_stored(self, entry: dict[str, Any] | None) -> None:
-        """Take what a checkpoint's run decided in the place of `auto`."""
-        self._settle(self._given.as_stored(settings_stored(entry)))
+    def _take_stored_rate(self, entry: dict[str, Any] | None) -> None:
+        """Take the learning rate that a checkpoint's run has found, in place of `auto`."""
         if self._searches and entry is not None:
             self._take_rate(entry["identity"]["solver"]["lr"])
 
@@ -245,13 +233,8 @@ class FederatedModule(LightningModule):
         if self.is_built:
             self.federation.terms = self.federation.terms._replace(solver=self.settings.solver)
 
-    def _say_what_is_settled(self) -> None:
-        """Print the values of `auto` settings; in Python, where `print(module)` shows them too, only if unusual."""
-        given, usual, settled = (vars(one) for one in (self._given, self._given.settled(()), self.settings.algorithm))
-        quiet = {} if self.history.arguments else usual
-        for name in [name for name, value in given.items() if value == "auto" != settled[name] != quiet.get(name)]:
-            if self.trainer.is_global_zero:
-                notice(f"--model.algorithm.{name} is auto, here {settled[name]}")
+    def _say_rate(self) -> None:
+        """Print the learning rate that was found in place of `auto`."""
         if self._searches and self.trainer.is_global_zero:
             notice(f"--model.solver.lr is auto, here {self.settings.solver.lr}")
 
@@ -330,7 +313,7 @@ class FederatedModule(LightningModule):
                 "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
             )
         stored, history = checkpoint[CHECKPOINT_KEY], self.history
-        self._settle_as_stored(stored)
+        self._take_stored_rate(stored)
         own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
         refuse_other_run(kept, history.arguments, own, self.algorithm)
@@ -464,9 +447,9 @@ class FederatedModule(LightningModule):
                 "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
-        self._settle_as_stored(checkpoint.get(CHECKPOINT_KEY))
+        self._take_stored_rate(checkpoint.get(CHECKPOINT_KEY))
         if self._trainer is not None and self._trainer.state.fn == "fit":
-            self._say_what_is_settled()
+            self._say_rate()
         self.results = self.history.restore(checkpoint, self.federation, self._trainer)
 
     # ------------------------------------------------------------------ description

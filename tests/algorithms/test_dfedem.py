@@ -119,7 +119,7 @@ def test_when_all_mix_with_all_it_is_fedem_with_equal_weights(solver, target, ne
         "train": make_clients([5, 3, 8, 4], target=target), "task": make_task(target, network=network),
         "solver": LocalSolver(**solver), "weighting": "uniform", "trainer": trainer,
     }  # fmt: skip
-    alone, server = (run_rounds(one, **options) for one in (DFedEM(3, **EVERYBODY), FedEM(3, average="samples")))
+    alone, server = (run_rounds(one, **options) for one in (DFedEM(3, **EVERYBODY), FedEM(3)))
     for one in range(4):
         assert distance(of_client(alone, one), server.shared.models) < 1e-12
     assert distance(alone.shared.mean, server.shared.models) < 1e-12
@@ -193,7 +193,7 @@ def test_samples_weigh_a_clients_loss(trainer):
     """After one step on all samples the mean of the clients is FedEM's, weighted by samples, whatever the graph."""
     solver = LocalSolver(lr=0.4, local_steps=1)
     options = {"train": make_clients(SIZES), "solver": solver, "batch_size": 0, "rounds": 1, "trainer": trainer}
-    server = run_rounds(FedEM(3, average="samples"), **options)
+    server = run_rounds(FedEM(3), **options)
     weighted = run_rounds(DFedEM(3, **CHAIN), weighting="samples", **options)
     alike = run_rounds(DFedEM(3, **CHAIN), **options)
     assert alike.weighting == "uniform"

@@ -48,7 +48,7 @@ def with_mixtures(federation, mixtures):
 def test_rounds_are_those_of_the_reference(options, sizes, shuffled, client_trainer):
     train, test = make_clients(sizes), make_clients([4, 2, 3], seed=1)
     solver = LocalSolver(local_epochs=2, **options)
-    algorithm = FedEM(num_components=3, shuffle_per_component=shuffled, average="samples")
+    algorithm = FedEM(num_components=3, shuffle_per_component=shuffled)
     federation = Federation(algorithm, train, solver=solver, trainer=client_trainer, batch_size=2)
     thetas, pis = federation.weights.numpy(), [np.full(3, 1 / 3)] * 3
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_one_hot_weights_are_absorbing(client_trainer):
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
 def test_one_hot_weights_are_stale_fill_fedavg_for_each_component(trainer):
     train, groups = make_clients([5, 2, 8, 4]), [0, 1, 0, 1]
-    mixed = Federation(FedEM(2, average="samples"), train, trainer=trainer())
+    mixed = Federation(FedEM(2), train, trainer=trainer())
     with_mixtures(mixed, torch.eye(2)[groups])
     start = mixed.shared.models
     for _ in range(3):
@@ -362,11 +362,11 @@ def test_each_component_is_averaged_over_its_senders(options, taken, aggregation
     mixtures = [[0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.95, 0.04, 0.01]]
     task = make_task(init_seeds=(5, 5, 5))  # equal components: a round leaves the mixtures as they are
     settings = {"task": task, "trainer": client_trainer, "solver": LocalSolver(lr=0.4), "aggregation": aggregation}
-    sparse = with_mixtures(Federation(FedEM(**options, average="samples"), make_clients(sizes), **settings), mixtures)
+    sparse = with_mixtures(Federation(FedEM(**options), make_clients(sizes), **settings), mixtures)
     server, trained = sparse.weights, []
     for one in range(3):
         renormalised = settings | {"aggregation": "renormalised"}
-        alone = with_mixtures(Federation(FedEM(average="samples"), make_clients(sizes), **renormalised), mixtures)
+        alone = with_mixtures(Federation(FedEM(), make_clients(sizes), **renormalised), mixtures)
         alone.round([one])
         trained.append(alone.weights)
     sparse.round()
@@ -383,22 +383,22 @@ def test_clients_that_send_all_components_are_those_of_the_paper(options, aggreg
     settings = {"cohorts": COHORTS, "aggregation": aggregation, "solver": LocalSolver(**solver)}
     train = make_clients([5, 2, 8, 4])
     sparse, plain = (
-        run_rounds(FedEM(**one, average="samples"), client_trainer, train, **settings) for one in (options, {})
+        run_rounds(FedEM(**one), client_trainer, train, **settings) for one in (options, {})
     )
     assert distance((sparse.shared, sparse.states), (plain.shared, plain.states)) < 1e-12
 
 
 def test_without_the_options_messages_are_the_models_alone(client_trainer):
-    assert FedEM(min_weight=0.0, average="samples").message.complete
-    assert not FedEM(min_weight=0.1, average="samples").message.complete
-    assert not FedEM(most_components=3, average="samples").message.complete
-    federation = Federation(FedEM(average="samples"), make_clients([5, 2, 8]), trainer=client_trainer)
+    assert FedEM(min_weight=0.0).message.complete
+    assert not FedEM(min_weight=0.1).message.complete
+    assert not FedEM(most_components=3).message.complete
+    federation = Federation(FedEM(), make_clients([5, 2, 8]), trainer=client_trainer)
     messages = []
     original = FedEM.client_final
     seen = type(
         "Seen", (FedEM,), {"client_final": lambda self, *given: messages.append(original(self, *given)) or messages[-1]}
     )
-    federation.algorithm = seen(average="samples")
+    federation.algorithm = seen()
     federation.round()
     assert all(type(one.message.value).__name__ == "ModelState" and one.message.bits_up is None for one in messages)
 
@@ -408,7 +408,7 @@ def test_without_the_options_messages_are_the_models_alone(client_trainer):
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
 def test_sparse_one_hot_weights_are_fedavg_of_the_members_of_each_component(trainer, cohorts, aggregation):
     train, groups = make_clients([5, 2, 8, 4]), [0, 1, 0, 1]
-    mixed = Federation(FedEM(3, min_weight=0.5, average="samples"), train, trainer=trainer(), aggregation=aggregation)
+    mixed = Federation(FedEM(3, min_weight=0.5), train, trainer=trainer(), aggregation=aggregation)
     with_mixtures(mixed, torch.eye(3)[groups])
     start = mixed.shared.models
     for cohort in cohorts:

@@ -24,7 +24,7 @@ TRAFFIC = [
     (a.FedAvg(), 5, 5),
     (a.FedAvgM(), 5, 5),
     (a.FedAvgPlus(), 5, 5),  # tuning is not counted as traffic
-    (a.FedEM(4, average="samples"), 4 * 5, 4 * 5),  # all components, and no weights
+    (a.FedEM(4), 4 * 5, 4 * 5),  # all components, and no weights
     (a.FedEMAPFL(), 5, 5),  # the global model alone
     (a.FedNova(), 6, 5),  # a change and its norm go up
     (a.FedProx(), 5, 5),

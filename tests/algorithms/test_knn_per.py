@@ -51,7 +51,7 @@ def test_a_capacity_keeps_the_first_samples():
 @pytest.mark.parametrize("kernel", ["distance", "squared"])
 def test_around_fedem_predictions_are_those_of_the_reference(kernel, client_trainer):
     """Of clients in training with their stored mixture, and of others after an E-step."""
-    base = FedEM(2, average="samples")
+    base = FedEM(2)
     federation, clients = trained(KNNPer(3, 0.4, kernel, base=base), client_trainer)
     plain, _ = trained(base, client_trainer)
     thetas, test, unseen = federation.weights.numpy(), samples([4, 2, 3], seed=1), samples([6, 3], seed=2, first_id=3)
@@ -73,7 +73,7 @@ def test_around_fedem_predictions_are_those_of_the_reference(kernel, client_trai
 
 def test_around_fedem_a_weight_is_chosen_and_a_mixture_refreshed():
     """λ by leave-one-out; one more E-step where the base asks for it; without neighbours FedEM's predictions."""
-    refreshed = FedEM(2, average="samples", refresh_mixture_at_eval=True)
+    refreshed = FedEM(2, refresh_mixture_at_eval=True)
     (near, _), (plain, _) = trained(KNNPer(2, None, base=refreshed)), trained(refreshed)
     served = near.serve()
     assert distance(served.mixture, plain.serve().mixture) == 0

@@ -79,7 +79,7 @@ def test_with_the_mixture_surrogate_it_is_fedem(solver, target, network, aggrega
         "train": make_clients(SIZES, target=target), "task": make_task(target, network=network),
         "solver": LocalSolver(**solver), "aggregation": aggregation, "cohorts": COHORTS,
     }  # fmt: skip
-    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3, average="samples")))
+    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3)))
     assert distance(ours.shared, fedem.shared) < 1e-12
     assert distance(ours.states, fedem.states) < 1e-12
     assert ours.metrics == pytest.approx(fedem.metrics, abs=1e-12)
@@ -96,21 +96,21 @@ def test_for_linear_models_it_is_fedem_bit_for_bit(dtype, trainer):
         "train": make_clients(SIZES, dtype=dtype), "task": make_task(dtype=dtype), "cohorts": COHORTS,
         "solver": LocalSolver(lr=0.3, momentum=0.9, local_epochs=2),
     }  # fmt: skip
-    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3, average="samples")))
+    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3)))
     assert same_bits((ours.shared, ours.states), (fedem.shared, fedem.states))
 
 
 def test_it_is_fedem_with_kept_optimizers_and_uniform_weights(trainer):
     solver = LocalSolver(lr=0.2, momentum=0.9, persist_optimizer=True)
     options = {"train": make_clients(SIZES), "solver": solver, "cohorts": COHORTS, "weighting": "uniform"}
-    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3, average="samples")))
+    ours, fedem = (run_rounds(one, trainer, **options) for one in (MIXTURE, FedEM(3)))
     assert distance((ours.shared, ours.optimizers), (fedem.shared, fedem.optimizers)) < 1e-12
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_unseen_clients_fit_their_weights_as_in_fedem(steps, client_trainer):
     ours = SurrogateOptimization(MixtureSurrogate(3), unseen_steps=steps, refresh_at_eval=True)
-    fedem = FedEM(3, em_steps=steps, refresh_mixture_at_eval=True, average="samples")
+    fedem = FedEM(3, em_steps=steps, refresh_mixture_at_eval=True)
     train, unseen = make_clients(SIZES), make_clients([5, 1, 0], seed=9, first_id=len(SIZES))
     ours, fedem = (run_rounds(one, client_trainer, train) for one in (ours, fedem))
     assert distance(ours.serve(unseen, seen=False), fedem.serve(unseen, seen=False)) < 1e-12
@@ -123,7 +123,7 @@ def test_it_is_fedem_with_local_batch_norm(trainer):
         "train": make_clients([6, 9, 3]), "task": make_task(network=NormalisedMLP), "batch_size": 3,
         "solver": LocalSolver(lr=0.1, momentum=0.5),
     }  # fmt: skip
-    ours, fedem = (run_rounds(LocalNorm(one), trainer, **options) for one in (MIXTURE, FedEM(3, average="samples")))
+    ours, fedem = (run_rounds(LocalNorm(one), trainer, **options) for one in (MIXTURE, FedEM(3)))
     assert distance((ours.shared, ours.states), (fedem.shared, fedem.states)) < 1e-12
     assert ours.bits.tolist() == fedem.bits.tolist()
 

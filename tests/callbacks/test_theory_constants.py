@@ -55,7 +55,7 @@ def test_predictions_without_shared_models_are_left_out(capsys):
 def test_the_gradient_of_a_mixture_is_that_of_its_likelihood():
     """Σ_m q_m (σ(w_m x + b_m) − y)(x, 1), with q from the stored π; in passes as in one."""
     train = make_clients([5, 3])
-    federation = Federation(FedEM(2, average="samples"), train, solver=LocalSolver(lr=0.5))
+    federation = Federation(FedEM(2), train, solver=LocalSolver(lr=0.5))
     federation.round()
     shared = tree.map_leaves(lambda leaf: leaf.detach().clone(), federation.shared)
     by = [leaf.requires_grad_() for leaf in shared.models.parameters.values()]

@@ -154,7 +154,7 @@ def test_patterns_of_names():
 
 
 def fitted(folder, solver, name="run", rounds=1, algorithm=None, **arguments):
-    module = FederatedModule(algorithm or FedEM(2, average="samples"), solver)
+    module = FederatedModule(algorithm or FedEM(2), solver)
     data = FederatedDataModule(Digits(), num_clients=4)
     quiet_trainer(rounds, folder, name).fit(module, datamodule=data, **arguments)
     return module

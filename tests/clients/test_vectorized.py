@@ -189,7 +189,7 @@ def test_blocks_are_irrelevant(clients_per_block):
 
 
 def test_a_ghost_takes_no_steps():
-    federation = Federation(FedEM(average="samples"), make_clients([4, 2]), trainer=VectorizedTrainer())
+    federation = Federation(FedEM(), make_clients([4, 2]), trainer=VectorizedTrainer())
     block = ClientBlock(
         Phase("train", torch.tensor([1]), LocalWork(epochs=1)), torch.zeros(1).double(), federation.train
     )

@@ -101,7 +101,7 @@ def test_both_kinds_are_there():
 
 
 # ---------------------------------------------------------------------- what it is right for
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(average="samples")], ids=name_of)
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM()], ids=name_of)
 def test_the_mean_over_draws_is_the_mean_weighted_by_samples(algorithm):
     """Over all pairs of draws, each with its probability p_i p_j, p_i = n_i/n."""
     sizes = [6, 1, 3]

@@ -112,7 +112,7 @@ def test_a_start_runs_in_a_wrapper_or_is_refused_before(average, start, around):
 def test_auto_is_accepted_where_samples_are(around):
     for start in STARTS.values():
         try:
-            FederatedModule(FedEM(2, average="samples", start=start), **AROUND[around])
+            FederatedModule(FedEM(2, start=start), **AROUND[around])
         except ConfigError:
             continue
         FederatedModule(FedEM(2, average="auto", start=start), **AROUND[around])

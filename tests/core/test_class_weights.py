@@ -78,7 +78,7 @@ def test_positions_to_ignore_weigh_nothing():
 def test_rounds_are_those_of_the_reference(in_e_step, client_trainer):
     train, weight = make_clients([5, 2, 8]), (0.25, 3.0)
     task = task_of(criterion=weighted(BINARY, weight, in_e_step=in_e_step))
-    algorithm, solver = FedEM(average="samples"), LocalSolver(lr=0.3, momentum=0.9)
+    algorithm, solver = FedEM(), LocalSolver(lr=0.3, momentum=0.9)
     federation = Federation(algorithm, train, task=task, solver=solver, trainer=client_trainer, batch_size=2)
     thetas, pis = federation.weights.numpy(), [np.full(3, 1 / 3)] * 3
     for _ in range(2):
@@ -121,7 +121,7 @@ def data_of(**options):
 
 
 def fitted(folder, loss, rounds=1, name="run", data=None, privacy=None, **arguments):
-    module = FederatedModule(FedEM(2, average="samples"), LocalSolver(lr=0.1), loss=loss, privacy=privacy)
+    module = FederatedModule(FedEM(2), LocalSolver(lr=0.1), loss=loss, privacy=privacy)
     trainer = quiet_trainer(rounds, folder, name, callbacks=[RunReport(pictures=False)])
     trainer.fit(module, datamodule=data or data_of(), **arguments)
     return module

@@ -27,7 +27,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
 
 FIT = [
-    "--model.algorithm", "FedEM", "--model.algorithm.average", "samples", "--data.dataset", "ClientFolder",
+    "--model.algorithm", "FedEM", "--data.dataset", "ClientFolder",
     "--trainer.max_epochs", "2",
     "--trainer.accelerator", "cpu", "--model.client_trainer", "sequential", "--trainer.enable_progress_bar", "false",
 ]  # fmt: skip

@@ -206,7 +206,7 @@ def noisy_steps(**more):
     return ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0, **more)
 
 
-MIXTURE = FedEM(2, average="samples")  # which is what nodes settle for
+MIXTURE = FedEM(2)  # which is what nodes settle for
 
 CASES = {
     "a bound that moves": Case(

@@ -199,7 +199,7 @@ def app_of(out, *arguments):
 def test_fedem_equals_the_simulation(site, folders, tmp_path):
     app, folder = app_of(tmp_path, "--model.algorithm", "FedEM")
     run = site.begin(app)
-    wanted = simulated(folders, tmp_path, "--model.algorithm", "FedEM", "--model.algorithm.average", "samples")
+    wanted = simulated(folders, tmp_path, "--model.algorithm", "FedEM")
     ended = site.end(run)
     assert ended["status"] == "finished:completed", site.command("log", run, "site", "--show")
     equal_runs(wanted, folder)

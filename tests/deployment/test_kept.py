@@ -80,7 +80,7 @@ def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [FedEM(average="samples"), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__
+    "algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__
 )
 def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
     """Measured, predicted and exported: three ways to the same numbers, also for an unseen client."""

@@ -36,7 +36,7 @@ SLOWER = {"b*": 0.5, "c1": 2.0}
 
 def module_of(algorithm=None, *, solvers=None, **settings):
     solver = LocalSolver(lr=0.1, momentum=0.9, persist_optimizer=True, local_epochs=2, **solvers or {})
-    return FederatedModule(algorithm or FedEM(average="samples"), solver, client_trainer="sequential", **settings)
+    return FederatedModule(algorithm or FedEM(), solver, client_trainer="sequential", **settings)
 
 
 def fit(out, dataset, module, *, rounds=3, ckpt_path=None, callbacks=(), **data):
@@ -241,7 +241,7 @@ def test_a_deadline_of_faults_is_one_in_seconds(folders, tmp_path):
 
 def test_nan_names_the_client_and_the_round(folders, tmp_path):
     module = FederatedModule(
-        FedEM(average="samples"), LocalSolver(lr=3e38, local_epochs=3), client_trainer="sequential"
+        FedEM(), LocalSolver(lr=3e38, local_epochs=3), client_trainer="sequential"
     )
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     with pytest.raises(NotFiniteError, match=r"client 'c1' \(4\), round 0, client_final: .*NaN or infinite"):

@@ -54,7 +54,7 @@ def test_an_instance_brings_its_weights(tmp_path):
 
 def test_components_from_an_instance_differ_in_the_last_layer_alone(tmp_path):
     network = given_network()
-    module = fitted(tmp_path, FederatedModule(FedEM(3, average="samples"), STILL, network))
+    module = fitted(tmp_path, FederatedModule(FedEM(3), STILL, network))
     found = parameters(module)
     first, last = found["models__parameters__1_weight"], found["models__parameters__3_weight"]
     assert torch.equal(first, network[1].weight.detach().expand(3, 5, 64))
@@ -98,7 +98,7 @@ def leaves(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "algorithm"), [("one", FedAvg()), ("two", FedEM(2, average="samples")), ("one", APFL())]
+    ("name", "algorithm"), [("one", FedAvg()), ("two", FedEM(2)), ("one", APFL())]
 )
 def test_as_many_models_are_taken_as_they_are(runs, tmp_path, name, algorithm):
     module = FederatedModule(algorithm, LocalSolver("adamw", local_epochs=0), MLP, loss=CrossEntropy())
@@ -118,7 +118,7 @@ def test_clients_start_there_too(runs, tmp_path):
 
 
 def test_one_model_starts_several(runs, tmp_path, capsys):
-    module = fitted(tmp_path, FederatedModule(FedEM(3, average="samples"), STILL, MLP), init_from=runs["one"])
+    module = fitted(tmp_path, FederatedModule(FedEM(3), STILL, MLP), init_from=runs["one"])
     assert "has one model, from which all 3 start" in capsys.readouterr().err
     found, wanted = parameters(module), leaves(runs["one"])
     first, last = (f"models__parameters__layers_{number}_weight" for number in (1, 3))

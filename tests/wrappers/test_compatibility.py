@@ -89,7 +89,7 @@ def test_a_start_that_privacy_refuses_is_named(start, said):
     fix = r"give --model\.algorithm\.start Annealing or null"
     with pytest.raises(ConfigError, match=rf"FedEM {said}.* by {name}; {fix}$"):
         Compatibility(
-            FedEM(average="samples", start=start), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)
+            FedEM(start=start), privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)
         ).check()
 
 

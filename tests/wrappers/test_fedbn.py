@@ -179,7 +179,7 @@ def test_clients_that_send_some_components_keep_the_normalisation_of_the_others(
     mixture = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)
     options = {key: value for key, value in settings().items() if key != "rounds"} | {"trainer": client_trainer}
     sparse, dense = (
-        Federation(LocalNorm(FedEM(2, **some, average="samples")), **options | {"task": task(init_seeds=(5, 5))})
+        Federation(LocalNorm(FedEM(2, **some)), **options | {"task": task(init_seeds=(5, 5))})
         for some in ({"most_components": 1}, {})
     )
     for federation in (sparse, dense):

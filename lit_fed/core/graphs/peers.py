@@ -15,8 +15,8 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import ModelState, Tree
 
 __all__ = [
-    "Peers", "combine", "draws", "links", "lone_peer", "models_of", "own_models", "put_models", "same_start",
-    "some_peers",
+    "PeerMessage", "Peers", "combine", "draws", "links", "lone_peer", "models_of", "own_models", "put_models",
+    "same_start", "some_peers",
 ]  # fmt: skip
 
 NOBODY = -1  # not a client id
@@ -38,6 +38,13 @@ class Peers(NamedTuple):
     def each(self) -> ModelState:
         """The clients' models, leaves [T, M, ...]."""
         return ModelState(self.parameters, self.buffers)
+
+
+class PeerMessage(NamedTuple):
+    """Message value of a client whose models are averaged by shares."""
+
+    models: ModelState  # leaves [M, ...]
+    share: Tensor  # [M] float64
 
 
 def same_start(models: ModelState, num_clients: int) -> Peers:

@@ -15,8 +15,8 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Chosen, ClientData, ModelState, Reduced
 
 __all__ = [
-    "PositionLoss", "average_chosen", "batch_weights", "choose", "counted_rows", "expectation", "largest",
-    "nearest_mixture", "num_factors", "private_expectation",
+    "PositionLoss", "average_chosen", "batch_weights", "choose", "counted_rows", "expectation", "nearest_mixture",
+    "num_factors", "private_expectation",
 ]  # fmt: skip
 
 PositionLoss = Literal["mean", "sum"]
@@ -79,14 +79,22 @@ def expectation(
 
 
 def private_expectation(
-    ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int | Tensor = 1
+    ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, position_loss: PositionLoss
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`expectation` with noise on the new π if the context has `mixture_noise`, for example-level privacy.
+    """`expectation` of a client's samples, with noise on the new π if `ctx.mixture_noise` protects each sample.
 
     q comes from the old π, which was noised in its own round. Adding or removing a sample changes Σ_s q_s by a vector
     of norm 1 at most; the number of samples counts as public.
+
+    Args:
+        ctx: the context.
+        mixture: π, [M].
+        losses: ℓ(θ_m; s), [N, M], in nats.
+        data: the client's samples.
+        position_loss: loss of a sequence.
     """
-    pi, q, negative = expectation(mixture, losses, counted_rows(ctx.task, data), num_factors)
+    factors = num_factors(ctx.task, data, position_loss)
+    pi, q, negative = expectation(mixture, losses, counted_rows(ctx.task, data), factors)
     if ctx.mixture_noise is None:
         return pi, q, negative
     assert ctx.secret is not None
@@ -113,25 +121,6 @@ def batch_weights(responsibility: Tensor, batch: Batch) -> Tensor:
     own_batches = batch.index.ndim == 2  # [M, B]
     rows = batch.index.T if own_batches else batch.index.unsqueeze(1).expand(-1, responsibility.shape[1])
     return responsibility.gather(0, rows)
-
-
-def largest(mixture: Tensor, most: int | None = None, at_least: float = 0.0) -> Tensor:
-    """Mask of the models with the largest weights, [M] float64: 1 for at most `most` of them, 0 for the others.
-
-    Args:
-        mixture: weights, [M].
-        most: maximum number of models, the first ones in a tie; None: all.
-        at_least: minimum weight; the model with the largest weight is always included.
-
-    Example:
-        >>> largest(torch.tensor([0.1, 0.5, 0.0, 0.4]), most=3, at_least=0.2).tolist()
-        [0.0, 1.0, 0.0, 1.0]
-    """
-    position = torch.arange(len(mixture), device=mixture.device)
-    before = (mixture > mixture[:, None]) | ((mixture == mixture[:, None]) & (position < position[:, None]))
-    rank = before.sum(1)
-    wanted = (mixture >= at_least) & (rank < (len(mixture) if most is None else most))
-    return (wanted | (rank == 0)).double()
 
 
 def choose(models: ModelState, taken: Tensor) -> Chosen:

@@ -30,7 +30,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, ModelsWithShare, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, WrapperSettings, own_work
 from lit_fed.wrappers.compression.codecs.base import vectors_of
@@ -269,7 +269,7 @@ class MaskedAverage(AlgorithmWrapper):
         def point_of(path: list[str]) -> FixedPoint:
             if path[-2:-1] == ["buffers"] and path[-1] in counters:
                 return whole
-            return share if isinstance(values, Chosen | ModelsWithShare) and path[0] in ("taken", "share") else point
+            return share if isinstance(values, Chosen) and path[0] == "taken" else point
 
         return [point_of(path) for path in paths]
 

@@ -218,7 +218,7 @@ class Federation:
 
     def __init__(self, folders, states, **settings):
         module = FederatedModule(
-            FedEM(average="samples"), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings
+            FedEM(), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings
         )
         self.settings, self.both = module.settings, sides(folders, states, module.settings)
         self.rounds, self.train = self.both.remote, self.both.remote_populations[0].train

@@ -194,8 +194,8 @@ def run(algorithm, rounds=1, **options):
 )
 def test_bits_are_those_of_the_formula(codec, bits):
     assert run(Compressed(FedAvg(), codec)).bits[0] == 3 * (bits + PLAIN)
-    assert run(Compressed(FedEM(2, average="samples"), codec)).bits[0] == 3 * 2 * (bits + PLAIN)
-    sparse = run(Compressed(FedEM(4, most_components=2, average="samples"), codec))
+    assert run(Compressed(FedEM(2), codec)).bits[0] == 3 * 2 * (bits + PLAIN)
+    sparse = run(Compressed(FedEM(4, most_components=2), codec))
     assert sparse.bits[0] == 3 * (2 * (bits + PLAIN) + 4)  # a bit tells whether a component is sent
     assert sparse.metrics["comm/compression_up"] == pytest.approx((2 * 201 * 32 + 4) / (2 * (bits + PLAIN) + 4))
 

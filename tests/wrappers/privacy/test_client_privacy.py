@@ -246,7 +246,7 @@ def test_two_bounds_for_two_parts():
 
 
 def test_components_are_clipped_jointly():
-    wrapper = PrivateAverage(FedEM(2, average="samples"), QUIET)
+    wrapper = PrivateAverage(FedEM(2), QUIET)
     start = GlobalModels(ModelState({"w": torch.zeros(2, 2, dtype=torch.float64)}, {}))
     shared = WrappedShared(start, wrapper.server_memory(context(), start))
     sent = ModelState({"w": torch.tensor([[3.0, 4.0], [0.0, 0.5]], dtype=torch.float64)}, {})
@@ -258,7 +258,7 @@ def test_components_are_clipped_jointly():
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_blocks_change_no_bit(adaptive):
     fixed = {"adaptive": True, "clip_count_noise": 1.0} if adaptive else {"clip_norm": 0.1}
-    algorithm = PrivateAverage(FedEM(2, average="samples"), ClientPrivacy(0.5, delta=1e-3, noise_seed=0, **fixed))
+    algorithm = PrivateAverage(FedEM(2), ClientPrivacy(0.5, delta=1e-3, noise_seed=0, **fixed))
     train = make_clients([6, 3, 9, 4, 5], dtype=torch.float32)
     runs = []
     for per_block in (1, 2, 5):
@@ -386,7 +386,7 @@ def test_wrong_settings(settings, message):
         (replace(QUIET, second_clip_norm=1.0), FedAvg(), ("renormalised", None), "FedAvg sends nothing else"),
         (
             QUIET,
-            FedEM(2, min_weight=0.1, average="samples"),
+            FedEM(2, min_weight=0.1),
             ("renormalised", None),
             "averages a component over the clients that send it",
         ),

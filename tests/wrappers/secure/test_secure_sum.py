@@ -23,7 +23,7 @@ from lit_fed.wrappers.secure.wrapper import SecureSum
 
 SIZES = [6, 1, 9, 3, 5]
 FINE = SecureSum(modulus_bits=64, fraction_bits=40)
-SPARSE = FedEM(num_components=3, most_components=2, average="samples")
+SPARSE = FedEM(num_components=3, most_components=2)
 
 
 def federation(algorithm, settings=None, train=None, **options):
@@ -70,7 +70,7 @@ def test_absent_clients_are_filled_in(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "bits"), [(FedEM(average="samples"), 32), (SPARSE, 64), (SCAFFOLD(), 48)], ids=str
+    ("algorithm", "bits"), [(FedEM(), 32), (SPARSE, 64), (SCAFFOLD(), 48)], ids=str
 )
 def test_masks_blocks_and_partners_change_no_bit(algorithm, bits):
     """Nor do they where clients are run at once."""
@@ -124,7 +124,7 @@ def test_whole_numbers_stay_whole_and_unclamped():
     assert distance(runs[0].shared, runs[1].shared) < 1e-11
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(average="samples"), SPARSE], ids=str)
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), SPARSE], ids=str)
 def test_a_client_drawn_twice_counts_twice_and_masks_once(algorithm):
     cohorts = [[0, 0, 2], [4, 0, 0, 0, 3], [1, 1]]
     plain, fine, masked = (after(algorithm, one, cohorts) for one in (None, FINE, replace(FINE, masks=True)))
@@ -163,7 +163,7 @@ def test_bits_are_counted_by_formula():
     for settings, partners, numbers in (
         (SecureSum(), 4, d), (SecureSum(modulus_bits=48, neighbours=2), 2, d), (SecureSum(), 4, 3 * d)
     ):  # fmt: skip
-        one = after(FedAvg() if numbers == d else FedEM(average="samples"), settings, cohorts=[range(5)])
+        one = after(FedAvg() if numbers == d else FedEM(), settings, cohorts=[range(5)])
         each = settings.modulus_bits * (numbers + 1) + 2 * 256 + partners * 2 * 256
         assert one.bits.tolist() == [5 * each, 5 * 64 * numbers]
     sparse = after(SPARSE, SecureSum(), cohorts=[range(5)])
@@ -184,7 +184,7 @@ def test_what_batch_normalisation_keeps_at_home_costs_no_bits():
 def test_what_a_codec_leaves_out_costs_no_bits(masks):
     """Positions that all clients share: of the 5 numbers of each model 2 are sent."""
     plain, one = (
-        after(Compressed(FedEM(average="samples"), RandomK(fraction=0.4), scope="whole"), settings, cohorts=[range(5)])
+        after(Compressed(FedEM(), RandomK(fraction=0.4), scope="whole"), settings, cohorts=[range(5)])
         for settings in (None, replace(FINE, masks=masks))
     )
     assert distance(shown(plain), shown(one)) < 1e-12
@@ -240,7 +240,7 @@ def gone(one, round_idx, size=5):
 
 
 @pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(average="samples"), SCAFFOLD()], ids=str)
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), SCAFFOLD()], ids=str)
 def test_the_sum_is_that_of_those_who_are_left(algorithm, masks):
     """And who is gone keeps its state: as if it had not been drawn."""
     one, plain = federation(algorithm, replace(DROPS, masks=masks)), federation(algorithm)

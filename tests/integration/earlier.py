@@ -1,0 +1,104 @@
+"""Runs of version 0.2: their command lines then and now, and digests of what they leave.
+
+`python tests/integration/earlier.py FOLDER` writes the digests of all runs, as they are written today.
+"""
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+from running import folder, run
+
+HERE = Path(__file__).parent / "version_0_2"
+RECORD = HERE / "digests.json"
+
+SMALL = [
+    "--data.dataset", "Digits", "--data.num_clients", "6", "--data.unseen_fraction", "0.34", "--data.batch_size", "32",
+    "--model.network", "MLP", "--model.network.hidden_sizes", "[8]", "--model.solver.lr", "0.2",
+    "--model.solver.momentum", "0.9", "--model.client_trainer", "vectorized", "--trainer.accelerator", "cpu",
+    "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "3",
+]  # fmt: skip
+GROUPS = ["--data.partition", "LabelPermutations", "--data.partition.num_groups", "2"]
+MIXED = [*GROUPS, "--model.algorithm.num_components", "2", "--model.algorithm.em_steps", "3"]
+POISSON = ["--data.client_sampling", "poisson", "--data.client_fraction", "0.5"]
+CLIENT_PRIVACY = [
+    "--model.privacy", "ClientPrivacy", "--model.privacy.clip_norm", "0.5", "--model.privacy.noise_multiplier", "1",
+    "--model.privacy.delta", "0.001", "--model.privacy.noise_seed", "0", *POISSON,
+]  # fmt: skip
+EXAMPLE_PRIVACY = [
+    "--model.privacy", "ExamplePrivacy", "--model.privacy.clip_norm", "1", "--model.privacy.noise_multiplier", "0.5",
+    "--model.privacy.sample_rate", "0.3", "--model.privacy.delta", "0.001", "--model.privacy.mixture_noise", "3",
+    "--model.privacy.noise_seed", "0",
+]  # fmt: skip
+
+RESPONSIBLE = ["ResponsibilityFedEM", *MIXED]
+
+RUNS = {
+    "by responsibility": RESPONSIBLE,
+    "by samples": ["FedEM", *MIXED, "--data.client_fraction", "0.6"],
+    "clustering first": [*RESPONSIBLE, "--model.algorithm.start", "Clustering",
+                         "--model.algorithm.start.num_rounds", "2"],
+    "without a server": ["DFedEM", *MIXED],
+    "averaged": ["FedAvg", "--data.client_fraction", "0.6"],
+    "controlled": ["SCAFFOLD", "--model.client_trainer", "sequential"],
+    "own heads": ["FedRep"],
+    "personal models": ["Ditto"],
+    "private clients": ["FedAvg", *CLIENT_PRIVACY],
+    "private samples": ["FedEM", *MIXED, *EXAMPLE_PRIVACY],
+    "on two ranks": [*RESPONSIBLE, "--trainer.devices", "2", "--data.clients_per_block", "2"],
+    "resumed": [*RESPONSIBLE, "--data.client_fraction", "0.6"],
+}  # fmt: skip
+"""Name of a run → the algorithm and what follows, as they are written today."""
+
+THEN = RUNS | {
+    "by responsibility": ["FedEM", *MIXED],
+    "by samples": ["FedEM", *MIXED, "--model.algorithm.average", "samples", "--data.client_fraction", "0.6"],
+    "clustering first": ["FedEM", *RUNS["clustering first"][1:]],
+    "on two ranks": ["FedEM", *RUNS["on two ranks"][1:]],
+    "resumed": ["FedEM", *RUNS["resumed"][1:]],
+}
+"""The same runs as version 0.2 took them."""
+
+
+def fit(name, arguments, out):
+    """Run `fit` as a command; the resumed run stops after its first round."""
+    given = ["fit", *SMALL, "--model.algorithm", *arguments, "--trainer.default_root_dir", str(out), "--name", "run"]
+    ranks = 2 if name == "on two ranks" else 1
+    rounds = [["--trainer.max_epochs", "1"], ["--ckpt_path", "last"]] if name == "resumed" else [[]]
+    for more in rounds:
+        done = run([*given, *more], ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    return folder(out, "run")
+
+
+def digest(run_folder):
+    """What a run leaves: its metrics, and for each tensor its sum, its norm and its bits."""
+    checkpoint = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)
+    summary = json.loads((run_folder / "summary.json").read_text())
+    metrics = {key: value for key, value in summary.items() if key.startswith(("train/", "test/", "comm/", "privacy/"))}
+    tensors = {
+        leaf: [float(value.double().sum()), float(value.double().norm()), _bits(value)]
+        for leaf, value in sorted(checkpoint["state_dict"].items())
+        if isinstance(value, torch.Tensor)
+    }
+    return {"metrics": metrics, "tensors": tensors}
+
+
+def machine():
+    """Where bits can be expected to agree."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return [torch.__version__, platform.machine(), *names[:1]]
+
+
+def _bits(value):
+    return hashlib.sha256(value.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    runs = {name: digest(fit(name, arguments, out / name.replace(" ", "_"))) for name, arguments in RUNS.items()}
+    (out / "digests.json").write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1))
