@@ -467,12 +467,8 @@ def frozen_features() -> dict[str, float]:
         kept.setup()
         loops = {
             "whole network": PlainLoop(data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network)),
-            "heads": PlainLoop(
-                data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network, trainable="head")
-            ),
-            "heads on kept features": PlainLoop(
-                kept, FederatedModule(FedEM(), LocalSolver(lr=0.05), Linear)
-            ),
+            "heads": PlainLoop(data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network, trainable="head")),
+            "heads on kept features": PlainLoop(kept, FederatedModule(FedEM(), LocalSolver(lr=0.05), Linear)),
         }
         return _row(loops)
 

@@ -77,7 +77,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     position_loss: PositionLoss = "mean"
     start: MixtureStart | None = None
 
-    serving_settings = ("em_steps",)
+    serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps_alone": "the mixture weights"}
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, masked_mean
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.mixture_start import with_start
 
 __all__ = ["Datastore", "KNNPer"]
@@ -122,7 +123,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
         return self.trained.server_only
 
     def shared_init(self, ctx: Context) -> Any:
-        check_served(ctx, self.trained)
+        check_served(ctx, innermost(self.trained))
         return self.trained.shared_init(ctx)
 
     def state_init(self, ctx: Context, shared: Any, data: ClientData) -> Any:
@@ -150,7 +151,8 @@ class KNNPer(Algorithm[Any, Any, Any]):
         result = self.trained.client_final(ctx, shared, work, data)
         if ctx.phase != "adapt":
             return result
-        state = () if type(self.trained).log_prob is Algorithm.log_prob else result.state  # it reads no state
+        reads_state = type(innermost(self.trained)).log_prob is not Algorithm.log_prob
+        state = result.state if reads_state else ()
         return ClientResult(Message((), result.message.weight), datastore(ctx, self, shared, state, data), {})
 
     def server_step(self, ctx: Context, shared: Any, reduced: Reduced, client_ids: Tensor) -> Any:

@@ -115,8 +115,9 @@ class ModelSettings(NamedTuple):
     def _around(self, **known: Any) -> Compatibility:
         return Compatibility(
             with_start(self.algorithm), self.aggregation, self.weighting, self.loss, solver=self.solver,
-            privacy=self.privacy, secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
-            batch_norm=self.batch_norm, personal=self.personal_parts, selection=self.selection, **known,
+            privacy=self.privacy, secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness,
+            faults=self.faults, batch_norm=self.batch_norm, personal=self.personal_parts, selection=self.selection,
+            **known,
         )  # fmt: skip
 
     @property

@@ -25,8 +25,7 @@ GONE: dict[str, str] = {
         "--model.algorithm.refresh_mixture_at_eval false"
     ),
     "model.algorithm.refresh_mixture_at_eval": (
-        "leave out false; for true write --model.algorithm OfficialFedEM --model.algorithm.shuffle_per_component "
-        "false"
+        "leave out false; for true write --model.algorithm OfficialFedEM --model.algorithm.shuffle_per_component false"
     ),
     "model.algorithm.start Annealing": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start FarthestClients": "write --model.algorithm.start Clustering, or leave it out",

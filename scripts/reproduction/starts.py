@@ -16,10 +16,7 @@ from reproduction.tables import Results, Scale, Setting, Table, accuracies, mean
 FEW = 5
 """Number of starts of runs that are expensive or secondary."""
 
-REMEDIES = (
-    "rescaled", "cluster", "anneal", "anneal_q", "tied", "tied_q", "farthest_q", "restarts", "restarts_q", "split",
-    "split_q",
-)  # fmt: skip
+REMEDIES = ("cluster",)
 """What is tried on the digits alone, with as many components as rules."""
 
 TRACED = {"the paper's, {}": ("samples_3", 2), "averages by Σq, {}": ("q_3", 1)}

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +23,7 @@ from federated_round import (
 from references.fedem_numpy import expectation as reference_expectation
 from references.fedem_numpy import fedem_round, predict
 
-from lit_fed.algorithms import FedAvg, FedEM
+from lit_fed.algorithms import FedAvg, FedEM, OfficialFedEM, ResponsibilityFedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
@@ -34,6 +35,10 @@ from lit_fed.models import MLP, Linear
 LOSSES = torch.tensor([[0.1, 2.3], [1.2, 0.4]], dtype=torch.float64)
 HALVES = torch.tensor([0.5, 0.5], dtype=torch.float64)
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}, {"lr": 0.05, "optimizer": "adam"}]
+
+
+SHUFFLED = partial(OfficialFedEM, refresh_mixture_at_eval=False)
+REFRESHED = partial(OfficialFedEM, shuffle_per_component=False)
 
 
 def with_mixtures(federation, mixtures):
@@ -48,7 +53,7 @@ def with_mixtures(federation, mixtures):
 def test_rounds_are_those_of_the_reference(options, sizes, shuffled, client_trainer):
     train, test = make_clients(sizes), make_clients([4, 2, 3], seed=1)
     solver = LocalSolver(local_epochs=2, **options)
-    algorithm = FedEM(num_components=3, shuffle_per_component=shuffled)
+    algorithm = (SHUFFLED if shuffled else FedEM)(num_components=3)
     federation = Federation(algorithm, train, solver=solver, trainer=client_trainer, batch_size=2)
     thetas, pis = federation.weights.numpy(), [np.full(3, 1 / 3)] * 3
     for _ in range(3):
@@ -141,11 +146,11 @@ def test_large_losses_do_not_underflow():
 @pytest.mark.parametrize("options", SOLVERS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_one_component_is_fedavg_bit_for_bit(options, dtype, trainer, shuffled):
+@pytest.mark.parametrize("algorithm", [FedEM, SHUFFLED, ResponsibilityFedEM], ids=["FedEM", "shuffled", "by use"])
+def test_one_component_is_fedavg_bit_for_bit(options, dtype, trainer, algorithm):
     train = make_clients([5, 2, 8, 1], dtype=dtype)
     options = {"solver": LocalSolver(**options, local_epochs=2), "task": make_task(dtype=dtype), "batch_size": 3}
-    mixed = run_rounds(FedEM(1, shuffle_per_component=shuffled), trainer(), train, **options)
+    mixed = run_rounds(algorithm(1), trainer(), train, **options)
     plain = run_rounds(FedAvg(), trainer(), train, **options)
     assert same_bits(mixed.shared, plain.shared)
     assert (mixed.states.mixture == 1).all()
@@ -263,9 +268,10 @@ def test_absent_clients_keep_their_weights():
     assert distance(federation.states.mixture[1], first.states.mixture[1]) > 1e-6
 
 
-def test_seen_clients_may_be_refreshed_before_they_are_served(client_trainer):
+@pytest.mark.parametrize("em_steps", [1, 4])
+def test_seen_clients_may_be_refreshed_by_one_e_step_before_they_are_served(em_steps, client_trainer):
     train = make_clients([5, 2, 8])
-    federation = run_rounds(FedEM(refresh_mixture_at_eval=True), client_trainer, train)
+    federation = run_rounds(REFRESHED(em_steps=em_steps), client_trainer, train)
     stored = federation.states.mixture.clone()
     served = federation.serve()
     assert torch.equal(federation.states.mixture, stored)
@@ -300,17 +306,15 @@ def test_the_e_step_is_in_evaluation_mode():
 def test_components_may_see_batches_of_their_own():
     ctx = make_context()
     (same,) = FedEM(3).phases(ctx, torch.arange(2))
-    (own,) = FedEM(3, shuffle_per_component=True).phases(ctx, torch.arange(2))
+    (own,) = SHUFFLED(3).phases(ctx, torch.arange(2))
     assert (same.work, own.work) == (LocalWork(epochs=1), LocalWork(epochs=1, batches_per_step=3))
     federation = Federation(FedEM(), make_clients([9]))
     (orders,) = batch_orders(federation, work=own.work)
     assert len({tuple(orders[0][m].tolist()) for m in range(3)}) == 3
     whole = {"batch_size": 0, "solver": LocalSolver(local_epochs=2)}
-    results = [
-        run_rounds(FedEM(shuffle_per_component=one), None, make_clients([9, 4]), **whole) for one in (False, True)
-    ]
+    results = [run_rounds(one(), None, make_clients([9, 4]), **whole) for one in (FedEM, SHUFFLED)]
     assert distance(results[0].shared, results[1].shared) < 1e-12  # whole local sets have no order
-    results = [run_rounds(FedEM(shuffle_per_component=one), None, make_clients([9, 4])) for one in (False, True)]
+    results = [run_rounds(one(), None, make_clients([9, 4])) for one in (FedEM, SHUFFLED)]
     assert distance(results[0].shared, results[1].shared) > 1e-4
 
 
@@ -328,70 +332,8 @@ def test_number_of_models():
     assert FedEM().num_models == 3
 
 
-# ---------------------------------------------------------------------- clients that send some components
-COHORTS = [[0, 1, 2, 3], [2, 0, 2], [3, 1]]
-
-
-def sparse_average(server, trained, taken, sizes, total=None):
-    """Each component over its senders; with a total, all other samples count with the server's."""
-    new = server.clone()
-    for m in range(len(server)):
-        senders = [one for one in range(len(sizes)) if taken[one][m]]
-        weight = sum(sizes[one] for one in senders)
-        if senders:
-            new[m] = sum(sizes[one] * trained[one][m] for one in senders) / weight
-        if total is not None:
-            new[m] = weight / total * new[m] + (1 - weight / total) * server[m]
-    return new
-
-
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-@pytest.mark.parametrize(
-    ("options", "taken"),
-    [
-        ({"min_weight": 0.3}, [[1, 0, 0], [0, 1, 1], [1, 0, 0]]),
-        ({"most_components": 1}, [[1, 0, 0], [0, 1, 0], [1, 0, 0]]),
-        ({"most_components": 2}, [[1, 1, 0], [0, 1, 1], [1, 1, 0]]),
-        ({"min_weight": 0.1, "most_components": 2}, [[1, 1, 0], [0, 1, 1], [1, 0, 0]]),
-        ({"min_weight": 1.0}, [[1, 0, 0], [0, 1, 0], [1, 0, 0]]),
-    ],
-    ids=str,
-)
-def test_each_component_is_averaged_over_its_senders(options, taken, aggregation, client_trainer):
-    sizes = [5, 2, 8]
-    mixtures = [[0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.95, 0.04, 0.01]]
-    task = make_task(init_seeds=(5, 5, 5))  # equal components: a round leaves the mixtures as they are
-    settings = {"task": task, "trainer": client_trainer, "solver": LocalSolver(lr=0.4), "aggregation": aggregation}
-    sparse = with_mixtures(Federation(FedEM(**options), make_clients(sizes), **settings), mixtures)
-    server, trained = sparse.weights, []
-    for one in range(3):
-        renormalised = settings | {"aggregation": "renormalised"}
-        alone = with_mixtures(Federation(FedEM(), make_clients(sizes), **renormalised), mixtures)
-        alone.round([one])
-        trained.append(alone.weights)
-    sparse.round()
-    total = 15 if aggregation == "stale_fill" else None
-    torch.testing.assert_close(sparse.weights, sparse_average(server, trained, taken, sizes, total), rtol=0, atol=1e-12)
-    sent = sum(map(sum, taken))
-    assert sparse.bits.tolist() == [sent * 5 * 64 + 3 * 3, 3 * 3 * 5 * 64]
-
-
-@pytest.mark.parametrize("options", [{"most_components": 3}, {"min_weight": 1e-300}], ids=str)
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-def test_clients_that_send_all_components_are_those_of_the_paper(options, aggregation, solver, client_trainer):
-    settings = {"cohorts": COHORTS, "aggregation": aggregation, "solver": LocalSolver(**solver)}
-    train = make_clients([5, 2, 8, 4])
-    sparse, plain = (
-        run_rounds(FedEM(**one), client_trainer, train, **settings) for one in (options, {})
-    )
-    assert distance((sparse.shared, sparse.states), (plain.shared, plain.states)) < 1e-12
-
-
-def test_without_the_options_messages_are_the_models_alone(client_trainer):
-    assert FedEM(min_weight=0.0).message.complete
-    assert not FedEM(min_weight=0.1).message.complete
-    assert not FedEM(most_components=3).message.complete
+# ---------------------------------------------------------------------- messages
+def test_messages_are_the_models_alone(client_trainer):
     federation = Federation(FedEM(), make_clients([5, 2, 8]), trainer=client_trainer)
     messages = []
     original = FedEM.client_final
@@ -400,21 +342,22 @@ def test_without_the_options_messages_are_the_models_alone(client_trainer):
     )
     federation.algorithm = seen()
     federation.round()
+    assert FedEM().message.complete
     assert all(type(one.message.value).__name__ == "ModelState" and one.message.bits_up is None for one in messages)
 
 
+# ---------------------------------------------------------------------- averages by responsibility
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
 @pytest.mark.parametrize("cohorts", [[[0, 1, 2, 3]] * 3, [[0, 1, 2, 3], [2, 0], [1, 3]]], ids=["all", "sampled"])
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-def test_sparse_one_hot_weights_are_fedavg_of_the_members_of_each_component(trainer, cohorts, aggregation):
+def test_one_hot_weights_are_fedavg_of_the_members_of_each_component(trainer, cohorts):
     train, groups = make_clients([5, 2, 8, 4]), [0, 1, 0, 1]
-    mixed = Federation(FedEM(3, min_weight=0.5), train, trainer=trainer(), aggregation=aggregation)
+    mixed = Federation(ResponsibilityFedEM(3), train, trainer=trainer())
     with_mixtures(mixed, torch.eye(3)[groups])
     start = mixed.shared.models
     for cohort in cohorts:
         mixed.round(cohort)
     for m in range(2):
-        own = Federation(FedAvg(), train, trainer=trainer(), aggregation=aggregation)
+        own = Federation(FedAvg(), train, trainer=trainer())
         own.shared = own.shared._replace(models=tree.index(start, slice(m, m + 1)))
         for cohort in cohorts:
             members = [one for one in cohort if groups[one] == m]
@@ -424,24 +367,22 @@ def test_sparse_one_hot_weights_are_fedavg_of_the_members_of_each_component(trai
     assert same_bits(tree.index(mixed.shared.models, 2), tree.index(start, 2))  # nobody's
 
 
-def test_a_component_that_nobody_sends_stays(client_trainer):
-    federation = Federation(FedEM(min_weight=0.4), make_clients([5, 2, 8]), trainer=client_trainer)
-    with_mixtures(federation, [[0.499, 0.499, 0.002]] * 3)
-    start = federation.shared.models
+def test_a_component_that_a_client_does_not_use_costs_no_bits(client_trainer):
+    federation = Federation(ResponsibilityFedEM(), make_clients([5, 2, 8]), trainer=client_trainer)
+    with_mixtures(federation, [[1, 0, 0], [0, 0.5, 0.5], [1, 0, 0]])
     federation.round()
-    assert same_bits(tree.index(federation.shared.models, 2), tree.index(start, 2))
-    assert distance(tree.index(federation.shared.models, 0), tree.index(start, 0)) > 1e-3
+    assert federation.bits.tolist() == [4 * 5 * 64 + 3 * 3 * 64, 3 * 3 * 5 * 64]
 
 
 @pytest.mark.parametrize("target", [BINARY, MULTICLASS], ids=["linear", "mlp"])
-def test_the_trainers_agree_on_sparse_clients(target):
+def test_the_trainers_agree_on_averages_by_responsibility(target):
     network = {BINARY: Linear, MULTICLASS: lambda shape, outputs: MLP(shape, outputs, (3,))}[target]
     options = {
         "train": make_clients([9, 1, 40, 3], target=target), "task": make_task(target, network=network),
-        "cohorts": COHORTS, "solver": LocalSolver(lr=0.2, momentum=0.5), "rounds": 3,
+        "cohorts": [[0, 1, 2, 3], [2, 0, 2], [3, 1]], "solver": LocalSolver(lr=0.2, momentum=0.5), "rounds": 3,
     }  # fmt: skip
     runs = [
-        run_rounds(FedEM(4, min_weight=0.2, most_components=2), trainer(), **options, clients_per_block=size)
+        run_rounds(ResponsibilityFedEM(4), trainer(), **options, clients_per_block=size)
         for trainer in (SequentialTrainer, VectorizedTrainer)
         for size in (None, 1)
     ]
@@ -450,10 +391,10 @@ def test_the_trainers_agree_on_sparse_clients(target):
         assert runs[0].bits.tolist() == other.bits.tolist()
 
 
-def test_sparse_clients_serve_as_all_others():
-    federation = run_rounds(FedEM(most_components=1), None, make_clients([5, 2, 8]))
+def test_clients_are_served_alike_whatever_the_average():
+    federation = run_rounds(ResponsibilityFedEM(), None, make_clients([5, 2, 8]))
     unseen = make_clients([6, 3], seed=2, first_id=3)
-    dense = Federation(FedEM(), make_clients([5, 2, 8]), shared=federation.shared)
-    dense.states = federation.states
-    assert same_bits(federation.predictions(unseen, seen=False), dense.predictions(unseen, seen=False))
-    assert same_bits(federation.predictions(), dense.predictions())
+    plain = Federation(FedEM(), make_clients([5, 2, 8]), shared=federation.shared)
+    plain.states = federation.states
+    assert same_bits(federation.predictions(unseen, seen=False), plain.predictions(unseen, seen=False))
+    assert same_bits(federation.predictions(), plain.predictions())

@@ -3,7 +3,7 @@ from federated_round import POSITIONS, Tagger, as_arrays, distance, make_task
 from few_classes import close, samples, started
 from references.knn_per_numpy import best_weight, predicted, predicted_by_mixture
 
-from lit_fed.algorithms import IFCA, SCAFFOLD, Ditto, FedAvg, FedAvgPlus, FedEM, KNNPer
+from lit_fed.algorithms import IFCA, SCAFFOLD, Ditto, FedAvg, FedAvgPlus, FedEM, KNNPer, OfficialFedEM
 from lit_fed.errors import ConfigError
 
 
@@ -73,7 +73,7 @@ def test_around_fedem_predictions_are_those_of_the_reference(kernel, client_trai
 
 def test_around_fedem_a_weight_is_chosen_and_a_mixture_refreshed():
     """λ by leave-one-out; one more E-step where the base asks for it; without neighbours FedEM's predictions."""
-    refreshed = FedEM(2, refresh_mixture_at_eval=True)
+    refreshed = OfficialFedEM(2, shuffle_per_component=False)
     (near, _), (plain, _) = trained(KNNPer(2, None, base=refreshed)), trained(refreshed)
     served = near.serve()
     assert distance(served.mixture, plain.serve().mixture) == 0

@@ -8,7 +8,7 @@ import torch
 from federated_round import POSITIONS, Tagger, distance, make_clients, make_task, run_rounds
 from references.mixture_of_texts_numpy import expectation
 
-from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, SurrogateOptimization
+from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, OfficialFedEM, SurrogateOptimization
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
 from lit_fed.core.mixtures.surrogate import check_surrogate
@@ -92,10 +92,10 @@ def test_the_bound_of_texts_is_a_surrogate(rule):
 @pytest.mark.parametrize(
     ("several", "one"),
     [
-        (FedEM(em_steps=5, refresh_mixture_at_eval=True), FedEM(refresh_mixture_at_eval=True)),
+        (OfficialFedEM(em_steps=5), OfficialFedEM()),
         (SurrogateOptimization(unseen_steps=5, refresh_at_eval=True), SurrogateOptimization(refresh_at_eval=True)),
     ],
-    ids=["FedEM", "SurrogateOptimization"],
+    ids=["OfficialFedEM", "SurrogateOptimization"],
 )
 def test_a_client_of_the_training_is_refreshed_once_whatever_unseen_clients_take(several, one, client_trainer):
     train, unseen = make_clients([5, 2, 8]), make_clients([6], seed=2, first_id=3)

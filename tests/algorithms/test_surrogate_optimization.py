@@ -25,7 +25,7 @@ from federated_round import (
 from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
-from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimization
+from lit_fed.algorithms import FedAvg, FedEM, FedProx, OfficialFedEM, PFedMe, SurrogateOptimization
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
@@ -110,7 +110,7 @@ def test_it_is_fedem_with_kept_optimizers_and_uniform_weights(trainer):
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_unseen_clients_fit_their_weights_as_in_fedem(steps, client_trainer):
     ours = SurrogateOptimization(MixtureSurrogate(3), unseen_steps=steps, refresh_at_eval=True)
-    fedem = FedEM(3, em_steps=steps, refresh_mixture_at_eval=True)
+    fedem = OfficialFedEM(3, em_steps=steps, shuffle_per_component=False)
     train, unseen = make_clients(SIZES), make_clients([5, 1, 0], seed=9, first_id=len(SIZES))
     ours, fedem = (run_rounds(one, client_trainer, train) for one in (ours, fedem))
     assert distance(ours.serve(unseen, seen=False), fedem.serve(unseen, seen=False)) < 1e-12

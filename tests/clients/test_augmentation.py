@@ -8,7 +8,18 @@ from federated_round import MULTICLASS, Federation, distance, make_context, make
 from torch import nn
 from torchvision.transforms import v2
 
-from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
+from lit_fed.algorithms import (
+    GADMM,
+    L2GD,
+    MOCHA,
+    ConsensusADMM,
+    FedAvg,
+    FedAvgPlus,
+    FedEM,
+    OfficialFedEM,
+    PerFedAvg,
+    ProxAvg,
+)
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import augmented
 from lit_fed.clients.session import check_augmented_steps
@@ -59,7 +70,7 @@ def trained(algorithm, trainer=None, rounds=2, augmentation=None, **options):
     [
         (FedAvg(), {"local_epochs": 2}),
         (FedAvg(), {"local_epochs": 3, "straggler_fraction": 0.7}),
-        (FedEM(num_components=2, shuffle_per_component=True), {}),
+        (OfficialFedEM(num_components=2), {}),
         (PerFedAvg(), {}),
         (FedAvgPlus(), {}),
     ],

@@ -75,9 +75,7 @@ def test_blocks_change_no_bit(algorithm, clients_per_block):
 
 def test_bits_default_to_the_sizes_of_the_payloads():
     task = make_task(dtype=torch.float32)  # 5 parameters
-    result, _ = one_phase(
-        Federation(FedEM(2), make_clients([3, 2], dtype=torch.float32), task), [0, 1]
-    )
+    result, _ = one_phase(Federation(FedEM(2), make_clients([3, 2], dtype=torch.float32), task), [0, 1])
     assert result.message.bits_up.tolist() == result.message.bits_down.tolist() == [2 * 5 * 32] * 2
     silent, _ = one_phase(Federation(Local(), make_clients([3, 2])), [0, 1])
     assert silent.message.bits_up.tolist() == silent.message.bits_down.tolist() == [0, 0]

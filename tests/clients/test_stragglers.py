@@ -13,14 +13,14 @@ from federated_round import (
     small_mlp,
 )
 
-from lit_fed.algorithms import FedAvg, FedEM, FedProx, Local
+from lit_fed.algorithms import FedAvg, FedEM, FedProx, Local, OfficialFedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.models import Linear
 
 RAGGED = [30, 1, 17, 2, 12, 4, 5, 33]
-ALGORITHMS = [FedAvg(), FedProx(0.5), FedProx(0.5, 0.5), FedEM(2), FedEM(2, shuffle_per_component=True), Local()]
+ALGORITHMS = [FedAvg(), FedProx(0.5), FedProx(0.5, 0.5), FedEM(2), OfficialFedEM(2), Local()]
 
 
 def run(algorithm, trainer, fraction, **options):

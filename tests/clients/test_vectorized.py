@@ -20,7 +20,7 @@ from torch import nn
 from torch._functorch import predispatch
 from torch.func import vmap
 
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, PFedMe
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM, PFedMe
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer, vectorized
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
@@ -29,7 +29,7 @@ from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import MLP, LeafCNN, Linear
 from lit_fed.serving import client_scores, predict_job
 
-ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(), FedEM(num_components=2, shuffle_per_component=True), Local()]
+ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(), OfficialFedEM(num_components=2), Local()]
 RAGGED = [300, 1, 17, 2, 128, 4, 5, 33]
 
 

@@ -53,9 +53,7 @@ def test_fedem_with_one_component_is_fedavg_with_kept_momentum(problem, trainer)
 @pytest.mark.parametrize("cohorts", [None, [[0, 1, 2, 3], [2, 0], [1, 3]]], ids=["all", "sampled"])
 def test_fedem_with_one_hot_weights_is_stale_fill_fedavg_for_each_component(problem, trainer, cohorts):
     groups = [0, 1, 1, 0]
-    mixed = Federation(
-        FedEM(2), trainer=trainer, aggregation="stale_fill", solver=LocalSolver(**PLAIN), **problem
-    )
+    mixed = Federation(FedEM(2), trainer=trainer, aggregation="stale_fill", solver=LocalSolver(**PLAIN), **problem)
     mixed.states = mixed.states._replace(mixture=torch.eye(2, dtype=torch.float64)[groups])
     start, cohorts = mixed.shared, cohorts or [[0, 1, 2, 3]] * 3
     for cohort in cohorts:

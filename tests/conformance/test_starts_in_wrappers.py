@@ -7,14 +7,14 @@ from normalised import NormalisedMLP
 from test_algorithms import small_mlp
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import FedEM
+from lit_fed.algorithms import FedEM, ResponsibilityFedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.mixtures.starts import Annealing, Clustering, FarthestClients, Restarts, SplitAndMerge
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
 from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.mixture_start import Clustering
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
@@ -46,34 +46,19 @@ AROUND = {
     "own heads": {"personal": ["head"], "personal_training": "alternating"},
 }
 
-STARTS = {
-    "none": None,
-    "annealing": Annealing(1),
-    "clustering": Clustering(1),
-    "restarts": Restarts(2, 1),
-    "farthest clients": FarthestClients(1),
-    "split and merge": SplitAndMerge(1, 1, unused=1.0),
-}
+STARTS = {"none": None, "clustering": Clustering(1)}
 
-AVERAGES = ["samples", "responsibility", "rescaled"]
+AVERAGES = {"samples": FedEM, "responsibility": ResponsibilityFedEM}
 
 SECRET = {"client privacy", "local privacy", "example privacy"}
 JUDGED = {"robust rule", "attack"}
 ABSENT = {"ef21", "faults by expectation"}
-SUMS = {"secure sum", "secure sum with dropouts", "secure sum of codes"}
 
 
 def refused(average, start, around):
     """Whether the combination has no meaning, or tells what must not be told."""
     if around == "example privacy" and start == "none":
         return False  # the noise on the mixture weights protects what follows from them
-    if start in ("restarts", "farthest clients", "split and merge"):
-        told = SECRET | JUDGED | SUMS | {"faults by expectation", "FedBN", "own heads"}
-        return around in told | (ABSENT if start == "farthest clients" or average == "responsibility" else set())
-    if average == "rescaled":
-        return around in SECRET | JUDGED | {"faults by expectation"} | (ABSENT if start == "clustering" else set())
-    if start == "annealing" and around == "example privacy":
-        return True
     if average == "responsibility":
         return around in SECRET | JUDGED | ABSENT
     return start == "clustering" and around in SECRET | ABSENT
@@ -85,17 +70,17 @@ def refused(average, start, around):
 def test_a_start_runs_in_a_wrapper_or_is_refused_before(average, start, around):
     begin, options = STARTS[start], AROUND[around]
     if refused(average, start, around):
-        cause = "start" if average == "samples" else "(start|average)"
-        with pytest.raises(ConfigError, match=rf"--model\..*--model\.algorithm\.{cause} \w+"):
-            FederatedModule(FedEM(2, average=average, start=begin), **options)
+        cause = r"--model\.algorithm\.start \w+" if average == "samples" else r"--model\.algorithm(\.start)? \w+"
+        with pytest.raises(ConfigError, match=rf"--model\..*({cause}|each model over those who chose it)"):
+            FederatedModule(AVERAGES[average](2, start=begin), **options)
         return
-    module = FederatedModule(FedEM(2, average=average, start=begin), **options)
+    module = FederatedModule(AVERAGES[average](2, start=begin), **options)
     settings = {
         "train": make_clients([6, 1, 4]),
         "solver": LocalSolver(local_steps=1),
         "task": make_task(network=NormalisedMLP if around == "FedBN" else small_mlp),
         "cohorts": [[0, 1, 2], [2, 0], [1, 2]],
-        "rounds": 1 if begin is None else begin.length(2),
+        "rounds": 2,
         "attackers": torch.tensor([False, True, False]) if around == "attack" else None,
     }
     terms = {"aggregation": options.get("aggregation", "renormalised"), "weighting": module.settings.weighting}
@@ -106,13 +91,3 @@ def test_a_start_runs_in_a_wrapper_or_is_refused_before(average, start, around):
     one, other = ((run.shared, run.states, run.predictions()) for run in runs)
     assert distance(one, other) < 1e-9
     assert all(leaf.isfinite().all() for leaf in tree.leaves(one[2]))
-
-
-@pytest.mark.parametrize("around", AROUND)
-def test_auto_is_accepted_where_samples_are(around):
-    for start in STARTS.values():
-        try:
-            FederatedModule(FedEM(2, start=start), **AROUND[around])
-        except ConfigError:
-            continue
-        FederatedModule(FedEM(2, average="auto", start=start), **AROUND[around])

@@ -162,7 +162,6 @@ def test_compression_refuses_what_is_no_sum_of_changes(algorithm):
 @named(JUDGED)
 def test_a_robust_rule_that_takes_all_is_the_mean(algorithm):
     """To the rounding of float64: rules act on changes, and the mean on models."""
-    algorithm = algorithm.settled(("robust",))
     wrapped = RobustAverage(algorithm, NormBound(1e300))
     plain, robust = (two_rounds(one, dtype=torch.float64) for one in (algorithm, wrapped))
     assert distance(plain.predictions(), robust.predictions()) < 1e-12

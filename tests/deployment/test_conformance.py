@@ -148,7 +148,7 @@ def test_nodes_report_the_losses_by_which_clients_are_selected(folders, tmp_path
 @pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "FedPer", "PFedMe"])
 def test_nodes_serve_alone_whatever_runs_the_clients(name, folders, tmp_path):
     """Clients at once: the same ones together give the same digits."""
-    algorithm = getattr(algorithms, name)().settled(("deployed",))
+    algorithm = getattr(algorithms, name)()
     settings = FederatedModule(algorithm, LocalSolver(lr=0.1), client_trainer="vectorized").settings
     both = sides(folders, tmp_path, settings)
     both.remote.round(both.remote_populations[0].train)

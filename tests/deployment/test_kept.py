@@ -79,9 +79,7 @@ def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
     assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__)
 def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
     """Measured, predicted and exported: three ways to the same numbers, also for an unseen client."""
     module = module_of(algorithm)

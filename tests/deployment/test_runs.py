@@ -240,9 +240,7 @@ def test_a_deadline_of_faults_is_one_in_seconds(folders, tmp_path):
 
 
 def test_nan_names_the_client_and_the_round(folders, tmp_path):
-    module = FederatedModule(
-        FedEM(), LocalSolver(lr=3e38, local_epochs=3), client_trainer="sequential"
-    )
+    module = FederatedModule(FedEM(), LocalSolver(lr=3e38, local_epochs=3), client_trainer="sequential")
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     with pytest.raises(NotFiniteError, match=r"client 'c1' \(4\), round 0, client_final: .*NaN or infinite"):
         fit(tmp_path / "run", InProcessFederation(transport), module)

@@ -13,7 +13,7 @@ from running import SMALL, folder, history, numbers, start
 from torch import nn
 
 from lit_fed import FederatedModule, FederatedTrainer
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core import tree
@@ -71,7 +71,7 @@ ALGORITHMS = [
     FedAvg(),
     FedAvgPlus(),
     FedEM(num_components=2),
-    FedEM(num_components=2, shuffle_per_component=True),
+    OfficialFedEM(num_components=2),
     Local(),
 ]
 KINDS = {

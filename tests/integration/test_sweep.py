@@ -329,7 +329,7 @@ def test_a_point_runs_offline_as_wandb_starts_it(tmp_path):
     import wandb
 
     values = {
-        "model.algorithm": "FedEM", "model.algorithm.num_components": 2, "model.algorithm.most_components": None,
+        "model.algorithm": "OfficialFedEM", "model.algorithm.num_components": 2, "model.algorithm.start": None,
         "model.algorithm.shuffle_per_component": True, "model.network.hidden_sizes": [4, 4],
         "model.solver.clip_norm": None, "model.solver.lr": 1e-3, "model.solver.weight_decay": "1e-4",
         "data.partition": {"class_path": "Dirichlet", "init_args": {"alpha": 0.5, "label_groups": 3}},
@@ -346,7 +346,7 @@ def test_a_point_runs_offline_as_wandb_starts_it(tmp_path):
     solver, algorithm = config["model"]["solver"], config["model"]["algorithm"]["init_args"]
     assert (solver["lr"], solver["clip_norm"], solver["weight_decay"]) == (0.001, None, 0.0001)
     assert algorithm["num_components"] == 2
-    assert algorithm["most_components"] is None
+    assert algorithm["start"] is None
     assert algorithm["shuffle_per_component"] is True
     assert config["model"]["network"]["init_args"]["hidden_sizes"] == [4, 4]
     assert list(tmp_path.glob("wandb/offline-run-*"))

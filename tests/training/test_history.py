@@ -2,8 +2,6 @@
 
 import json
 import math
-import re
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -23,15 +21,8 @@ from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import clients_folder
-from lit_fed.training.history import compare_arguments, plain_settings, refuse_other_run
-from lit_fed.wrappers.base import innermost
-from lit_fed.wrappers.compression.codecs import QSGD
-from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.training.history import compare_arguments, plain_settings
 from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy.client_level import ClientPrivacy
-from lit_fed.wrappers.robust.attacks import Gaussian
-from lit_fed.wrappers.robust.rules import CenteredClipping
-from lit_fed.wrappers.secure.wrapper import SecureSum
 
 HORIZON, MORE = 8, 12
 SCHEDULES = ["multi_step", "cosine"]
@@ -300,78 +291,6 @@ def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):
     assert clients_folder([best, last]) == tmp_path / "best/clients"
     last.dirpath = str(tmp_path / "run/checkpoints")
     assert clients_folder([best, last]) == tmp_path / "run/clients"
-
-
-# ---------------------------------------------------------------------- a setting that was left open
-@pytest.mark.parametrize(
-    ("around", "average"),
-    [
-        ({}, "responsibility"),
-        ({"secure_aggregation": SecureSum()}, "responsibility"),
-        ({"compression": QSGD(), "compression_feedback": "ef21"}, "samples"),
-        ({"privacy": ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)}, "samples"),
-        ({"robust_aggregation": CenteredClipping()}, "samples"),
-        ({"attack": Gaussian()}, "samples"),
-        ({"faults": Faults(dropout=0.1, average="importance")}, "samples"),
-    ],
-    ids=str,
-)
-def test_the_average_suits_what_is_around_it(around, average):
-    """Nothing that the paper's rule may be combined with is refused."""
-    assert innermost(FederatedModule(FedEM(average="auto"), **around).algorithm).average == average
-    FederatedModule(FedEM(average="samples"), **around)
-
-
-def test_a_run_says_how_it_averages(tmp_path, capsys):
-    """On the command line always, in Python where it is not by what clients use; resumed, as the checkpoint says."""
-    line = "lit_fed: --model.algorithm.average is auto, here"
-    command = ["fit", "--model.algorithm", "FedEM", "--trainer.max_epochs", "1", "--name", "run", *CPU]
-    main([*command, "--trainer.default_root_dir", str(tmp_path)])
-    assert capsys.readouterr().err.startswith(f"{line} responsibility\n")
-    module, _ = fit(tmp_path / "usual", 1, algorithm=FedEM(), test=False)
-    assert capsys.readouterr().err == ""
-    assert "average='responsibility'" in repr(module)
-    fit(tmp_path / "named", 1, algorithm=FedEM(average="samples"), test=False)
-    assert capsys.readouterr().err == ""
-    fit(tmp_path / "named", 2, algorithm=FedEM(), ckpt_path=last(tmp_path / "named"), test=False)
-    assert capsys.readouterr().err.startswith(f"{line} samples\n")
-
-
-def test_checkpoints_without_a_choice_go_on_by_samples(tmp_path):
-    whole, _ = fit(tmp_path / "whole", 4, algorithm=FedEM(average="samples"), test=False)
-    fit(tmp_path, 2, algorithm=FedEM(average="samples"), test=False)
-    older = torch.load(last(tmp_path), weights_only=True)
-    del older["lit_fed"]["identity"]["algorithm"]["average"]
-    torch.save(older, last(tmp_path))
-    resumed, _ = fit(tmp_path, 4, algorithm=FedEM(average="auto"), ckpt_path=last(tmp_path), test=False)
-    assert_same_state(whole, resumed)
-
-
-def test_a_checkpoint_by_samples_serves_and_goes_on_where_the_choice_is_open(tmp_path):
-    whole, _ = fit(tmp_path / "whole", 3, algorithm=FedEM(average="samples"), test=False)
-    fit(tmp_path, 2, algorithm=FedEM(average="samples"), test=False, unseen=0.0)
-    resumed, _ = fit(tmp_path, 3, algorithm=FedEM(average="auto"), ckpt_path=last(tmp_path))
-    assert_same_state(whole, resumed)
-    assert resumed.settings.algorithm.average == "samples"
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        ("auto", "samples", "model.algorithm.average is samples, in the checkpoint auto, which was responsibility."),
-        ("auto", "responsibility", None), ("responsibility", "auto", None), ("auto", "auto", None),
-        ("responsibility", "samples", "model.algorithm.average is samples, in the checkpoint responsibility."),
-    ],
-)  # fmt: skip
-def test_a_choice_that_was_open_is_compared_by_what_it_was(before, now, said):
-    one, other = (
-        {"model": {"algorithm": {"class_path": "lit_fed.FedEM", "init_args": {"average": average}}}}
-        for average in (before, now)
-    )
-    stored = {"arguments": one, "identity": {"algorithm": plain_settings(FedEM(average="responsibility"))}}
-    refused = nullcontext() if said is None else pytest.raises(ConfigError, match=re.escape(said))
-    with refused:
-        assert refuse_other_run(stored | {"schedule_rounds": 1}, other, {}, FedEM(), goes_on=True) == []
 
 
 # ---------------------------------------------------------------------- a fit that was interrupted in a round

@@ -97,9 +97,7 @@ def leaves(path):
     return {name: leaf for name, leaf in state.items() if name.startswith("models__parameters__")}
 
 
-@pytest.mark.parametrize(
-    ("name", "algorithm"), [("one", FedAvg()), ("two", FedEM(2)), ("one", APFL())]
-)
+@pytest.mark.parametrize(("name", "algorithm"), [("one", FedAvg()), ("two", FedEM(2)), ("one", APFL())])
 def test_as_many_models_are_taken_as_they_are(runs, tmp_path, name, algorithm):
     module = FederatedModule(algorithm, LocalSolver("adamw", local_epochs=0), MLP, loss=CrossEntropy())
     found = parameters(fitted(tmp_path, module, init_from=runs[name]))

@@ -36,6 +36,7 @@ from lit_fed.algorithms import (
     MeanRegularizedMTL,
     Oracle,
     ProxAvg,
+    ResponsibilityFedEM,
 )
 from lit_fed.callbacks.component_accuracy import with_one_component
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -259,7 +260,7 @@ def test_a_stage_moves_its_own_leaves_alone(client_trainer):
 
 
 @pytest.mark.parametrize("other", [VectorizedTrainer, GraphedTrainer])
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(2, most_components=1), Ditto(), IFCA(2)], ids=str)
+@pytest.mark.parametrize("algorithm", [FedAvg(), ResponsibilityFedEM(2), Ditto(), IFCA(2)], ids=str)
 def test_client_trainers_agree_on_optimizers_that_are_kept(algorithm, other):
     options = settings(optimizer="adam", momentum=0.0, persist_optimizer=True, straggler_fraction=0.5)
     one, two = (

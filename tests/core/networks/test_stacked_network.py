@@ -5,7 +5,7 @@ import torch
 from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds, same_bits
 from normalised import NormalisedMLP
 
-from lit_fed.algorithms import FedAvg, FedEM
+from lit_fed.algorithms import FedAvg, FedEM, OfficialFedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.stacked_network import ForwardMemory
@@ -82,7 +82,7 @@ def test_an_algorithm_without_e_step_is_not_slowed_down():
 
 @pytest.mark.parametrize("shuffle_per_component", [False, True])
 def test_sequential_is_vectorized_over_rounds(shuffle_per_component):
-    algorithm = FedEM(num_components=2, shuffle_per_component=shuffle_per_component)
+    algorithm = OfficialFedEM(num_components=2, shuffle_per_component=shuffle_per_component)
     options = {"train": make_clients([6, 9, 3], target=MULTICLASS), "task": mlp(), "solver": LocalSolver(momentum=0.9)}
     one, other = (run_rounds(algorithm, trainer, **options) for trainer in (SequentialTrainer(), VectorizedTrainer()))
     assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10

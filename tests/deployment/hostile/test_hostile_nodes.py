@@ -217,9 +217,7 @@ class Federation:
     """A federation after one round, which goes back there after each attack."""
 
     def __init__(self, folders, states, **settings):
-        module = FederatedModule(
-            FedEM(), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings
-        )
+        module = FederatedModule(FedEM(), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings)
         self.settings, self.both = module.settings, sides(folders, states, module.settings)
         self.rounds, self.train = self.both.remote, self.both.remote_populations[0].train
         self.pool = self.rounds.client_trainer.pool

@@ -251,19 +251,16 @@ def test_what_a_node_has_installed_is_not_told(recorded, tmp_path, capsys):
     assert {json.dumps(from_bytes(one).facts) for one in answers} == {'{"refused": "settings"}'}
 
 
-ASKED = [
-    ["average", "responsibility"], ["average", "rescaled"], ["start", "Clustering"], ["start", "Restarts"],
-    ["start", "SplitAndMerge"], ["start", "FarthestClients"],
-]  # fmt: skip
-"""What would tell a server the mixture weights of each client, or what a start reports."""
+ASKED = [["ResponsibilityFedEM"], ["FedEM", "--model.algorithm.start", "Clustering"]]
+"""What would tell a server the mixture weights of each client, or which component it trains."""
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=" ".join)
 def test_a_node_tells_no_server_its_mixture_weights(asked, recorded, tmp_path, capsys):
     """And a server that means well refuses it itself."""
     folders, questions, _ = recorded
-    model, own = written("--model.algorithm", "FedEM", f"--model.algorithm.{asked[0]}", asked[1])
-    said = r"FedEM (averages by mixture weights that each client sends|lets each client choose|reports )"
+    model, own = written("--model.algorithm", *asked)
+    said = r"FedEM (averages by mixture weights that each client sends|lets each client choose)"
     with pytest.raises(ConfigError, match=said):
         own.check_combination(deployed=True)
     answer = Node(folders["ben"], tmp_path / "states").handle(sent("model", to=model)(questions["train"]))

@@ -8,7 +8,18 @@ from federated_round import Federation, make_clients, make_context, make_task
 from torch import nn
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import AFL, SCAFFOLD, UCFL, FedAvg, FedEM, FedPer, FedSGD, Local, MixtureADMM
+from lit_fed.algorithms import (
+    AFL,
+    SCAFFOLD,
+    UCFL,
+    FedAvg,
+    FedEM,
+    FedPer,
+    FedSGD,
+    Local,
+    MixtureADMM,
+    ResponsibilityFedEM,
+)
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import uniforms
@@ -195,9 +206,10 @@ def run(algorithm, rounds=1, **options):
 def test_bits_are_those_of_the_formula(codec, bits):
     assert run(Compressed(FedAvg(), codec)).bits[0] == 3 * (bits + PLAIN)
     assert run(Compressed(FedEM(2), codec)).bits[0] == 3 * 2 * (bits + PLAIN)
-    sparse = run(Compressed(FedEM(4, most_components=2), codec))
-    assert sparse.bits[0] == 3 * (2 * (bits + PLAIN) + 4)  # a bit tells whether a component is sent
-    assert sparse.metrics["comm/compression_up"] == pytest.approx((2 * 201 * 32 + 4) / (2 * (bits + PLAIN) + 4))
+    weighed = run(Compressed(ResponsibilityFedEM(4), codec))
+    assert weighed.bits[0] == 3 * (4 * (bits + PLAIN) + 4 * 32)  # beside the components, the mixture weights
+    plain, encoded = 4 * 201 * 32 + 4 * 32, 4 * (bits + PLAIN) + 4 * 32
+    assert weighed.metrics["comm/compression_up"] == pytest.approx(plain / encoded)
 
 
 def test_both_parts_of_a_message_are_encoded():
@@ -285,9 +297,9 @@ REFUSED = [
     ),
     (SCAFFOLD(), {"compression": QSGD(), "compression_feedback": "ef21"}, "is ef21, and SCAFFOLD adds up"),
     (
-        FedEM(min_weight=0.1),
+        ResponsibilityFedEM(),
         {"compression": QSGD(), "compression_feedback": "ef21"},
-        "is ef21, and FedEM averages a component over the clients that send it; leave out",
+        "is ef21, and ResponsibilityFedEM averages by mixture weights that each client sends; give --model.algorithm F",
     ),
     (
         FedAvg(),

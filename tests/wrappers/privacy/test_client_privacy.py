@@ -8,7 +8,7 @@ import torch
 from federated_round import Federation, make_clients, make_context, make_task, same_bits
 from normalised import NormalisedMLP
 
-from lit_fed.algorithms import EASGD, L2GD, SCAFFOLD, FedAvg, FedEM
+from lit_fed.algorithms import EASGD, L2GD, SCAFFOLD, FedAvg, FedEM, ResponsibilityFedEM
 from lit_fed.algorithms.scaffold import Controlled, ScaffoldUpdate
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels
@@ -386,9 +386,9 @@ def test_wrong_settings(settings, message):
         (replace(QUIET, second_clip_norm=1.0), FedAvg(), ("renormalised", None), "FedAvg sends nothing else"),
         (
             QUIET,
-            FedEM(2, min_weight=0.1),
+            ResponsibilityFedEM(2),
             ("renormalised", None),
-            "averages a component over the clients that send it",
+            "averages by mixture weights that each client sends",
         ),
         (QUIET, L2GD(flips_per_round=2), ("renormalised", None), "averages the same clients several times a round"),
         (QUIET, EASGD(mode="asynchronous"), ("renormalised", None), "takes one client after another"),

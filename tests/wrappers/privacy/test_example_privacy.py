@@ -7,7 +7,7 @@ import torch
 from federated_round import Federation, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
-from lit_fed.algorithms import FedAvg, FedEM, FedPer
+from lit_fed.algorithms import FedAvg, FedEM, FedPer, OfficialFedEM, ResponsibilityFedEM
 from lit_fed.clients.session import surround
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures import e_step
@@ -154,9 +154,11 @@ def test_refused_algorithms():
         Compatibility(algorithm, privacy=ExamplePrivacy(**GIVEN | more)).check()
 
     check(FedEM(), mixture_noise=1.0)
-    check(FedEM(most_components=1), mixture_noise=1.0)
+    check(ResponsibilityFedEM(), mixture_noise=1.0)
     with pytest.raises(ConfigError, match=r"depend on the mixture weights, .* give --model.privacy.mixture_noise"):
         check(FedEM())
+    with pytest.raises(ConfigError, match=r"depend on the mixture weights, .* give --model.privacy.mixture_noise"):
+        check(ResponsibilityFedEM())
     with pytest.raises(ConfigError, match="cannot protect FedPer: its shared steps depend on the private part"):
         check(FedPer(), mixture_noise=1.0)
     with pytest.raises(ConfigError, match="is for FedEM's mixture weights, and FedAvg has none"):
@@ -169,4 +171,4 @@ def test_refused_networks_and_batches():
     with pytest.raises(ConfigError, match="ExamplePrivacy and batch normalisation"):
         wrapped.around(FedEM()).shared_init(normalised)
     with pytest.raises(ConfigError, match=r"leave out --model.algorithm.shuffle_per_component"):
-        wrapped.around(FedEM(shuffle_per_component=True)).shared_init(make_context(make_task()))
+        wrapped.around(OfficialFedEM()).shared_init(make_context(make_task()))

@@ -8,7 +8,7 @@ import torch
 from federated_round import Federation, distance, make_clients, make_task, same_bits
 from normalised import NormalisedMLP
 
-from lit_fed.algorithms import L2GD, SCAFFOLD, UCFL, FedAvg, FedBuff, FedEM, FedNova, QFedAvg
+from lit_fed.algorithms import L2GD, SCAFFOLD, UCFL, FedAvg, FedBuff, FedEM, FedNova, QFedAvg, ResponsibilityFedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
@@ -23,7 +23,7 @@ from lit_fed.wrappers.secure.wrapper import SecureSum
 
 SIZES = [6, 1, 9, 3, 5]
 FINE = SecureSum(modulus_bits=64, fraction_bits=40)
-SPARSE = FedEM(num_components=3, most_components=2)
+WEIGHED = ResponsibilityFedEM(num_components=3)
 
 
 def federation(algorithm, settings=None, train=None, **options):
@@ -63,15 +63,13 @@ def seen_by_server(monkeypatch):
 
 
 # ---------------------------------------------------------------------- the numbers
-@pytest.mark.parametrize("algorithm", [FedAvg(), SPARSE], ids=str)
+@pytest.mark.parametrize("algorithm", [FedAvg(), WEIGHED], ids=str)
 def test_absent_clients_are_filled_in(algorithm):
     plain, fine = (after(algorithm, one, aggregation="stale_fill") for one in (None, FINE))
     assert distance(shown(plain), shown(fine)) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "bits"), [(FedEM(), 32), (SPARSE, 64), (SCAFFOLD(), 48)], ids=str
-)
+@pytest.mark.parametrize(("algorithm", "bits"), [(FedEM(), 32), (WEIGHED, 64), (SCAFFOLD(), 48)], ids=str)
 def test_masks_blocks_and_partners_change_no_bit(algorithm, bits):
     """Nor do they where clients are run at once."""
     settings, cohorts = SecureSum(modulus_bits=bits), [[0, 1, 2, 3, 4], [4, 1, 2]]
@@ -124,7 +122,7 @@ def test_whole_numbers_stay_whole_and_unclamped():
     assert distance(runs[0].shared, runs[1].shared) < 1e-11
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), SPARSE], ids=str)
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), WEIGHED], ids=str)
 def test_a_client_drawn_twice_counts_twice_and_masks_once(algorithm):
     cohorts = [[0, 0, 2], [4, 0, 0, 0, 3], [1, 1]]
     plain, fine, masked = (after(algorithm, one, cohorts) for one in (None, FINE, replace(FINE, masks=True)))
@@ -166,8 +164,8 @@ def test_bits_are_counted_by_formula():
         one = after(FedAvg() if numbers == d else FedEM(), settings, cohorts=[range(5)])
         each = settings.modulus_bits * (numbers + 1) + 2 * 256 + partners * 2 * 256
         assert one.bits.tolist() == [5 * each, 5 * 64 * numbers]
-    sparse = after(SPARSE, SecureSum(), cohorts=[range(5)])
-    assert float(sparse.bits[0]) == 5 * (32 * (3 * d + 3 + 1) + 512 + 4 * 512)
+    weighed = after(WEIGHED, SecureSum(), cohorts=[range(5)])
+    assert float(weighed.bits[0]) == 5 * (32 * (3 * d + 3 + 1) + 512 + 4 * 512)
 
 
 def test_what_batch_normalisation_keeps_at_home_costs_no_bits():
