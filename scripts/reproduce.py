@@ -27,6 +27,7 @@ from reproduction import (
     federico,
     mixtures,
     outlines,
+    quickstart,
     robust,
     starts,
     ucfl,
@@ -37,7 +38,7 @@ from reproduction.tables import PAGES, SCALES, Results, Scale, Table, page
 
 from lit_fed.system.files import write_atomically
 
-MODULES = (fedem, fedem_figures, ucfl, federico, every_algorithm, checks, robust, mixtures, starts, outlines)
+MODULES = (fedem, fedem_figures, ucfl, federico, every_algorithm, checks, robust, mixtures, starts, outlines, quickstart)
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}  # all tables and figures, by name
 
 

@@ -225,7 +225,7 @@ def test_bytes_are_those_of_shared_leaves():
     body = 8 * 8 * (4 * 3 + 3)  # float64
     for algorithm, up, down in (
         (FedAvg(), body, body),
-        (FedEM(3), 3 * body + 3 * 64, 3 * body),  # and the weights of its mixture
+        (ResponsibilityFedEM(3), 3 * body + 3 * 64, 3 * body),  # and the weights of its mixture
         (SCAFFOLD(), 2 * body, 2 * body),
         (IFCA(4), body + 2, 4 * body),
         (FedAdam(), body, body),
