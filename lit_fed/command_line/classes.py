@@ -19,11 +19,12 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, size_names
+from lit_fed.system.discovery import subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 
 __all__ = [
     "as_function", "check_parsed", "class_names", "explain_class", "options_of_own_network", "refuse_file",
-    "subclasses", "with_function",
+    "with_function",
 ]  # fmt: skip
 
 NETWORK = "model.network"
@@ -64,13 +65,6 @@ EXAMPLE = "the path of a class that derives from torch.utils.data.Dataset, such 
 
 FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip", ".gz"}
 """Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
-
-
-def subclasses(base: type) -> list[type]:
-    """All public classes below one that are not abstract."""
-    direct: list[type] = base.__subclasses__()
-    found = dict.fromkeys(one for each in direct for one in (each, *subclasses(each)))
-    return [one for one in found if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))]
 
 
 def class_names(base: type) -> list[str]:
