@@ -18,7 +18,7 @@ from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
-from lit_fed.models.base import Network, size_names
+from lit_fed.models.base import Network, refuse_lightning, size_names
 from lit_fed.system.discovery import subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 
@@ -195,6 +195,7 @@ def with_function(option: str, value: str) -> str:
         found = import_object(value)
     except (ImportError, ValueError, AttributeError):  # the parser reports it
         return value
+    refuse_lightning(found)  # before the parser asks for its required arguments
     return json.dumps({"class_path": value}) if callable(found) and not isinstance(found, type) else value
 
 
