@@ -18,6 +18,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; help and version are printed without loading PyTorch."""
+    with contextlib.suppress(FileNotFoundError):  # the folder was deleted
+        if not sys.flags.safe_path and not {"", os.getcwd()} & {*sys.path}:
+            sys.path.insert(0, os.getcwd())  # as by `python -m`, so that `lit-fed` finds the same user-defined classes
     if answer(sys.argv[1:]):
         return
     # Libraries print tracebacks, or worse, if Ctrl-C interrupts their import or exit.

@@ -83,7 +83,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     try:
         found = import_object(name) if "." in name else own.get(name)
     except (ImportError, AttributeError, ValueError) as error:
-        fix = "correct the path; `python -m lit_fed` also looks into the current folder, `lit-fed` does not"
+        fix = "correct the path, and start in the folder of the module or set PYTHONPATH"
         raise ConfigError(f"--algorithms {name}: cannot be imported ({error}); {fix}") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         fix = "give the name of one, or the path of your own, such as my_file.MyAlgorithm"

@@ -15,6 +15,7 @@ from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import imported_later, mpl, pd
+from lit_fed.training.checkpoint import WORD
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -30,7 +31,7 @@ def continue_run(checkpoint: dict[str, Any]) -> None:
         checkpoint: content of a checkpoint.
     """
     run_id = checkpoint.get("callbacks", {}).get("FederatedWandb", {}).get("run_id")
-    if run_id is not None:
+    if isinstance(run_id, str) and WORD.fullmatch(run_id):  # W&B names a folder by it
         os.environ.setdefault("WANDB_RUN_ID", run_id)
 
 

@@ -30,7 +30,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
-from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
+from lit_fed.models.base import Network, build_network, check_outputs, refuse_lightning, zero_outputs
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import Codec
 from lit_fed.wrappers.compression.codecs.base import Scope
@@ -96,6 +96,7 @@ class ModelSettings(NamedTuple):
         """
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
+        refuse_lightning(self.network)
         self.adapters.check()
         self.personal_parts.check()
         wanted_metrics(self.metrics)

@@ -17,6 +17,7 @@ from lit_fed.clients.store_files import INDEX_KEY, ClientFiles, choose_leaves, f
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
+from lit_fed.errors import ConfigError
 from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
 
@@ -284,14 +285,17 @@ class ClientStore(nn.Module):
             state: the checkpoint's `state_dict`.
             checkpoint: its path; None if unknown.
             recorded: the `location` of the run that wrote it; a run's folder that was moved is found by the path.
+                Nothing is written there.
 
         Raises:
             ConfigError: naming the first client whose file is missing.
         """
         if self.files is not None:
-            folders = [] if checkpoint is None else [folder_beside(Path(checkpoint).absolute().parent)]
-            folders += [] if recorded is None else [Path(recorded)]
-            self.files.find(state[INDEX_KEY], list(dict.fromkeys(folders)))
+            beside = [] if checkpoint is None else [folder_beside(Path(checkpoint).absolute().parent)]
+            named = [] if recorded is None else [Path(recorded)]
+            self.files.find(state[INDEX_KEY], list(dict.fromkeys(beside + named)))
+            if self.files.folder not in beside:
+                self.files.checkpoints = None
 
     def open(
         self,
@@ -323,6 +327,12 @@ class ClientStore(nn.Module):
     @contextmanager
     def saving(self, path: Path, is_global_zero: bool) -> Iterator[None]:
         """Context of writing a checkpoint: its files are kept as long as it exists."""
+        if self.files is not None and self.files.folder is not None and self.files.checkpoints is None:
+            raise ConfigError(
+                f"{path} cannot be written: its client states are in {self.files.folder}, which is not beside the "
+                "given --ckpt_path but named in it, and nothing is written there; move that checkpoint into the "
+                "folder checkpoints of its run, or save after a fit"
+            )
         if self.files is None or self.files.checkpoints is None or not is_global_zero:
             yield
             return

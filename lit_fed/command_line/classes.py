@@ -18,13 +18,14 @@ from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
-from lit_fed.models.base import Network, size_names
+from lit_fed.models.base import Network, refuse_lightning, size_names
+from lit_fed.system.discovery import subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
 
 __all__ = [
     "as_function", "check_parsed", "class_names", "explain_class", "options_of_own_network", "refuse_file",
-    "subclasses", "with_function",
+    "with_function",
 ]  # fmt: skip
 
 NETWORK = "model.network"
@@ -65,13 +66,6 @@ EXAMPLE = "the path of a class that derives from torch.utils.data.Dataset, such 
 
 FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip", ".gz"}
 """Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
-
-
-def subclasses(base: type) -> list[type]:
-    """All public classes below one that are not abstract."""
-    direct: list[type] = base.__subclasses__()
-    found = dict.fromkeys(one for each in direct for one in (each, *subclasses(each)))
-    return [one for one in found if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))]
 
 
 def class_names(base: type) -> list[str]:
@@ -204,6 +198,7 @@ def with_function(option: str, value: str) -> str:
         found = import_object(value)
     except (ImportError, ValueError, AttributeError):  # the parser reports it
         return value
+    refuse_lightning(found)  # before the parser asks for its required arguments
     return json.dumps({"class_path": value}) if callable(found) and not isinstance(found, type) else value
 
 

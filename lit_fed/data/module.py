@@ -39,9 +39,13 @@ from lit_fed.data.populations.checks import (
 )
 from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, notice
+from lit_fed.system.discovery import with_objects
 from lit_fed.system.packages import DataFrame
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
+
+FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients({name: (x, y), ...}), or from_frame"}
+"""What to write for arguments of other types."""
 
 Block = TypeVar("Block")
 
@@ -85,7 +89,8 @@ class RoundPlanner(Protocol):
 class FederatedDataModule(LightningDataModule):
     """A data set as clients: partition, splits, cohorts and blocks.
 
-    What labels mean is inferred, or said by `--model.target`; `given_target` says it without a module.
+    What labels mean is inferred, or said by `--model.target`; `given_target` says it without a module. In Python,
+    too, a class or its name stands for an object with its defaults: `FederatedDataModule("Digits")`.
 
     Args:
         dataset: the data set.
@@ -141,6 +146,8 @@ class FederatedDataModule(LightningDataModule):
         split: SplitKind = "random",
     ) -> None:
         super().__init__()
+        given = with_objects(FederatedDataModule.__init__, locals(), "data", FIXES)
+        dataset, partition, poison, public = (given[name] for name in ("dataset", "partition", "poison", "public"))
         if batch_size < 0:
             raise ConfigError(
                 f"--data.batch_size is {batch_size}; give a whole number >= 1, or 0 for the whole local set"

@@ -14,7 +14,7 @@ import inspect
 import json
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from lit_fed.core.targets import Loss, Target
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.selection import with_classes
 from lit_fed.models.base import Network
 from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in
@@ -92,13 +92,18 @@ LARGEST = 2**64
 
 DATA_SETS = names_in(
     """
-    CIFAR10 CIFAR100 Caltech101 Caltech256 CelebA Country211 DTD DatasetFolder EMNIST EuroSAT FER2013 FGVCAircraft
-    FakeData FashionMNIST Flowers102 Food101 GTSRB INaturalist ImageFolder ImageNet Imagenette KMNIST LFWPeople MNIST
-    Omniglot OxfordIIITPet PCAM Places365 QMNIST RenderedSST2 SEMEION STL10 SUN397 SVHN StanfordCars TensorDataset
-    USPS
+    CIFAR10 CIFAR100 CelebA Country211 DTD DatasetFolder EMNIST EuroSAT FER2013 FGVCAircraft FakeData FashionMNIST
+    Flowers102 Food101 GTSRB ImageFolder Imagenette KMNIST LFWPeople MNIST Omniglot OxfordIIITPet PCAM Places365 QMNIST
+    RenderedSST2 SEMEION STL10 SUN397 SVHN StanfordCars TensorDataset USPS
     """
 )
-"""Data sets of labelled images of torchvision; none of them unpickles a file without comparing its checksum."""
+"""Data sets of labelled images of torchvision.
+
+None of them unpickles a file without comparing its checksum, or writes to its folder unless `download` is set.
+"""
+
+WRITES: dict[str, Any] = {"download": False, "cache_dir": None}
+"""Options of data sets that write to a folder, with the values that do not."""
 
 Kind = Literal["values", "anything", "names", "object"]
 """Texts that an option takes: plain ones, those that may hold a configuration, those that may be imported.
@@ -534,7 +539,7 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
         trusted: modules that the user trusts.
 
     Returns:
-        The arguments.
+        The arguments, without those that write to a folder, which are named on stderr.
 
     Raises:
         ConfigError: naming the class, its module, the checkpoint and what to do; or a value of no argument.
@@ -559,7 +564,23 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
     for name, of in sections.items():
         known.check_plain(given.get(name, {}), name)
         known.check_options(given.get(name, {}), of, name)
+    for place in _leave_out_writes(given.get("data"), "data"):
+        notice(f"--ckpt_path {checkpoint}: its {place} writes to a folder and is ignored; give --{place} yourself")
     return given
+
+
+def _leave_out_writes(value: Any, place: str) -> Iterator[str]:
+    """Reset the options in plain settings that write to a folder; yields their places."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _leave_out_writes(one, place)
+    for name, one in value.items() if isinstance(value, dict) else ():
+        where = place if name in ("init_args", "dict_kwargs") else f"{place}.{name}"
+        if name in WRITES and one not in (False, None):
+            value[name] = WRITES[name]
+            yield where
+        else:
+            yield from _leave_out_writes(one, where)
 
 
 def _described(module: str) -> str:

@@ -1,44 +1,120 @@
-"""Checkpoint files: written atomically, read without executing anything."""
+"""Checkpoint files: written atomically; read by type, so that nothing in them is executed, written to or deleted."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.deployment.wire import Reader, WireError, keyed, list_of, optional, record, text, whole
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
+from lit_fed.system.names import LONGEST_SHOWN
 from lit_fed.system.upgrade import upgraded
 
 __all__ = [
-    "CHECKPOINT_KEY", "AtomicCheckpointIO", "DamagedCheckpointError", "clients_folder", "load_checkpoint",
-    "with_atomic_checkpoints",
+    "CHECKPOINT_KEY", "WORD", "AtomicCheckpointIO", "DamagedCheckpointError", "clients_folder", "keep_harmless",
+    "load_checkpoint", "with_atomic_checkpoints",
 ]  # fmt: skip
 
 CHECKPOINT_KEY = "lit_fed"
 """Key of the entries that lit_fed adds to a checkpoint."""
 
-OWN_ENTRIES = (
-    "identity", "arguments", "num_rounds", "results", "schedule_rounds", "changes", "client_files", "init_from",
-    "spent", "noise", "serving", "frozen",
-)  # fmt: skip
+WORD = re.compile(r"[\w-]*")
+"""A text that is no path outside of the working folder, and no address."""
+
+
+# ---------------------------------------------------------------------- types of entries
+def _of(*kinds: type) -> Reader:
+    """Read a value of one of these types."""
+
+    def read(value: Any, place: str) -> Any:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and int in kinds):
+            raise WireError(f"{place} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+        return value
+
+    return read
+
+
+def _fields_of(kind: Any) -> Reader:
+    """Read the fields of a named tuple; those with a default may be absent, those of other types are left as they are.
+
+    Args:
+        kind: its class.
+    """
+    readers = {}
+    for name, hint in get_type_hints(kind).items():
+        kinds = [*(get_args(hint) or (hint,)), *((int,) if hint is float else ())]
+        readers[name] = _of(*kinds) if {*kinds} <= {int, float, str, Tensor, type(None)} else _of(object)
+    return record(readers, may_miss=tuple(kind._field_defaults))
+
+
+def _texts(value: Any, *, keys: bool) -> Iterator[str]:
+    """The texts in a plain value, with or without the keys of dicts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in (*(value if keys else ()), *value.values()):
+            yield from _texts(one, keys=keys)
+    elif isinstance(value, list | tuple | set):
+        for one in value:
+            yield from _texts(one, keys=keys)
+
+
+def _without_text(value: Any, place: str) -> Any:
+    """Read numbers and tensors."""
+    if found := next(_texts(value, keys=False), None):
+        raise WireError(f"{place} is not without text, it holds {found[:LONGEST_SHOWN]!r}")
+    return value
+
+
+MOST = 2**62
+ANY, TEXT, STEP = _of(object), _of(str), whole(0)
+DICT, TENSORS = keyed(TEXT, ANY, MOST), keyed(TEXT, _of(Tensor), MOST)
+
+OWN_ENTRIES: Mapping[str, Reader] = {
+    "identity": DICT, "arguments": _of(dict), "num_rounds": STEP,
+    "results": keyed(TEXT, _of(int, float, Tensor), MOST), "schedule_rounds": STEP,
+    "changes": list_of(record({"after_rounds": STEP, "setting": TEXT, "from": ANY, "to": ANY}), MOST),
+    "client_files": optional(TEXT),
+    "init_from": optional(
+        record(
+            {
+                "path": TEXT, "algorithm": TEXT, "rounds": STEP, "parameters": TENSORS, "buffers": TENSORS,
+                "digest": TEXT, "spent": optional(DICT),
+            }
+        )
+    ),
+    "spent": optional(DICT), "noise": TEXT, "serving": _fields_of(TrainingFacts),
+    "frozen": optional(record({"digest": TEXT, "source": TEXT, "tensors": STEP, "numbers": STEP})),
+}  # fmt: skip
 """Entries of every checkpoint under `CHECKPOINT_KEY`."""
 
-ENTRIES = ("pytorch-lightning_version", "epoch", "global_step", "state_dict")
+ENTRIES: Mapping[str, Reader] = {
+    "pytorch-lightning_version": text(40, r"[2-9]\.\d+(\.\w+)*"), "epoch": STEP, "global_step": STEP,
+    "state_dict": TENSORS,
+}  # fmt: skip
 """Entries of every checkpoint of Lightning."""
 
-TRAINING_ENTRIES = ("loops", "optimizer_states", "lr_schedulers")
+TRAINING_ENTRIES: Mapping[str, Reader] = dict.fromkeys(("loops", "optimizer_states", "lr_schedulers"), _without_text)
 """Entries that `save_weights_only` leaves out."""
 
+OTHER_ENTRIES: Mapping[str, Reader] = {"callbacks": keyed(TEXT, DICT, MOST)}
 
+
+# ---------------------------------------------------------------------- files
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file and moves it: a kill at any moment leaves the last good one intact.
 
@@ -118,7 +194,7 @@ def _whole_previous(path: Path) -> Path | None:
 def load_checkpoint(
     path: Path, *, resumable: bool = False, option: str = "--ckpt_path", values: bool = True
 ) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU; plain types only, so nothing in it is ever executed.
+    """A checkpoint's content, on the CPU, each entry of its type; plain types only, so nothing in it is ever executed.
 
     Args:
         path: the file.
@@ -128,7 +204,7 @@ def load_checkpoint(
 
     Raises:
         DamagedCheckpointError: if it is damaged.
-        ConfigError: if it cannot be read, was not written by lit_fed, or lacks something.
+        ConfigError: if it cannot be read, was not written by lit_fed, or lacks something or holds something else.
     """
     fix = "give a file from the folder checkpoints of a run"
     try:
@@ -146,7 +222,80 @@ def load_checkpoint(
         raise ConfigError(f"{option} {path} lacks {', '.join(lacks)}; {fix}")
     if resumable and any(key not in content for key in TRAINING_ENTRIES):
         raise ConfigError(f"--ckpt_path {path} holds models alone, from which no run can go on; give its last.ckpt")
+    own = {f"{CHECKPOINT_KEY}.{name}": reader for name, reader in OWN_ENTRIES.items()}
+    try:
+        for name, reader in {**ENTRIES, **TRAINING_ENTRIES, **OTHER_ENTRIES, **own}.items():
+            entries, key = (content[CHECKPOINT_KEY], name.partition(".")[2]) if name in own else (content, name)
+            if key in entries:
+                reader(entries[key], name)
+    except WireError as error:
+        raise ConfigError(f"{option} {path}: its entry {error}; {fix}") from error
     today = upgraded(content[CHECKPOINT_KEY], f"{option} {path}")
     if values and today != content[CHECKPOINT_KEY]:
         notice(f"{option} {path} is of version 0.2: its settings are read in today's names, see docs/upgrade.md")
     return content | {CHECKPOINT_KEY: today}
+
+
+# ---------------------------------------------------------------------- states of callbacks
+def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+    """Remove from a checkpoint, before Lightning restores it, what could make a callback write or delete a file.
+
+    A state stays if it is like the callback's own and its texts are the callback's own, words, or, where the callback
+    has a folder, files of checkpoints in it. What is removed is named on stderr.
+
+    Args:
+        checkpoint: its content, changed in place.
+        trainer: trainer with the callbacks, after their `setup`.
+    """
+    found, said = checkpoint.get("callbacks", {}), []
+    states: dict[str, Any] = {}
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        state = found.get(callback.state_key)
+        reason = _misfit(callback, state) if state else ""
+        states |= {} if reason or not state else {callback.state_key: state}
+        said += [f"the state of {type(callback).__name__} in the checkpoint {reason}; it starts anew"] if reason else []
+    if "callbacks" in checkpoint:  # the keys stay, since Lightning names callbacks that are missing
+        checkpoint["callbacks"] = {key: states.get(key, {}) for key in found}
+    known = {*ENTRIES, *TRAINING_ENTRIES, *OTHER_ENTRIES, CHECKPOINT_KEY}
+    for name in [name for name in checkpoint if name not in known]:
+        if any(not WORD.fullmatch(one) for one in _texts(checkpoint[name], keys=False)):
+            del checkpoint[name]
+            said.append(f"the entry {str(name)[:LONGEST_SHOWN]} of the checkpoint may name a file; it is not used")
+    for one in said if trainer.is_global_zero else ():
+        notice(one)
+
+
+def _misfit(callback: Callback, state: dict[str, Any]) -> str:
+    """Why a callback does not take a state; "" if it does."""
+    own, folder = callback.state_dict(), getattr(callback, "dirpath", None)
+    known = {*_texts(own, keys=True)}
+    for one in _texts(state, keys=folder is not None):
+        if one not in known and not (WORD.fullmatch(one) if folder is None else _is_checkpoint_in(folder, one)):
+            place = (
+                "is no word, and might name a file" if folder is None else f"is no checkpoint in its folder {folder}"
+            )
+            return f"holds {one[:LONGEST_SHOWN]!r}, which {place}"
+    return "" if _is_like(state, own) else "is not of the form of its own"
+
+
+def _is_checkpoint_in(folder: str | Path, text: str) -> bool:
+    """Whether a text is the path of a checkpoint's file in a folder; addresses, `local://` among them, are none."""
+    path = Path(text)
+    is_address = "::" in text or "://" in text or "\0" in text
+    return (
+        not is_address
+        and path.is_absolute()
+        and path.suffix == ".ckpt"
+        and Path(folder).resolve() in path.resolve().parents
+    )
+
+
+def _is_like(state: Any, own: Any) -> bool:
+    """Whether a value has the form of another: numbers and tensors alike, and at least the names of a dict."""
+    if own is None or state is None:
+        return True
+    if isinstance(own, dict):
+        return isinstance(state, dict) and all(name in state and _is_like(state[name], own[name]) for name in own)
+    kind = next((one for one in ((int, float, Tensor), (str,), (list, tuple)) if isinstance(own, one)), (object,))
+    return isinstance(state, kind)

@@ -14,7 +14,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
-from lit_fed.training.checkpoint import CHECKPOINT_KEY
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, keep_harmless
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.faults.wrapper import faults_of
 from lit_fed.wrappers.privacy.settings import privacy_of, spent_by, whole_guarantee
@@ -371,7 +371,7 @@ class RunHistory:
         """Take over the history of a checkpoint, find its client files and write a notice; returns the metrics.
 
         Args:
-            checkpoint: its content.
+            checkpoint: its content, which is reduced to what Lightning may restore.
             federation: the algorithm with its server and its clients; gets number of rounds and schedule.
             trainer: trainer of the run; None outside a run.
 
@@ -390,6 +390,8 @@ class RunHistory:
             refuse_other_terms(stored["serving"], terms)
         federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
         path = None if trainer is None else trainer.ckpt_path
+        if trainer is not None:
+            keep_harmless(checkpoint, trainer)
         federation.store.find(checkpoint["state_dict"], path, stored["client_files"])
         self.warm_start = WarmStart.found_in(stored)
         if self.warm_start is not None:

@@ -33,6 +33,7 @@ from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.discovery import with_objects
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
 from lit_fed.training.history import (
     RunHistory,
@@ -56,9 +57,14 @@ from lit_fed.wrappers.selection import Selection
 
 __all__ = ["FederatedModule", "facts_of"]
 
+FIXES = {"solver": "for a learning rate write LocalSolver(lr=0.1)"}
+"""What to write for arguments of other types."""
+
 
 class FederatedModule(LightningModule):
     """A federated algorithm with its state: the shared state of the server and the state of each client.
+
+    In Python, too, a class or its name stands for an object with its defaults: `FederatedModule("FedAvg")`.
 
     Args:
         algorithm: the algorithm with its hyper-parameters.
@@ -170,14 +176,14 @@ class FederatedModule(LightningModule):
         selection: Selection | None = None,
     ) -> None:
         super().__init__()
-        given = locals()  # the settings by name, without repeating the names
+        given = with_objects(FederatedModule.__init__, locals(), "model", FIXES)  # without repeating the names
         self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
         self.settings = self.settings._replace(metrics=with_classes(metrics))
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
-        self._searches = solver.lr == "auto"
+        self._searches = self.settings.solver.lr == "auto"
         self.trials: list[Trial] = []
         self.results: dict[str, float] = {}
         self.client_rows: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["watch", "watched"]
+__all__ = ["touched", "watch", "watched"]
 
 READ_FROM = (
     Path(__file__).parents[3] / "lit_fed", sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"),
@@ -94,6 +94,20 @@ def watched(*places):
                 allowed = any(path == place or path.startswith(f"{place}/") for place in inside)
                 if not allowed and (writes or not path.startswith((*OWN, "/usr/", "/lib/", "/etc/localtime"))):
                     found.append((event, path))
+
+    with _told(note):
+        yield found
+
+
+@contextmanager
+def touched(text):
+    """Events that write, move, delete, connect or start something with a text in their arguments."""
+    found = []
+
+    def note(event, arguments):
+        opened = event == "open" and bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if (opened or event in STARTS | CONNECTS | CHANGES | WRITES | {"socket.bind"}) and text in str(arguments):
+            found.append((event, arguments))
 
     with _told(note):
         yield found
