@@ -35,7 +35,10 @@ from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.learning_rate import SGD_RATES, STAGES, best_rate, halved, validation_loss
 
 RECORD = Path(__file__).resolve().parents[1] / "docs/results/defaults.json"
-ALGORITHMS = {"FedEM": "FedEM", "FedAvg": "FedAvg", "FedAvgPlus": "FedAvg+", "Ditto": "Ditto", "Local": "Local"}
+ALGORITHMS = {
+    "ResponsibilityFedEM": "FedEM by responsibility", "FedAvg": "FedAvg", "FedAvgPlus": "FedAvg+", "Ditto": "Ditto",
+    "Local": "Local",
+}  # fmt: skip
 DIGITS = {
     "digits_dirichlet": {"class_path": "Dirichlet", "init_args": {"alpha": 0.4}},
     "digits_label_permutations": {"class_path": "LabelPermutations", "init_args": {"num_groups": 3}},

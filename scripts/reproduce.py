@@ -38,7 +38,19 @@ from reproduction.tables import PAGES, SCALES, Results, Scale, Table, page
 
 from lit_fed.system.files import write_atomically
 
-MODULES = (fedem, fedem_figures, ucfl, federico, every_algorithm, checks, robust, mixtures, starts, outlines, quickstart)
+MODULES = (
+    fedem,
+    fedem_figures,
+    ucfl,
+    federico,
+    every_algorithm,
+    checks,
+    robust,
+    mixtures,
+    starts,
+    outlines,
+    quickstart,
+)
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}  # all tables and figures, by name
 
 

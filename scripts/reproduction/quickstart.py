@@ -13,7 +13,9 @@ def rows(found: Results) -> list[list[str]]:
     """A row for each method: its label, and mean ± standard deviation of the accuracy of seen and unseen clients."""
     setting = some_settings("quickstart", found.scale)["quickstart"]
     records = {one.label: found.of(setting, one.name) for one in setting.methods}
-    return [[label, *(spread(accuracies(some, key)) for key in POPULATIONS.values())] for label, some in records.items()]
+    return [
+        [label, *(spread(accuracies(some, key)) for key in POPULATIONS.values())] for label, some in records.items()
+    ]
 
 
 def spread(values: list[float]) -> str:

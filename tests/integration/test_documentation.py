@@ -14,6 +14,9 @@ import pytest
 import yaml
 from doc_pages import ROOT, ROUNDS, Block, blocks, lines, packages, pages, run, run_page, shortened
 from lightning.pytorch import seed_everything
+from reproduction import quickstart
+from reproduction.runs import Kept
+from reproduction.tables import Results
 
 import lit_fed
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
@@ -128,9 +131,8 @@ def test_what_is_named_exists():
                 assert (ROOT / named).exists(), f"{text} names {named}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_first_pages_place_every_algorithm(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
+def test_a_page_places_every_algorithm():
+    text = (ROOT / "docs/guides/which_algorithm.md").read_text(encoding="utf-8")
     shipped = [yaml.safe_load(file.read_text("utf-8")) for file in (ROOT / "configs/algorithm").glob("*.yaml")]
     names = {config["model"]["algorithm"]["class_path"] for config in shipped if "algorithm" in config["model"]}
     assert len(names) > 40
@@ -154,6 +156,15 @@ def test_the_first_page_counts_the_commands_of_each_walk():
     rows = re.findall(r"^\| .* \| \[.*\]\(([\w./]+)#?(\S*)\) \| (\d+)", walks.partition("\n## ")[0], flags=re.MULTILINE)
     assert len(rows) == 6
     assert {page: int(count) for page, _, count in rows} == {page: commands_of(page, one) for page, one, _ in rows}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/quickstart.md"])
+def test_the_first_table_is_that_of_the_records(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = [re.findall(r"\d[\d.]* ± [\d.]+", row) for row in re.findall(r"^\|.*±.*\|$", text, re.MULTILINE)]
+    kept = Results(Kept(ROOT / "docs/results/runs/reduced"), "reduced", quickstart.TABLES[0].seeds)
+    assert shown == [row[1:] for row in quickstart.rows(kept)]
+    assert len(shown) == 6
 
 
 def test_first_command_installs_and_runs_the_quickstart():
