@@ -23,8 +23,8 @@ from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.clients.store_files import LAST, PREVIOUS
-from lit_fed.command_line.arguments import default_name, giving_way, prepared, with_values
-from lit_fed.command_line.classes import check_parsed
+from lit_fed.command_line.arguments import default_name, giving_way, options_in, prepared, with_values
+from lit_fed.command_line.classes import check_parsed, options_of_other_classes
 from lit_fed.command_line.compare import compare_parser, compare_runs
 from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.help import explain_arguments
@@ -36,7 +36,7 @@ from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.settings import check_modules, classes_in, trusted_arguments
-from lit_fed.errors import ClientError, ConfigError, WriteError
+from lit_fed.errors import ClientError, ConfigError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.heartbeat import LostRanksError
@@ -211,6 +211,10 @@ class FederatedCLI(LightningCLI):
         except DamagedCheckpointError as error:
             raise ConfigError(with_command(error, given)) from error
         config = self.config[command]
+        parsers: tuple[Any, Any] = (parser, self._parser(command))
+        layers = [one.get(command, one) for each in parsers for one in each.configurations]
+        for line in options_of_other_classes(layers, config, [option for option, _ in options_in(given)]):
+            notice(line)
         config.name = name
         if path is not None:
             config.ckpt_path = str(path)
