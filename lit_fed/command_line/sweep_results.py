@@ -32,7 +32,7 @@ class Result(NamedTuple):
     number: int
     point: Point
     values: tuple[float, ...]  # of the metric, one for each seed
-    test_values: tuple[float, ...]  # of the same metric on the test split; () if that is the metric
+    test_values: tuple[float, ...]  # of the same metric on the test split; () without one
     seconds: float  # of training, all seeds together
 
 
@@ -47,7 +47,7 @@ def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) 
             hint = f"; there are {', '.join(known[:4])}" if known else ""
             needed = "; it needs --data.val_fraction and --trainer.check_val_every_n_epoch up to --trainer.max_epochs"
             return f"{sweep.metric} is {value} in summary.json{hint}{needed if split == 'val' and not known else ''}"
-    tested = [summary.get(f"test/{rest}") for summary in found] if split != "test" else []
+    tested = [summary.get(f"test/{rest}") for summary in found]
     known_test = () if None in tested else tuple(tested)
     seconds = sum(summary["seconds"] for summary in found)
     return Result(number, point, tuple(summary[sweep.metric] for summary in found), known_test, seconds)
