@@ -19,7 +19,7 @@ from lit_fed.training.strategy import same_on_every_rank
 
 __all__ = [
     "ClientMetrics", "TrainingSplitEvaluation", "UnseenClientEvaluation", "is_withheld", "log_results",
-    "measure_population",
+    "measure_population", "measured_table",
 ]  # fmt: skip
 
 SMALL_LOSS = 1e-3
@@ -45,6 +45,20 @@ def measure_population(
     with trainer.precision_plugin.val_step_context():
         for block in data_of(trainer).serving(population, split):
             module.measure(trainer.strategy.batch_to_device(block), population, table)
+
+
+def measured_table(
+    trainer: Trainer,
+    module: FederatedModule,
+    population: Literal["seen", "unseen"],
+    split: Literal["train", "val", "test"],
+) -> ClientTable:
+    """A table of its own with the results of a split; the module's may hold unreported results of another one."""
+    own: Any = module.tables[population]
+    table: ClientTable = own.clone()
+    table.reset()
+    measure_population(trainer, module, population, split, table)
+    return table
 
 
 def log_results(module: FederatedModule, prefix: str, results: dict[str, float]) -> None:
@@ -215,11 +229,7 @@ class TrainingSplitEvaluation(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def _measure(self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"]) -> None:
-        # a second table: the module's may hold unreported results of another split
-        own: Any = module.tables[population]
-        table = own.clone()
-        table.reset()
-        measure_population(trainer, module, population, "train", table)
+        table = measured_table(trainer, module, population, "train")
         pooled = pooled_values(module, population, table)
         for name, rows in reported_rows(module, population, table.compute()).items():
             results = module.statistics(rows) | pooled[name]

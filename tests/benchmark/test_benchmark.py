@@ -23,6 +23,7 @@ from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.command_line import paired as paired_clients
 from lit_fed.command_line.paired import bootstrap
+from lit_fed.command_line.runner import Outcome
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
@@ -37,7 +38,9 @@ TASK = {
 
 MINE = '''
 from dataclasses import dataclass
+from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.local import Local
+from lit_fed.core import tree
 from lit_fed.core.algorithm import tuned
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ class Overflowing(Local):
     def log_prob(self, ctx, shared, state, x, outputs):
         found = super().log_prob(ctx, shared, state, x, outputs)
         return found * float("nan") if ctx.solver.rate >= 0.1 else found
+
+@dataclass(frozen=True)
+class Worse(FedAvg):
+    """Models that predict the opposite of what they learned."""
+
+    def client_final(self, ctx, shared, work, data):
+        result = super().client_final(ctx, shared, work, data)
+        value = tree.map_leaves(lambda leaf: -1000 * leaf, result.message.value)
+        return result._replace(message=result.message._replace(value=value))
 '''
 
 
@@ -118,6 +130,18 @@ def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
     rates = [point["lr"] for point in record["tuning"]["points"]]
     assert [score is None for score in record["tuning"]["scores"]] == [rate >= 0.1 for rate in rates]
     assert all(run["test_reads"] == 1 for run in record["runs"])
+
+
+def test_a_run_that_learns_nothing_is_said_and_the_record_is_as_it_was(folder, tmp_path, capsys):
+    entry = runs.entry_of(read_task(str(folder / "my.yaml")), runs.algorithm_class("mine_bench.Worse"))
+    schedule = runs._Schedule([entry], tmp_path, lambda work: runs.make_run(UntestedCLI, folder, work))
+    job = schedule.next_job()
+    result = job.call()
+    assert re.search("training loss ended at .*, above the first round .* clients above guessing", result["said"])
+    schedule.ended(Outcome(job.task, dict(result), None))
+    assert f"validation {result['score']}; {result['said']}" in capsys.readouterr().out
+    (kept,) = (json.loads(path.read_text()) for path in (tmp_path / "unfinished").iterdir())
+    assert kept.keys() == result.keys() - {"said"}
 
 
 def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
