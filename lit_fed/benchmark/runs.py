@@ -114,11 +114,14 @@ def _cut_of(dataset: str) -> Cut:
     return cut
 
 
-def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit) -> None:
+def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit) -> list[Entry]:
     """Make the records of algorithms on tasks, each as soon as its runs are made.
 
     What a run returns is kept in a file until its record is made, so that a killed benchmark repeats no finished run.
     Data lie in `root`, records in `output`; `jobs` runs are made at a time.
+
+    Returns:
+        Those that have a new record; runs of the others were refused.
     """
     forget_data()
     for task in {entry.task.path: entry.task for entry in entries}.values():
@@ -136,6 +139,7 @@ def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, 
         schedule.ended(outcome)
     with contextlib.suppress(OSError):  # runs without a record stay
         schedule.folder.rmdir()
+    return schedule.recorded
 
 
 class _Schedule:
@@ -149,6 +153,7 @@ class _Schedule:
             entry: [Work(entry, number, point, 0) for number, point in enumerate(entry.points)] for entry in entries
         }
         self.finals: dict[Entry, list[Work]] = {}
+        self.recorded: list[Entry] = []
         self.waiting: deque[Work] = deque()
         self.made, self.left, self.began = 0, 0, time.monotonic()
         for entry, works in self.trials.items():
@@ -183,6 +188,7 @@ class _Schedule:
                 print_line(f"{entry.task.name} {entry.name}: no record: {reason}")
                 return
             write_record(self.output, record_of(entry, trials, finals, self.found))
+            self.recorded.append(entry)
             for work in (*trials, *finals):
                 self._path(work).unlink(missing_ok=True)
 

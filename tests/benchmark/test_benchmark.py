@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+import shutil
 import sys
 
 import leaderboard
@@ -106,7 +107,7 @@ def folder(tmp_path_factory):
         assert len(calls) == 2 * (8 + 2) + 1  # the run that was killed is made again, and no other
         benchmark(place, "run", "--algorithms", "mine_bench.Mine", "Local")
         benchmark(place, "run", "--algorithms", "mine_bench.Mine")
-        assert len(calls) == 3 * (8 + 2) + 1
+        assert len(calls) == 3 * (8 + 2) + 1  # a record is not made again
     yield place
     sys.path.remove(str(place))
     sys.modules.pop("mine_bench", None)
@@ -154,6 +155,27 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     assert not (folder / "records/unfinished").exists()
     lines = (folder / "records/my.jsonl").read_text().splitlines()
     assert [json.loads(line)["algorithm"] for line in lines] == ["FedAvg", "Local", "mine_bench.Mine"]
+
+
+def test_of_an_algorithm_with_a_record_nothing_runs_unless_it_is_asked_for(folder, tmp_path, capsys):
+    place = tmp_path / "mine"
+    shutil.copytree(folder, place)
+    benchmark(place, "run", "--algorithms", "FedAvg", "mine_bench.Mine")
+    shown = capsys.readouterr().out
+    for name in ("FedAvg", "mine_bench.Mine"):
+        assert f"{name} on my: the stored record is shown, nothing ran; --again runs it\n" in shown
+    path = place / "records/my.jsonl"
+    before = {one["algorithm"]: one for one in records.read_records(path)}
+    benchmark(place, "run", "--again", "--algorithms", "FedAvg")
+    shown = capsys.readouterr().out
+    assert "FedAvg on my: run again, it equals the record\n" in shown
+    assert "my FedAvg trial 1 of 8: validation" in shown
+    after = {one["algorithm"]: one for one in records.read_records(path)}
+    assert after["Local"] == before["Local"]
+    assert after["FedAvg"]["runs"][0]["test"] == before["FedAvg"]["runs"][0]["test"]
+    task, other = read_task(str(folder / "my.yaml")), copy.deepcopy(before["FedAvg"])
+    other["tuning"]["scores"][0] += 0.1
+    assert "trial" in next(command._changes(*(records.with_clients(one, task) for one in (before["FedAvg"], other))))
 
 
 def test_a_record_holds_every_client_once_for_each_split(folder, record):
@@ -335,6 +357,7 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
         (["run", "--algorithms", "no_file.Mine"], "No module named 'no_file'.*; correct the path; `python -m"),
         (["race"], "value out of"), (["compare", "FedAvg"], "two algorithms"),
         (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
+        (["show", "--again"], "takes no --again"),
     ],
 )  # fmt: skip
 def test_wrong_commands_are_explained(arguments, said):
