@@ -15,16 +15,17 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lit_fed.benchmark.command import benchmark_parser, run_benchmark
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
+from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.clients.store_files import LAST, PREVIOUS
-from lit_fed.command_line.arguments import default_name, giving_way, prepared, with_values
-from lit_fed.command_line.classes import check_parsed
+from lit_fed.command_line.arguments import default_name, giving_way, options_in, prepared, with_values
+from lit_fed.command_line.classes import check_parsed, options_of_other_classes
 from lit_fed.command_line.compare import compare_parser, compare_runs
 from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.help import explain_arguments
@@ -36,7 +37,7 @@ from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.settings import check_modules, classes_in, trusted_arguments
-from lit_fed.errors import ClientError, ConfigError, WriteError
+from lit_fed.errors import ClientError, ConfigError, DivergedError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.heartbeat import LostRanksError
@@ -211,6 +212,10 @@ class FederatedCLI(LightningCLI):
         except DamagedCheckpointError as error:
             raise ConfigError(with_command(error, given)) from error
         config = self.config[command]
+        parsers: tuple[Any, Any] = (parser, self._parser(command))
+        layers = [one.get(command, one) for each in parsers for one in each.configurations]
+        for line in options_of_other_classes(layers, config, [option for option, _ in options_in(given)]):
+            notice(line)
         config.name = name
         if path is not None:
             config.ckpt_path = str(path)
@@ -325,7 +330,9 @@ class FederatedCLI(LightningCLI):
             write_report([folder], folder / "report.html")
             sys.stdout.write(f"report: {folder / 'report.html'}\n")
         last = last_checkpoint(self.trainer)
-        if self.trainer.is_global_zero and last is not None:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        diverged = any(one.found for one in callbacks if isinstance(one, Divergence))
+        if self.trainer.is_global_zero and last is not None and not diverged:
             text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
             sys.stdout.write(text.format(last=last))
 
@@ -403,7 +410,7 @@ def main(args: ArgsType = None) -> None:
         return
     try:
         _run(args)
-    except (ConfigError, MisconfigurationException) as error:
+    except (ConfigError, DivergedError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
     except CutShort as stop:
         _stop(f"lit_fed: {stop.message}", int(str(stop.code)), speaks=stop.speaks)

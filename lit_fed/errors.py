@@ -14,8 +14,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
-    "Check", "ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "logged", "notice",
-    "stamped",
+    "Check", "ClientError", "ConfigError", "DivergedError", "NotFiniteError", "WriteError", "check_settings", "logged",
+    "notice", "stamped",
 ]  # fmt: skip
 
 
@@ -50,6 +50,18 @@ class ClientError(RuntimeError):
 
 class NotFiniteError(ClientError):
     """The result of a client contains NaN or infinity."""
+
+
+class DivergedError(RuntimeError):
+    """A training whose loss is not finite at the end.
+
+    Attributes:
+        round_idx: the last round, from 0.
+    """
+
+    def __init__(self, reason: str, num_rounds: int) -> None:
+        super().__init__(reason)
+        self.round_idx = num_rounds - 1
 
 
 def stamped(text: str) -> str:

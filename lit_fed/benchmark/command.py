@@ -55,6 +55,7 @@ def benchmark_parser() -> FederatedParser:
     )
     parser.add_argument("--data.root", type=str, default="data", help="folder of the data sets.")
     parser.add_argument("--output", type=str, default="runs/benchmark", help="folder of new records.")
+    parser.add_argument("--again", action="store_true", help="also run algorithms that have a record, and compare.")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on a core of its own.")
     return parser
 
@@ -73,6 +74,8 @@ def run_benchmark(arguments: list[str], fit: Fit) -> None:
     given = benchmark_parser().parse_args(arguments)
     if given.names and given.action not in ("compare", "submit-check"):
         raise ConfigError(f"benchmark {given.action} takes no {given.names[0]!r}; give --tasks or --algorithms")
+    if given.again and given.action != "run":
+        raise ConfigError(f"benchmark {given.action} takes no --again; give it to benchmark run")
     tasks = [] if given.action == "submit-check" and given.tasks == ["small"] else _tasks(given.tasks)
     actions = {"list": _list, "run": _run, "show": _show, "compare": _compare, "submit-check": _check}
     actions[given.action](given, tasks, fit)
@@ -119,13 +122,33 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     output = Path(given.output)
     entries = [entry_of(task, one) for task in tasks for one in classes]
     held = {task.name: _records(given, task) for task in tasks}
-    missing = [one for one in entries if _is_missing(one, held[one.task.name].get(one.name))]
+    stored = [(one, held[one.task.name].get(one.name)) for one in entries]
+    known = {one: record for one, record in stored if record is not None and not _is_missing(one, record)}
+    missing = [one for one in entries if given.again or one not in known]
     with FolderLock(output, f"--output {output}", "wait until it ends, or give another folder"):
-        make_records(missing, Path(given.data.root), output, given.jobs, fit)
+        made = make_records(missing, Path(given.data.root), output, given.jobs, fit)
     against = next((one.name for one in (*missing, *entries)), None)
+    now = {task.name: _records(given, task) for task in tasks}
     for task in tasks:
-        _table(task, _records(given, task), against)
+        _table(task, now[task.name], against)
+    for entry, record in known.items():
+        if not given.again:
+            said = "the stored record is shown, nothing ran; --again runs it"
+        elif entry in made:
+            differs = next(_changes(record, now[entry.task.name][entry.name]), None)
+            said = f"run again, it differs from the record: {differs}" if differs else "run again, it equals the record"
+        else:
+            continue
+        print_line(f"{entry.name} on {entry.task.name}: {said}")
     print_line(f"records: {output}")
+
+
+def _changes(record: Record, again: Record) -> Iterator[str]:
+    """What differs between a record and a new one of the same algorithm."""
+    scores = zip(record["tuning"]["scores"], again["tuning"]["scores"], strict=True)
+    trials = (comparison.other_score(trial, *pair) for trial, pair in enumerate(scores))
+    cuts = map(comparison.other_results, record["runs"], again["runs"])
+    yield from filter(None, (*trials, *cuts))
 
 
 def _is_missing(entry: Entry, record: Record | None) -> bool:

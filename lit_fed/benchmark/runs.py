@@ -28,11 +28,12 @@ from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
 from lit_fed.benchmark.records import Record, write_record, write_refusal
 from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
+from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.progress import time_left
 from lit_fed.command_line.runner import Job, Outcome, run_many
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
-from lit_fed.errors import ClientError, ConfigError, NotFiniteError
+from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.machine import forget_peak_memory, peak_memory
 from lit_fed.system.names import did_you_mean
@@ -113,11 +114,14 @@ def _cut_of(dataset: str) -> Cut:
     return cut
 
 
-def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit) -> None:
+def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit) -> list[Entry]:
     """Make the records of algorithms on tasks, each as soon as its runs are made.
 
     What a run returns is kept in a file until its record is made, so that a killed benchmark repeats no finished run.
     Data lie in `root`, records in `output`; `jobs` runs are made at a time.
+
+    Returns:
+        Those that have a new record; runs of the others were refused.
     """
     forget_data()
     for task in {entry.task.path: entry.task for entry in entries}.values():
@@ -135,6 +139,7 @@ def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, 
         schedule.ended(outcome)
     with contextlib.suppress(OSError):  # runs without a record stay
         schedule.folder.rmdir()
+    return schedule.recorded
 
 
 class _Schedule:
@@ -148,6 +153,7 @@ class _Schedule:
             entry: [Work(entry, number, point, 0) for number, point in enumerate(entry.points)] for entry in entries
         }
         self.finals: dict[Entry, list[Work]] = {}
+        self.recorded: list[Entry] = []
         self.waiting: deque[Work] = deque()
         self.made, self.left, self.began = 0, 0, time.monotonic()
         for entry, works in self.trials.items():
@@ -182,6 +188,7 @@ class _Schedule:
                 print_line(f"{entry.task.name} {entry.name}: no record: {reason}")
                 return
             write_record(self.output, record_of(entry, trials, finals, self.found))
+            self.recorded.append(entry)
             for work in (*trials, *finals):
                 self._path(work).unlink(missing_ok=True)
 
@@ -198,6 +205,7 @@ class _Schedule:
     def ended(self, outcome: Outcome) -> None:
         """Take in the end of a run."""
         work, result, error = outcome
+        said = None if error is not None else result.pop("said", None)
         if error is None:
             write_atomically(self._path(work), json.dumps(result))
         else:
@@ -205,7 +213,7 @@ class _Schedule:
         self.found[work] = result
         self.made, self.left = self.made + 1, self.left - 1
         told = next((result[one] for one in ("refused", "diverged") if one in result), None)
-        told = f"validation {result['score']}" if told is None else str(told)
+        told = "; ".join(filter(None, (f"validation {result['score']}", said))) if told is None else str(told)
         left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
         print_line(f"{work.said}: {told} ({self.left} runs, {left} left)")
         self._follow(work.entry)
@@ -233,7 +241,8 @@ def make_run(fit: Fit, root: Path, work: Work) -> dict[str, Any]:
     """Make a run: a trial is judged on validation samples, a final run also on test samples, once.
 
     Returns:
-        What the record holds of it; `diverged` with the reason, if a client returned NaN or infinity.
+        What the record holds of it; `diverged` with the reason, if a client returned NaN or infinity. `said` is not for
+        the record: what `Divergence` found.
     """
     torch.set_num_threads(1)
     keep_notices_out()
@@ -247,7 +256,7 @@ def make_run(fit: Fit, root: Path, work: Work) -> dict[str, Any]:
     forget_peak_memory()
     try:
         return result | _made(fit, given, task, for_test=work.trial is None)
-    except NotFiniteError as error:
+    except (DivergedError, NotFiniteError) as error:
         return result | {"diverged": f"round {error.round_idx}: {re.sub(chr(10), ' ', str(error))}"}
 
 
@@ -260,6 +269,8 @@ def _made(fit: Fit, given: dict[str, Any], task: Task, *, for_test: bool) -> dic
     seen = next(one for one in cli.trainer.callbacks if isinstance(one, ValidationCurve))
     last, score, _ = seen.curve[-1]
     result = {"round": last, "score": score, "cpu_seconds": round(spent - seen.seconds, 3)}
+    if found := next(one.found for one in cli.trainer.callbacks if isinstance(one, Divergence)):
+        result["said"] = found
     if not for_test:
         return result
     result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": peak_memory()}

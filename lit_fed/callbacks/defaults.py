@@ -16,6 +16,7 @@ from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
+from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.evaluation import ClientMetrics, UnseenClientEvaluation
 from lit_fed.callbacks.guarantees import Guarantees
 from lit_fed.callbacks.monitors import MonitorCheck
@@ -55,7 +56,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     keep_notices_out()  # these callbacks report the run
     defaults = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
+        Divergence, RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
     ]  # fmt: skip
     missing = [kind() for kind in defaults if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,7 +18,8 @@ from lit_fed.training.module import FederatedModule
 from lit_fed.training.strategy import same_on_every_rank
 
 __all__ = [
-    "ClientMetrics", "TrainingSplitEvaluation", "UnseenClientEvaluation", "log_results", "measure_population",
+    "ClientMetrics", "TrainingSplitEvaluation", "UnseenClientEvaluation", "is_withheld", "log_results",
+    "measure_population", "measured_table",
 ]  # fmt: skip
 
 SMALL_LOSS = 1e-3
@@ -45,12 +47,33 @@ def measure_population(
             module.measure(trainer.strategy.batch_to_device(block), population, table)
 
 
+def measured_table(
+    trainer: Trainer,
+    module: FederatedModule,
+    population: Literal["seen", "unseen"],
+    split: Literal["train", "val", "test"],
+) -> ClientTable:
+    """A table of its own with the results of a split; the module's may hold unreported results of another one."""
+    own: Any = module.tables[population]
+    table: ClientTable = own.clone()
+    table.reset()
+    measure_population(trainer, module, population, split, table)
+    return table
+
+
 def log_results(module: FederatedModule, prefix: str, results: dict[str, float]) -> None:
     """Log statistics that are equal on all ranks under `{prefix}/…`, and add them to the run's results."""
     named = {f"{prefix}/{key}": value for key, value in results.items()}
     module.results.update(named)
+    logger = False if prefix.startswith("test/") and is_withheld(module.trainer) else None
     for key, value in named.items():
-        module.log(key, value, batch_size=1, **same_on_every_rank(module.trainer))
+        module.log(key, value, batch_size=1, logger=logger, **same_on_every_rank(module.trainer))
+
+
+def is_withheld(trainer: Trainer) -> bool:
+    """Whether loggers get no results of test samples yet: W&B's agent may end or choose a run by any key."""
+    during_fit = trainer.state.fn == "fit" and data_of(trainer).evaluation_split == "test"
+    return during_fit and bool(os.environ.get("WANDB_SWEEP_ID"))
 
 
 def report_population(module: FederatedModule, population: str, split: str) -> None:
@@ -206,11 +229,7 @@ class TrainingSplitEvaluation(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def _measure(self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"]) -> None:
-        # a second table: the module's may hold unreported results of another split
-        own: Any = module.tables[population]
-        table = own.clone()
-        table.reset()
-        measure_population(trainer, module, population, "train", table)
+        table = measured_table(trainer, module, population, "train")
         pooled = pooled_values(module, population, table)
         for name, rows in reported_rows(module, population, table.compute()).items():
             results = module.statistics(rows) | pooled[name]

@@ -1,4 +1,4 @@
-"""Check that monitored metrics are logged."""
+"""Check that monitored metrics are logged, and are no results of test samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lit_fed.callbacks.evaluation import TrainingSplitEvaluation
+from lit_fed.callbacks.evaluation import TrainingSplitEvaluation, is_withheld
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
@@ -24,7 +23,7 @@ TRAINING_LOSS = "train/seen/loss"
 
 
 class MonitorCheck(FederatedCallback):
-    """Refuses an EarlyStopping or a ModelCheckpoint whose `monitor` no callback logs.
+    """Refuses callbacks, such as EarlyStopping, whose `monitor` is of test samples, or is logged by no callback.
 
     Keys of evaluations are known before training; those of the algorithm, `train/…`, after the first round with
     clients. If callbacks of other packages take part, which may log anything, nothing is refused.
@@ -35,7 +34,16 @@ class MonitorCheck(FederatedCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._checked = self._trained = False
+        for callback, key in _watching(trainer):
+            if key.startswith("test/"):
+                place = f"--trainer.callbacks: {type(callback).__name__}.monitor"
+                raise ConfigError(f"{place} is {key}, and test samples choose nothing; give {_of_validation(trainer)}")
         self._refuse(trainer, known_keys(trainer, pl_module), lambda key: not key.startswith("train/"))
+        if is_withheld(trainer) and trainer.is_global_zero:
+            notice(
+                "WANDB_SWEEP_ID is set, and test samples choose nothing: test/… is logged after the final test alone; "
+                "--data.val_fraction 0.1 adds val/…"
+            )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Show callbacks the last training loss in a round without local steps, or refuse if there is none."""
@@ -67,6 +75,8 @@ class MonitorCheck(FederatedCallback):
         for callback, key in _watching(trainer):
             if key not in known and decided(key):
                 never = no_evaluation(trainer)
+                if not never and data_of(trainer).evaluation_split == "test":
+                    never = f"or {_of_validation(trainer)}"
                 raise ConfigError(
                     f"--trainer.callbacks: {type(callback).__name__}.monitor is {key}, which this run does not log; "
                     f"give one of {', '.join(sorted(known))}{never and f' ({never})'}"
@@ -74,10 +84,17 @@ class MonitorCheck(FederatedCallback):
 
 
 def _watching(trainer: Trainer) -> list[tuple[Callback, str]]:
-    """Lightning's callbacks that watch a metric, with its key."""
+    """The callbacks that watch a metric, such as EarlyStopping and ModelCheckpoint, with its key."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    watching = [one for one in callbacks if isinstance(one, EarlyStopping | ModelCheckpoint)]
-    return [(one, one.monitor) for one in watching if one.monitor is not None]
+    watching = [(one, getattr(one, "monitor", None)) for one in callbacks]
+    return [(one, key) for one, key in watching if isinstance(key, str)]
+
+
+def _of_validation(trainer: Trainer) -> str:
+    """How validation samples are measured, and the keys."""
+    data = data_of(trainer)
+    keys = evaluation_keys(data, federated(trainer.lightning_module).chosen_metrics, "val")
+    return f"{'' if data.evaluation_split == 'val' else '--data.val_fraction 0.1 and '}one of {', '.join(sorted(keys))}"
 
 
 def no_evaluation(trainer: Any) -> str:
@@ -114,10 +131,10 @@ def evaluation_keys(data: FederatedDataModule, chosen: ChosenMetrics, split: str
 
 
 def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
-    """Keys that the callbacks of this package log in a fit; the algorithm's own metrics are left out."""
+    """Keys to choose by that the callbacks of this package log in a fit, without the algorithm's own metrics."""
     data, chosen, keys = data_of(trainer), federated(pl_module).chosen_metrics, {TRAINING_LOSS}
     if no_evaluation(trainer):
         return keys
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]
         keys |= evaluation_keys(data, chosen, "train")
-    return keys | evaluation_keys(data, chosen, data.evaluation_split)
+    return keys | (evaluation_keys(data, chosen, "val") if data.evaluation_split == "val" else set())

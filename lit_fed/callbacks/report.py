@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lit_fed.callbacks.attack_success import success_in_words
 from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.component_accuracy import components_in_words
+from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
 from lit_fed.core.types import Population
@@ -162,6 +163,8 @@ class RunReport(FederatedCallback):
         summary = {**module.results, **self._facts(module), **counted, **finite, **judgement}
         for one in faults:
             summary |= one.summary
+        if found := "; ".join(one.found for one in callbacks if isinstance(one, Divergence) and one.found):
+            summary["diverged"] = found
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"{components_in_words(module)}results: {folder}\n")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Split, Tree
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, WriteError
@@ -180,13 +181,17 @@ def _way_out(ctx: Context) -> str:
     """Advice for diverging steps, as options ready for the command line."""
     if ctx.phase == "adapt":
         return "or give a lower --model.solver.adapt_lr, or rate of adaptation of the algorithm"
-    fix = "a lower --model.solver.lr"
-    if ctx.solver.clip_norm is None:
-        fix = f"--model.solver.clip_norm 1 or {fix}"
+    fix = calmer_steps(ctx.solver)
     if not ctx.round_idx:
         return f"or start again with {fix}"
     go_on = "add --ckpt_path last --resume_with_changes to go on from the last of them"
     return f"or start again with {fix}; if the rounds before went well, {go_on}"
+
+
+def calmer_steps(solver: LocalSolver) -> str:
+    """Options that keep local steps from diverging."""
+    clipped = "" if solver.clip_norm else "--model.solver.clip_norm 1 or "
+    return f"{clipped}a lower --model.solver.lr"
 
 
 def refuse(found: str, name: str) -> ConfigError:

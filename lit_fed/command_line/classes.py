@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
 
 __all__ = [
-    "as_function", "check_parsed", "class_names", "explain_class", "options_of_own_network", "refuse_file",
-    "with_function",
+    "as_function", "check_parsed", "class_names", "explain_class", "options_of_other_classes",
+    "options_of_own_network", "refuse_file", "with_function",
 ]  # fmt: skip
 
 NETWORK = "model.network"
@@ -175,6 +176,44 @@ def check_parsed(parser: Any, config: Namespace) -> None:
             _check_options(f"--{setting}", chosen)
         elif chosen is None and setting == "model.algorithm":
             raise ConfigError(f"--{setting} is null; leave it out, or give a class")
+
+
+def options_of_other_classes(layers: Sequence[Namespace], config: Namespace, given: Collection[str]) -> Iterator[str]:
+    """What stays of the options that a configuration gives to one class if another is named later.
+
+    Args:
+        layers: configurations in their order, without defaults.
+        config: all arguments.
+        given: options of the command line, such as `--model.algorithm`.
+    """
+    for number, layer in enumerate(layers):
+        for key in layer.keys(branches=True):
+            block, now = layer.get(key), config.get(key)
+            if not (_is_class(block) and _is_class(now)):
+                continue
+            option = f"--{key.replace('.init_args.', '.')}"
+            kept, lost = list[str](), list[str]()
+            options: Any = block.get("init_args")
+            for name, value in (vars(options) if options else {}).items():
+                place = f"{key}.init_args.{name}"
+                later = any(place in one for one in layers[number + 1 :])
+                if not (later or any(f"{one}.".startswith(f"{option}.{name}.") for one in given)):
+                    (kept if place in config and _same(value, config[place]) else lost).append(name)
+            if lost or (kept and block.class_path != now.class_path):
+                said = [f"{', '.join(names)} {what}" for names, what in ((kept, "kept"), (lost, "left out")) if names]
+                old, new = (one.class_path.rpartition(".")[2] for one in (block, now))
+                yield f"{option} {new}: of the configuration's options of {old}, {', '.join(said)}"
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, Namespace) and "class_path" in value
+
+
+def _same(value: Any, now: Any) -> bool:
+    """Whether an option is as it was given; a class counts without its options, and a list whatever it holds."""
+    if _is_class(value):
+        return _is_class(now) and bool(value.class_path == now.class_path)
+    return isinstance(value, list) or bool(value == now)
 
 
 def _check_options(option: str, chosen: Namespace) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.command_line.arguments import with_values
@@ -89,6 +90,7 @@ class FederatedParser(LightningArgumentParser):
             chosen = f"{option}{'+=' if option == '--trainer.callbacks' else ' '}{path.rpartition('.')[2]}"
             kwargs["usage"] = f"python -m lit_fed fit {chosen} [options]"
         super().__init__(*args, **kwargs)
+        self.configurations: list[Namespace] = []  # of the arguments that were parsed last, in their order
 
     def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> list[str]:
         """Add a class's arguments; in the help of one class, also describe the class."""
@@ -104,10 +106,27 @@ class FederatedParser(LightningArgumentParser):
         added: list[str] = super().add_function_arguments(function, *args, **options_of_own_network(function, kwargs))
         return added
 
+    def get_defaults(self, *args: Any, **kwargs: Any) -> Namespace:
+        """The defaults, without options at the default of their class.
+
+        Parsing completes the options of the class that is named in the end; another class would keep these.
+        """
+        found: Namespace = super().get_defaults(*args, **kwargs)
+        for action in self._actions:
+            chosen = found.get(action.dest)
+            if isinstance(chosen, Namespace) and "class_path" in chosen and chosen.get("init_args"):
+                own = inspect.signature(import_object(chosen.class_path)).parameters
+                options = vars(chosen.pop("init_args")).items()
+                given = {name: value for name, value in options if name not in own or own[name].default != value}
+                if given:
+                    chosen["init_args"] = Namespace(**given)  # type: ignore[no-untyped-call]
+        return found
+
     def parse_args(  # type: ignore[override]  # of overloads
         self, args: Any = None, *more: Any, **options: Any
     ) -> Namespace:
         """Parse arguments; a list may be given without brackets, as `a,b`, wherever one is taken."""
+        self.configurations = []
         try:
             parsed: Namespace = super().parse_args(args, *more, **options)
         except ConfigError as error:
@@ -116,6 +135,12 @@ class FederatedParser(LightningArgumentParser):
             if bracketed in ([], args):
                 raise
             return self.parse_args(bracketed, *more, **options)
+        return parsed
+
+    def parse_string(self, *args: Any, **options: Any) -> Namespace:
+        """Parse the text of a configuration, and remember it."""
+        parsed: Namespace = super().parse_string(*args, **options)
+        self.configurations.append(parsed.clone())
         return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -174,6 +174,7 @@ class _Page(NamedTuple):
         parts = [
             f"<h1>{title}</h1>", *(f"<p>{escape(str(loss))}</p>" for loss in losses),
             f"<p><strong>{PRIVATE}</strong></p>" if self.is_private else "",
+            *(f"<p><strong>{escape(line)}</strong></p>" for line in self.diverged()),
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
             "<h2>Results</h2>", _table(*results),
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
@@ -188,6 +189,11 @@ class _Page(NamedTuple):
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">', f"<style>{STYLE}</style>\n</head>",
         ]  # fmt: skip
         return "\n".join([*head, "<body>", *filter(None, parts), "</body>\n</html>\n"])
+
+    def diverged(self) -> list[str]:
+        """A line for each run that diverged."""
+        runs = [(name, run.summary) for name, runs in self.groups for run in runs]
+        return [f"{name}: {summary['diverged']}." for name, summary in runs if "diverged" in summary]
 
     def facts(self) -> tuple[list[str], list[list[str]]]:
         rows = []

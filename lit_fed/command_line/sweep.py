@@ -241,7 +241,8 @@ class _Points:
         self.results.append(result)
         if number not in self.search.finished():
             self.search.tell(number, sum(result.values) / len(result.values))
-            self._report(number, f"{self.sweep.metric} {spread(result.values)}")
+            diverged = " (diverged, see its log.txt)" if result.diverged else ""
+            self._report(number, f"{self.sweep.metric} {spread(result.values)}{diverged}")
 
     def _report(self, number: int, text: str) -> None:
         """Print a line for a point that is over."""

@@ -156,6 +156,10 @@ class _File(NamedTuple):
         for key in metric:
             if key not in ("name", "goal"):
                 self.refuse(f"metric.{key}", "is not supported on this machine; leave it out")
+        if metric["name"].startswith("test/"):
+            instead = f"val/{metric['name'].removeprefix('test/')}"
+            fix = f"give {instead}, and --data.val_fraction=0.1 in command; the table shows the test beside it"
+            self.refuse("metric.name", f"is {metric['name']}, and test samples choose nothing; {fix}")
         return metric["name"], goal
 
     def parameters(self, given: Any) -> tuple[dict[str, BaseDistribution], dict[str, Any]]:
@@ -323,7 +327,7 @@ def _check_metric(sweep: Sweep, config: Namespace, point: str = "") -> None:
     Metrics of the training depend on the algorithm, and the data of a federation are on its nodes.
     """
     split, place = sweep.metric.partition("/")[0], f"{sweep.path}: metric {sweep.metric}{point}"
-    if split not in ("val", "test"):
+    if split != "val":
         if "/" not in sweep.metric and sweep.metric not in ("rounds", "seconds"):
             raise ConfigError(f"{place} is not in summary.json; give the whole key, such as val/seen/{sweep.metric}")
         return
@@ -337,12 +341,9 @@ def _check_metric(sweep: Sweep, config: Namespace, point: str = "") -> None:
         data.given_target = import_path(target.class_path)(**({} if options is None else vars(options)))
     data.prepare_data()
     data.setup()
-    assert data.seen is not None
-    if split == "val" and data.evaluation_split != "val":
+    if data.evaluation_split != "val":
         raise ConfigError(f"{place}: no client has validation samples; give --data.val_fraction 0.2, say")
-    if split == "test" and data.seen is not None and not int(data.seen.test.sizes.sum()):
-        raise ConfigError(f"{place}: no client has test samples; give --data.test_fraction 0.2, say")
-    known = evaluation_keys(data, choose_metrics(config.model.metrics, data.target), split)
+    known = evaluation_keys(data, choose_metrics(config.model.metrics, data.target), "val")
     if sweep.metric not in known:
         raise ConfigError(f"{place} is not measured; give one of {', '.join(sorted(known))}")
 

@@ -32,8 +32,9 @@ class Result(NamedTuple):
     number: int
     point: Point
     values: tuple[float, ...]  # of the metric, one for each seed
-    test_values: tuple[float, ...]  # of the same metric on the test split; () if that is the metric
+    test_values: tuple[float, ...]  # of the same metric on the test split; () without one
     seconds: float  # of training, all seeds together
+    diverged: int = 0  # runs whose summary says so
 
 
 def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) -> Result | str:
@@ -47,10 +48,11 @@ def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) 
             hint = f"; there are {', '.join(known[:4])}" if known else ""
             needed = "; it needs --data.val_fraction and --trainer.check_val_every_n_epoch up to --trainer.max_epochs"
             return f"{sweep.metric} is {value} in summary.json{hint}{needed if split == 'val' and not known else ''}"
-    tested = [summary.get(f"test/{rest}") for summary in found] if split != "test" else []
+    tested = [summary.get(f"test/{rest}") for summary in found]
     known_test = () if None in tested else tuple(tested)
     seconds = sum(summary["seconds"] for summary in found)
-    return Result(number, point, tuple(summary[sweep.metric] for summary in found), known_test, seconds)
+    values = tuple(summary[sweep.metric] for summary in found)
+    return Result(number, point, values, known_test, seconds, sum("diverged" in summary for summary in found))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -90,7 +92,7 @@ def write_results(
     """Write sweep.csv, with full names and numbers, sweep.md with the command of the best point, and sweep.png."""
     rows = []
     for one in _in_order(sweep, results):
-        row: dict[str, Any] = {"point": one.number, **one.point, "seeds": len(one.values)}
+        row: dict[str, Any] = {"point": one.number, **one.point, "seeds": len(one.values), "diverged": one.diverged}
         for name, some in ((sweep.metric, one.values), (f"test/{sweep.metric.partition('/')[2]}", one.test_values)):
             if some:
                 row[name] = statistics.mean(some)
@@ -130,7 +132,8 @@ def _table(sweep: Sweep, results: Sequence[Result]) -> tuple[list[str], list[lis
     for one in _in_order(sweep, results):
         test = [spread(one.test_values) if one.test_values else ""] if tested else []
         shown = (_label(one.point[key]) for key in names)
-        rows.append([f"{one.number:03d}", *shown, spread(one.values), *test, f"{one.seconds:.1f}"])
+        value = f"{spread(one.values)} (diverged)" if one.diverged else spread(one.values)
+        rows.append([f"{one.number:03d}", *shown, value, *test, f"{one.seconds:.1f}"])
     return head, rows
 
 

@@ -192,6 +192,10 @@ class Target(ABC):
             "--model.target"
         )
 
+    def guessing_loss(self, y: Tensor) -> float | None:
+        """Mean log-loss of predicting the shares, or the mean, of labels [n, …] for every sample; None: unknown."""
+        return None
+
     def over_positions(self, each: Tensor, y: Tensor) -> Tensor:
         """The mean of numbers [..., L] over the positions of a sample, [...]; without positions, the numbers."""
         return each.mean(-1) if self.positions else each
@@ -241,6 +245,10 @@ class Target(ABC):
 class _Bernoulli(Target):
     """Labels 0 or 1, each with a logit log p(1)/p(0); soft labels are probabilities of 1."""
 
+    def guessing_loss(self, y: Tensor) -> float | None:
+        share = y.double().mean(0)
+        return float(torch.special.entr(torch.stack([share, 1 - share])).sum())
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         losses = logistic_losses(self._entries(outputs), y)
         return losses.sum(-1) if self.vectors else losses
@@ -267,6 +275,9 @@ class _Gaussian(Target):
 
     metric = "mse"
     continuous = True
+
+    def guessing_loss(self, y: Tensor) -> float | None:
+        return 0.5 * float(y.double().var(0, correction=0).sum())
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         square = (self._entries(outputs) - y).square()
@@ -310,6 +321,11 @@ class Multiclass(Target):
     """Classes 0 … C − 1, and a logit for each. Soft labels are probabilities of all of them, [..., C]."""
 
     kind = "multiclass"
+
+    def guessing_loss(self, y: Tensor) -> float | None:
+        labelled = self.labelled(y)
+        counts = torch.bincount((y if labelled is None else y[labelled]).flatten()).double()
+        return float(torch.special.entr(counts / counts.sum()).sum())
 
     def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
         """Soft labels [B, 1, C] have the same axis of classes as outputs."""
@@ -437,6 +453,9 @@ class Regression(_Gaussian):
         for name, value in (("mean", mean), ("std", std)):
             object.__setattr__(target, name, value)
         return target
+
+    def guessing_loss(self, y: Tensor) -> float | None:
+        return super().guessing_loss(self._standard(y))
 
     def _standard(self, y: Tensor) -> Tensor:
         return y if (self.mean, self.std) == (0, 1) else (y - self.mean) / self.std

@@ -391,6 +391,16 @@ class FederatedDataModule(LightningDataModule):
         counted = train.y if labelled is None else train.y[labelled]
         return torch.bincount(counted.flatten().cpu(), minlength=self.target.num_classes)
 
+    def guessing_loss(self) -> float | None:
+        """Log-loss of predicting the shares, or the mean, of the seen clients' training labels for every sample.
+
+        None if it is unknown: for user-defined likelihoods, and where samples are on nodes or drawn when needed.
+        """
+        assert self.seen is not None
+        train = self.seen.train
+        unknown = self.dataset.is_remote or train.samples_per_block is not None
+        return None if unknown else self.target.guessing_loss(train.y)
+
     def capped_samples(self, cap: int) -> int:
         """Sum of the seen clients' training samples, at most `cap` for each client."""
         assert self.seen is not None

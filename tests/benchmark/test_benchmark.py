@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+import shutil
 import sys
 
 import leaderboard
@@ -23,6 +24,7 @@ from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.command_line import paired as paired_clients
 from lit_fed.command_line.paired import bootstrap
+from lit_fed.command_line.runner import Outcome
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
@@ -37,7 +39,9 @@ TASK = {
 
 MINE = '''
 from dataclasses import dataclass
+from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.local import Local
+from lit_fed.core import tree
 from lit_fed.core.algorithm import tuned
 
 @dataclass(frozen=True)
@@ -53,6 +57,15 @@ class Overflowing(Local):
     def log_prob(self, ctx, shared, state, x, outputs):
         found = super().log_prob(ctx, shared, state, x, outputs)
         return found * float("nan") if ctx.solver.rate >= 0.1 else found
+
+@dataclass(frozen=True)
+class Worse(FedAvg):
+    """Models that predict the opposite of what they learned."""
+
+    def client_final(self, ctx, shared, work, data):
+        result = super().client_final(ctx, shared, work, data)
+        value = tree.map_leaves(lambda leaf: -1000 * leaf, result.message.value)
+        return result._replace(message=result.message._replace(value=value))
 '''
 
 
@@ -94,7 +107,7 @@ def folder(tmp_path_factory):
         assert len(calls) == 2 * (8 + 2) + 1  # the run that was killed is made again, and no other
         benchmark(place, "run", "--algorithms", "mine_bench.Mine", "Local")
         benchmark(place, "run", "--algorithms", "mine_bench.Mine")
-        assert len(calls) == 3 * (8 + 2) + 1
+        assert len(calls) == 3 * (8 + 2) + 1  # a record is not made again
     yield place
     sys.path.remove(str(place))
     sys.modules.pop("mine_bench", None)
@@ -120,6 +133,18 @@ def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
     assert all(run["test_reads"] == 1 for run in record["runs"])
 
 
+def test_a_run_that_learns_nothing_is_said_and_the_record_is_as_it_was(folder, tmp_path, capsys):
+    entry = runs.entry_of(read_task(str(folder / "my.yaml")), runs.algorithm_class("mine_bench.Worse"))
+    schedule = runs._Schedule([entry], tmp_path, lambda work: runs.make_run(UntestedCLI, folder, work))
+    job = schedule.next_job()
+    result = job.call()
+    assert re.search("training loss ended at .*, above the first round .* clients above guessing", result["said"])
+    schedule.ended(Outcome(job.task, dict(result), None))
+    assert f"validation {result['score']}; {result['said']}" in capsys.readouterr().out
+    (kept,) = (json.loads(path.read_text()) for path in (tmp_path / "unfinished").iterdir())
+    assert kept.keys() == result.keys() - {"said"}
+
+
 def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     benchmark(folder, "show")
     assert "mine_bench.Mine" in capsys.readouterr().out
@@ -130,6 +155,27 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     assert not (folder / "records/unfinished").exists()
     lines = (folder / "records/my.jsonl").read_text().splitlines()
     assert [json.loads(line)["algorithm"] for line in lines] == ["FedAvg", "Local", "mine_bench.Mine"]
+
+
+def test_of_an_algorithm_with_a_record_nothing_runs_unless_it_is_asked_for(folder, tmp_path, capsys):
+    place = tmp_path / "mine"
+    shutil.copytree(folder, place)
+    benchmark(place, "run", "--algorithms", "FedAvg", "mine_bench.Mine")
+    shown = capsys.readouterr().out
+    for name in ("FedAvg", "mine_bench.Mine"):
+        assert f"{name} on my: the stored record is shown, nothing ran; --again runs it\n" in shown
+    path = place / "records/my.jsonl"
+    before = {one["algorithm"]: one for one in records.read_records(path)}
+    benchmark(place, "run", "--again", "--algorithms", "FedAvg")
+    shown = capsys.readouterr().out
+    assert "FedAvg on my: run again, it equals the record\n" in shown
+    assert "my FedAvg trial 1 of 8: validation" in shown
+    after = {one["algorithm"]: one for one in records.read_records(path)}
+    assert after["Local"] == before["Local"]
+    assert after["FedAvg"]["runs"][0]["test"] == before["FedAvg"]["runs"][0]["test"]
+    task, other = read_task(str(folder / "my.yaml")), copy.deepcopy(before["FedAvg"])
+    other["tuning"]["scores"][0] += 0.1
+    assert "trial" in next(command._changes(*(records.with_clients(one, task) for one in (before["FedAvg"], other))))
 
 
 def test_a_record_holds_every_client_once_for_each_split(folder, record):
@@ -311,6 +357,7 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
         (["run", "--algorithms", "no_file.Mine"], "No module named 'no_file'.*; correct the path; `python -m"),
         (["race"], "value out of"), (["compare", "FedAvg"], "two algorithms"),
         (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
+        (["show", "--again"], "takes no --again"),
     ],
 )  # fmt: skip
 def test_wrong_commands_are_explained(arguments, said):

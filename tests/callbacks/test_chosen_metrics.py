@@ -47,9 +47,9 @@ def save_clients(root, *, numbers=False, one_class=(), seen=5, unseen=2):
     return str(root)
 
 
-def fit(root, out, metrics, algorithm=None, *, rounds=2, callbacks=(), eval_clients=None):
+def fit(root, out, metrics, algorithm=None, *, rounds=2, callbacks=(), **settings):
     seed_everything(0, verbose=False)
-    data = FederatedDataModule(ClientFolder(root), eval_clients=eval_clients)
+    data = FederatedDataModule(ClientFolder(root), **settings)
     module = FederatedModule(algorithm or FedAvg(), LocalSolver(lr=0.1), client_trainer="sequential", metrics=metrics)
     trainer = quiet_trainer(rounds, out, callbacks=list(callbacks))
     trainer.fit(module, datamodule=data)
@@ -186,16 +186,16 @@ def test_undefined_clients_take_no_part_and_are_said_once(tmp_path, capsys):
 
 def test_a_key_is_monitored(tmp_path):
     root = save_clients(tmp_path / "data")
-    stopping = EarlyStopping("test/seen/auroc", mode="max", patience=1, min_delta=2.0)  # nothing is better by that
-    best = ModelCheckpoint(tmp_path / "best", monitor="test/unseen/f1_score_worst", mode="max", filename="best")
-    module, _, _ = fit(root, tmp_path, "AUROC,F1Score", rounds=5, callbacks=[stopping, best])
+    stopping = EarlyStopping("val/seen/auroc", mode="max", patience=1, min_delta=2.0)  # nothing is better by that
+    best = ModelCheckpoint(tmp_path / "best", monitor="val/unseen/f1_score_worst", mode="max", filename="best")
+    module, _, _ = fit(root, tmp_path, "AUROC,F1Score", rounds=5, callbacks=[stopping, best], val_fraction=0.3)
     assert module.num_rounds_done == 2
     assert (tmp_path / "best/best.ckpt").is_file()
     assert 0 <= best.best_model_score <= 1
     with pytest.raises(
-        ConfigError, match=r"monitor is test/seen/auroc, which this run does not log; give one of .*f1_sc"
+        ConfigError, match=r"monitor is val/seen/auroc, which this run does not log; give one of .*f1_sc"
     ):
-        fit(root, tmp_path, "F1Score", callbacks=[EarlyStopping("test/seen/auroc")])
+        fit(root, tmp_path, "F1Score", callbacks=[EarlyStopping("val/seen/auroc")], val_fraction=0.3)
 
 
 def test_what_does_not_suit_the_labels_is_refused_before_training(tmp_path):

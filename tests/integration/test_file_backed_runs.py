@@ -110,9 +110,11 @@ def test_a_checkpoint_opens_a_new_folder_that_stands_alone(tmp_path, in_memory, 
 
 
 def test_the_best_models_keep_their_files(tmp_path):
-    beside = ModelCheckpoint(monitor="test/seen/accuracy", mode="max", save_top_k=2, filename="beside-{step}")
-    away = ModelCheckpoint(tmp_path / "away", monitor="test/seen/loss", mode="max", save_top_k=1, filename="{step}")
-    module, trainer = fit("Local", tmp_path, rounds=5, callbacks=[beside, away], client_memory_gb=0)
+    beside = ModelCheckpoint(monitor="val/seen/accuracy", mode="max", save_top_k=2, filename="beside-{step}")
+    away = ModelCheckpoint(tmp_path / "away", monitor="val/seen/loss", mode="max", save_top_k=1, filename="{step}")
+    module, trainer = fit(
+        "Local", tmp_path, rounds=5, callbacks=[beside, away], client_memory_gb=0, data={"val_fraction": 0.2}
+    )
     own = folder(tmp_path, "Local")
     paths = [*(own / "checkpoints").glob("*.ckpt"), *(tmp_path / "away").glob("*.ckpt")]
     assert len(paths) == 5

@@ -392,14 +392,14 @@ OTHER_LOGGER = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]
         ({"metric": {"name": "val/seen/mse"}}, (), ["val/seen/mse is not measured", "val/seen/accuracy"]),
         ({"metric": {"name": "accuracy"}}, (), ["metric accuracy is not in summary.json", "val/seen/accuracy"]),
         ({"parameters": {"data.val_fraction": {"values": [0.2, 0.0]}}}, (), ["with data.val_fraction 0.0: no client"]),
-        ({"metric": {"name": "test/seen/loss"}, "command": [*COMMAND, "--data.test_fraction=0"]}, (),
-         ["no client has test samples", "--data.test_fraction 0.2"]),
+        ({"metric": {"name": "test/seen/loss"}}, (),
+         ["metric.name is test/seen/loss, and test samples choose", "val/seen/loss", "--data.val_fraction=0.1"]),
         ({}, ("--seeds", "1", "1"), ["--seeds: 1 is given twice"]),
         ({}, ("--seeds_of", "data"), ["--seeds_of data needs --seeds"]),
         ({}, ("--seeds", "1", "--seeds_of", "date"), ["--seeds_of is date; give training, data or data,training"]),
         ({"parameters": {LR: {"values": [1]}, "data.seed": {"value": 1}}}, ("--seeds", "1", "--seeds_of", "data"),
          ["parameters.data.seed is what --seeds gives"]),
-        ({"metric": {"name": "test/unseen/auroc"}}, (), ["test/unseen/auroc is not measured", "test/unseen/loss"]),
+        ({"metric": {"name": "val/unseen/auroc"}}, (), ["val/unseen/auroc is not measured", "val/unseen/loss"]),
     ],
 )  # fmt: skip
 def test_wrong_files_are_refused(tmp_path, capsys, changes, arguments, parts):

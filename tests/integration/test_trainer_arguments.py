@@ -30,7 +30,7 @@ SEEDS = "give a number from 0 to 4294967295"
         (["--trainer.max_time", "00:00:00:00"], ["--trainer.max_time", "0 seconds"]),
         (
             ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc"],
-            ["EarlyStopping.monitor is val/acc", "test/seen/accuracy"],
+            ["EarlyStopping.monitor is val/acc", "--data.val_fraction 0.1", "val/seen/accuracy"],
         ),
         (["--trainer.callbacks+=EMAWeightAveraging"], ["EMAWeightAveraging, which cannot work on rounds"]),
     ],

@@ -254,9 +254,9 @@ def test_a_key_that_nobody_logs_where_any_callback_may_log_one(capsys, tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     arguments = [*BASE, "--data.num_clients", "4", "--trainer.default_root_dir", str(tmp_path / "out")]
     arguments += ["--trainer.callbacks+=own_callback.Own", "--trainer.callbacks+=EarlyStopping"]
-    said = message(capsys, [*arguments, "--trainer.callbacks.monitor", "test/seen/nope"])
-    assert "test/seen/nope" in said
-    assert "test/seen/accuracy" in said
+    said = message(capsys, [*arguments, "--data.val_fraction", "0.2", "--trainer.callbacks.monitor", "val/seen/nope"])
+    assert "val/seen/nope" in said
+    assert "val/seen/accuracy" in said
 
 
 def test_debug_shows_the_traceback():

@@ -102,13 +102,13 @@ def test_a_checkpoint_written_inside_a_round_replays_it(tmp_path):
 
 def test_checkpoints_early_stopping_and_learning_rate_work_on_rounds(tmp_path):
     best = ModelCheckpoint(
-        dirpath=tmp_path / "best", monitor="test/seen/accuracy", mode="max", save_top_k=2, filename="{step}",
+        dirpath=tmp_path / "best", monitor="val/seen/accuracy", mode="max", save_top_k=2, filename="{step}",
         auto_insert_metric_name=False,
     )  # fmt: skip
-    stop = EarlyStopping("test/seen/loss", patience=1, min_delta=10.0)
+    stop = EarlyStopping("val/seen/loss", patience=1, min_delta=10.0)
     run = trainer(tmp_path, 9, best, stop, LearningRateMonitor())
     solver = LocalSolver(lr=0.2, schedule="linear")
-    run.fit(FederatedModule(solver=solver), datamodule=digits(clients_per_block=2))
+    run.fit(FederatedModule(solver=solver), datamodule=digits(clients_per_block=2, val_fraction=0.2))
     assert run.global_step == run.current_epoch == 2  # the first evaluation sets the mark, the second has no patience
     assert sorted(path.name for path in (tmp_path / "best").glob("*.ckpt")) == ["1.ckpt", "2.ckpt"]
     rows = (tmp_path / "run/version_0/metrics.csv").read_text().splitlines()

@@ -206,7 +206,9 @@ def test_the_advice_of_a_diverged_run_works(tmp_path, capsys, monkeypatch):
     status, said = command(capsys, *anew)
     assert status == 2
     assert "or start again with --model.solver.clip_norm 1 or a lower --model.solver.lr" in said
-    assert command(capsys, *anew, "--model.solver.clip_norm", "1") == (0, "")
+    status, said = command(capsys, *anew, "--model.solver.clip_norm", "1")
+    assert status == 0
+    assert re.fullmatch(r"lit_fed: .* above guessing .*; start again with a lower --model.solver.lr, or .*\n", said)
     # a run that went well until its rate was raised
     good = ["--name", "on", "--model.solver.lr", "0.01", "--model.solver.local_steps", "4"]
     assert command(capsys, *plain, *good, "--trainer.max_epochs", "2") == (0, "")

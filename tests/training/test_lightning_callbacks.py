@@ -25,7 +25,7 @@ GUIDE = Path(__file__).parents[2] / "docs/guides/lightning.md"
 class Run:
     """A small fit, with what it left and said."""
 
-    def __init__(self, folder, capsys, caplog, *callbacks, rounds=ROUNDS, **arguments):
+    def __init__(self, folder, capsys, caplog, *callbacks, rounds=ROUNDS, val_fraction=0.2, **arguments):
         keep_notices_out()
         self.folder, self._capsys, self._caplog = folder, capsys, caplog
         arguments = {"enable_progress_bar": False, "accelerator": "cpu", **arguments}
@@ -33,7 +33,7 @@ class Run:
         logger = RoundLogger(str(folder), "run")
         self.trainer = FederatedTrainer(max_epochs=rounds, logger=logger, callbacks=chosen, **arguments)
         self.module = FederatedModule()
-        self.data = FederatedDataModule(Digits(), num_clients=4, clients_per_block=2)
+        self.data = FederatedDataModule(Digits(), num_clients=4, clients_per_block=2, val_fraction=val_fraction)
 
     def fit(self):
         self.trainer.fit(self.module, datamodule=self.data)
@@ -73,7 +73,7 @@ def test_a_plain_run_is_silent_about_lightning(new_run):
     assert run.said == ""
 
 
-@pytest.mark.parametrize("monitor", ["test/seen/loss", "train/seen/loss", "train/seen/accuracy"])
+@pytest.mark.parametrize("monitor", ["val/seen/loss", "train/seen/loss", "train/seen/accuracy"])
 def test_early_stopping_says_why(new_run, monitor):
     stop = stock.EarlyStopping(monitor, patience=1, min_delta=10.0)
     run = new_run(stop, TrainingSplitEvaluation(), rounds=9).fit()
@@ -99,7 +99,7 @@ def test_a_stop_of_a_callback_of_ones_own_is_said(new_run):
 
 
 def test_checkpoints_count_rounds(new_run, tmp_path):
-    best = stock.ModelCheckpoint(tmp_path / "best", monitor="test/seen/accuracy", mode="max", filename="best")
+    best = stock.ModelCheckpoint(tmp_path / "best", monitor="val/seen/accuracy", mode="max", filename="best")
     every = stock.ModelCheckpoint(tmp_path / "every", every_n_train_steps=2, save_top_k=-1, filename="{step}")
     assert new_run(best, every).fit().said == ""
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["best.ckpt"]
@@ -234,10 +234,47 @@ def test_settings_of_callbacks_that_cannot_work_on_rounds(new_run, make, parts):
 def test_an_unknown_monitor_is_refused_before_training(new_run, tmp_path, make):
     with pytest.raises(ConfigError, match="monitor is val/loss, which this run does not log; give one of") as refused:
         new_run(make()).fit()
-    for key in ("test/seen/loss", "test/seen/accuracy_decile", "train/seen/loss"):
+    for key in ("val/seen/loss", "val/seen/accuracy_decile", "train/seen/loss"):
         assert key in str(refused.value)
     assert "unseen" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+class Plateau(stock.Callback):
+    """A user-defined callback that chooses by a metric."""
+
+    monitor = "test/seen/loss"
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.2])
+@pytest.mark.parametrize(
+    "make", [Plateau, lambda: stock.EarlyStopping("test/seen/loss"), lambda: stock.ModelCheckpoint(monitor="test/x")]
+)
+def test_test_samples_choose_nothing(new_run, tmp_path, make, val_fraction):
+    with pytest.raises(ConfigError, match=r"\.monitor is test/.*, and test samples choose nothing; give ") as refused:
+        new_run(make(), val_fraction=val_fraction).fit()
+    said = str(refused.value)
+    assert ("--data.val_fraction 0.1 and one of" in said) == (val_fraction == 0)
+    assert "val/seen/loss" in said
+    assert f": {type(make()).__name__}.monitor" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_monitor_without_validation_samples_hears_how_to_get_some(new_run):
+    with pytest.raises(ConfigError, match=r"give one of train/seen/loss \(or --data.val_fraction 0.1 and one of val/"):
+        new_run(stock.EarlyStopping("val/seen/loss"), val_fraction=0.0).fit()
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.2])
+def test_an_agent_of_wandb_sees_no_test_samples_before_the_final_test(new_run, monkeypatch, val_fraction):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    run = new_run(val_fraction=val_fraction).fit()
+    keys = {name.partition("/")[0] for name in columns(run)} & {"val", "test"}
+    assert keys == ({"val"} if val_fraction else set())
+    assert "test/seen/loss" in run.module.results or val_fraction
+    run.trainer.test(run.module, datamodule=run.data)
+    assert run.rows[-1]["test/seen/accuracy"]
+    assert run.said.count("WANDB_SWEEP_ID is set, and test samples choose nothing") == (val_fraction == 0)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +285,8 @@ def test_an_unknown_monitor_is_refused_before_training(new_run, tmp_path, make):
     ],
 )
 def test_a_monitor_that_is_never_measured_is_refused_before_training(new_run, tmp_path, arguments, parts):
-    with pytest.raises(ConfigError, match="monitor is test/seen/loss, which this run does not log") as refused:
-        new_run(stock.ModelCheckpoint(monitor="test/seen/loss"), **arguments).fit()
+    with pytest.raises(ConfigError, match="monitor is val/seen/loss, which this run does not log") as refused:
+        new_run(stock.ModelCheckpoint(monitor="val/seen/loss"), **arguments).fit()
     assert parts in str(refused.value)
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,113 @@
+"""The judgement whether a training diverged, at its end."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.callbacks.evaluation import measured_table, reported_rows
+from lit_fed.clients.base import calmer_steps
+from lit_fed.core.types import RoundRecord
+from lit_fed.errors import DivergedError, notice
+from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.training.module import FederatedModule
+
+__all__ = ["Divergence", "divergence_in_words"]
+
+ROUNDING = 1e-3
+"""Relative difference of two losses that other batches of the same models may have."""
+
+FAR = 10
+"""A training loss above so many times guessing exploded, although its first round, in which it did so, was higher."""
+
+
+class Divergence(FederatedCallback):
+    """Ends a fit with an error if its training loss is not finite, and with a line if nothing was learned.
+
+    Nothing was learned if the training loss is above that of the first round, or far above guessing, and the log-loss of
+    the seen clients' training samples, which are measured only then, is above guessing: predicting the shares, or the
+    mean, of all training labels. Where guessing is unknown nothing is said, except of clients on nodes: there the server knows the
+    training loss alone.
+
+    Attributes:
+        found: the line; "" without one.
+    """
+
+    kept = ("first",)
+
+    def __init__(self) -> None:
+        self.first = math.inf
+        self.found = ""
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        if module.num_rounds_done == 1:
+            self.first = record.metrics.get("loss", math.inf)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Judge the training.
+
+        Raises:
+            DivergedError: if the training loss is not finite.
+        """
+        module, data, self.found = federated(pl_module), data_of(trainer), ""
+        loss, guess = module.results.get("train/seen/loss", -math.inf), data.guessing_loss()
+        remote, of_another_loss = data.dataset.is_remote, module.settings.loss is not None
+        rose = loss > self.first * (1 + ROUNDING)
+        far = guess is not None and not of_another_loss and loss > FAR * guess
+        worse = far or (rose and (remote or (guess is not None and (of_another_loss or loss > guess))))
+        if loss == -math.inf or (math.isfinite(loss) and not worse):
+            return
+        clients = None if remote else _losses(trainer, module)
+        drops = module.settings.robust_aggregation is not None
+        if drops and not math.isfinite(loss) and clients is not None and clients.isfinite().all():
+            return  # the rule dropped the messages of clients that computed NaN
+        found = divergence_in_words(loss, self.first, guess, clients)
+        if not found:
+            return
+        validation = " --data.val_fraction 0.1" if data.evaluation_split == "test" else ""
+        auto = "" if remote or module.trials else f", or with --model.solver.lr auto{validation}"
+        self.found = f"{found}; start again with {calmer_steps(module.settings.solver)}{auto}"
+        if not math.isfinite(loss):
+            raise DivergedError(self.found, module.num_rounds_done)
+        if trainer.is_global_zero:
+            notice(self.found)
+
+
+def divergence_in_words(loss: float, first: float, guess: float | None, clients: Tensor | None) -> str:
+    """What is wrong with a finished training whose loss is not finite or above that of the first round; "": nothing.
+
+    Args:
+        loss: training loss of the last round.
+        first: that of the first round.
+        guess: log-loss of guessing; None: unknown.
+        clients: training samples of each client and their summed log-loss, [T, 2]; None: unknown.
+
+    Example:
+        >>> divergence_in_words(9.0, 2.3, 2.0, torch.tensor([[2.0, 10.0], [2.0, 2.0]]))
+        'the training loss ended at 9, above the first round (2.3), and for 1 of 2 clients above guessing (2)'
+        >>> divergence_in_words(9.0, 2.3, 2.0, torch.tensor([[2.0, 2.0]]))
+        ''
+    """
+    finite = math.isfinite(loss)
+    place = f"above the first round ({first:.5g})" if loss > first else "far above guessing"
+    end = f"the training loss ended at {loss:.5g}, {place if finite else 'not finite'}"
+    if clients is None:
+        return end
+    held = clients[clients[:, 0] > 0].double()
+    each, mean = held[:, 1] / held[:, 0], float(held[:, 1].sum() / held[:, 0].sum())
+    if not finite:
+        number = int((~each.isfinite()).sum())
+        return f"{end}; so is that of {number} of {len(each)} clients after it" if number else end
+    if guess is None or mean <= guess:
+        return ""
+    return f"{end}, and for {int((~(each <= guess)).sum())} of {len(each)} clients above guessing ({guess:.5g})"
+
+
+def _losses(trainer: Trainer, module: FederatedModule) -> Tensor:
+    """Training samples of each measured seen client that does not attack, and their summed log-loss, [T, 2]."""
+    with torch.no_grad():
+        rows = measured_table(trainer, module, "seen", "train").compute()
+    return reported_rows(module, "seen", rows).get("honest", rows)[:, :2].cpu()
