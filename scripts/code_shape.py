@@ -45,7 +45,7 @@ ROOMS = {
 }
 """The rooms from the bottom up: each may import from itself and from those before it."""
 
-CLOSURES = {"algorithms/fedavg.py": 15, "rounds.py": 35, "cli.py": 191}
+CLOSURES = {"algorithms/fedavg.py": 15, "rounds.py": 35, "cli.py": 195}
 """How many files one reads at most to follow an algorithm, a round and the command line: imports, and theirs."""
 
 SHORTEST_FILE = 150  # lines from which a file may stand for itself; a shorter one needs two files that import it

@@ -27,10 +27,10 @@ FAR = 10
 class Divergence(FederatedCallback):
     """Ends a fit with an error if its training loss is not finite, and with a line if nothing was learned.
 
-    Nothing was learned if the training loss is above that of the first round, or far above guessing, and the log-loss of
-    the seen clients' training samples, which are measured only then, is above guessing: predicting the shares, or the
-    mean, of all training labels. Where guessing is unknown nothing is said, except of clients on nodes: there the server knows the
-    training loss alone.
+    Nothing was learned if the training loss is above that of the first round, or far above guessing, and the log-loss
+    of the seen clients' training samples, which are measured only then, is above guessing: predicting the shares, or
+    the mean, of all training labels. Where guessing is unknown nothing is said, except of clients on nodes: there the
+    server knows the training loss alone.
 
     Attributes:
         found: the line; "" without one.

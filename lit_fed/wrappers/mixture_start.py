@@ -63,7 +63,7 @@ class Clustering(MixtureStart):
 def with_start(algorithm: Any) -> Any:
     """The algorithm inside the start that it names; the algorithm itself if it names none."""
     start = getattr(algorithm, "start", None)
-    return algorithm if start is None else start.around(algorithm)
+    return start.around(algorithm) if isinstance(start, MixtureStart) else algorithm
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,9 @@ class Falling(FedAvg):
 
 
 def test_a_loss_that_falls_from_an_explosion_is_said_too(capsys):
-    assert fit(Falling(), lr=1e6).found.startswith("the training loss ended at 3.3333e+05, far above guessing, and for 4 ")
+    assert fit(Falling(), lr=1e6).found.startswith(
+        "the training loss ended at 3.3333e+05, far above guessing, and for 4 "
+    )
     assert fit(Falling(), lr=0.1).found == ""  # the clients themselves are better than guessing
 
 

@@ -46,10 +46,10 @@ def test_the_type_of_every_field_is_known(cls):
 # ---------------------------------------------------------------------- defaults of a named class
 OWN = """
 from dataclasses import dataclass
-from lit_fed import ErdosRenyi, FedEM
+from lit_fed import ErdosRenyi, OfficialFedEM
 
 @dataclass(frozen=True)
-class Mine(FedEM):
+class Mine(OfficialFedEM):
     em_steps: int = 7
 
 @dataclass(frozen=True)
@@ -100,19 +100,20 @@ def test_what_is_not_given_is_the_default_of_the_class_itself(own, tmp_path, cap
     [
         ([], 10, None),
         (["--model.algorithm.em_steps", "4"], 4, None),
-        (["--model.algorithm", "{own}.Mine"], 10, "Mine: {of} FedEM, {both}, min_weight kept"),
-        (["--model.algorithm={own}.Mine", "--model.algorithm.em_steps=4"], 4, "Mine: {of} FedEM, {others} kept"),
-        (["--model.algorithm", "DFedEM"], 10, "DFedEM: {of} FedEM, {both} kept, min_weight left out"),
-        (["--model.algorithm", "FedAvgPlus"], None, "FedAvgPlus: {of} FedEM, {both}, min_weight left out"),
-        (["--config", FEDAVG, "--model.algorithm", "FedEM"], 1, "FedEM: {of} FedEM, {both}, min_weight left out"),
+        (["--model.algorithm", "{own}.Mine"], 10, "Mine: {of} OfficialFedEM, {both}, {habit} kept"),
+        (["--model.algorithm={own}.Mine", "--model.algorithm.em_steps=4"], 4, "Mine: {of} {first}, {others} kept"),
+        (["--model.algorithm", "DFedEM"], 10, "DFedEM: {of} OfficialFedEM, {both} kept, {habit} left out"),
+        (["--model.algorithm", "FedAvgPlus"], None, "FedAvgPlus: {of} OfficialFedEM, {both}, {habit} left out"),
+        (["--config", FEDAVG, "--model.algorithm", "FedEM"], 1, "FedEM: {of} OfficialFedEM, {both}, {habit} left out"),
     ],
 )
 def test_options_stay_where_the_other_class_has_them_and_it_is_said(own, tmp_path, capsys, second, em_steps, said):
-    given = {"num_components": 2, "em_steps": 10, "min_weight": 0.1}
-    first = in_a_file(tmp_path, class_path="FedEM", init_args=given)
+    given = {"num_components": 2, "em_steps": 10, "shuffle_per_component": False}
+    first = in_a_file(tmp_path, class_path="OfficialFedEM", init_args=given)
     _, options = algorithm_of(*first, *(one.replace("{own}", own) for one in second))
     assert (options.get("em_steps") if options else None) == em_steps
     lines = [line for line in capsys.readouterr().err.splitlines() if "configuration" in line]
-    words = {"both": "num_components, em_steps", "others": "num_components, min_weight"}
+    words = {"both": "num_components, em_steps", "others": "num_components, shuffle_per_component"}
+    words |= {"habit": "shuffle_per_component", "first": "OfficialFedEM"}
     words["of"] = "of the configuration's options of"
     assert lines == ([] if said is None else [f"lit_fed: --model.algorithm {said.format(**words)}"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
