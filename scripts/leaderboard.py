@@ -44,6 +44,9 @@ NAMED = {"FedAvgPlus": "FedAvg, then fine-tuning", "FedAvg": "One model for all"
 """Baselines that the findings name."""
 
 
+MIXTURES = {"FedEM": "A mixture", "ResponsibilityFedEM": "A mixture averaged by responsibility"}
+
+
 class Standing(NamedTuple):
     """An algorithm on a task."""
 
@@ -219,33 +222,34 @@ def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
         good = [one for one in held if one.standings[name].is_level]
         told.append(f"**{words}** (`{name}`) is level with the best on {_of(good, held)}.")
     told.append(_on_natural_clients(natural_tasks(results)))
-    gaps = [(one, paired(one.records["FedEM"], one.records["FedAvgPlus"])) for one in results if _both(one)]
+    told += [_beside_fine_tuning(results, name) for name in MIXTURES]
+    return wrap(lead), [line for one in told for line in wrap(one, bullet=True)]
+
+
+def _beside_fine_tuning(results: Sequence[Results], name: str) -> str:
+    held = [one for one in results if {name, "FedAvgPlus"} <= one.records.keys()]
+    gaps = [(one, paired(one.records[name], one.records["FedAvgPlus"])) for one in held]
     ahead = [one for one, gap in gaps if gap is not None and gap.low > 0]
     behind = [one for one, gap in gaps if gap is not None and gap.high < 0]
-    told.append(
-        f"**A mixture** (`FedEM`) is clearly ahead of `FedAvgPlus` on {_of(ahead, gaps)}, and clearly behind on "
-        f"{_of(behind, gaps)}."
+    return (
+        f"**{MIXTURES[name]}** (`{name}`) is clearly ahead of `FedAvgPlus` on {_of(ahead, gaps)}, and clearly behind "
+        f"on {_of(behind, gaps)}."
     )
-    return wrap(lead), [line for one in told for line in wrap(one, bullet=True)]
 
 
 def _on_natural_clients(results: Sequence[Results]) -> str:
     ranks, critical = average_ranks(results)
     best, *others = ranks
-    second = next(name for name in ("FedEM", *others) if name != best)
+    second = next(name for name in (*MIXTURES, *others) if name != best)
     return (
         f"**Natural clients**: {titles(results)}. The other tasks divide samples into groups or mixtures, which suits "
-        f"`FedEM` and clustering. On natural clients `{best}` has the best average rank, {ranks[best]:.1f}, and "
+        f"mixtures and clustering. On natural clients `{best}` has the best average rank, {ranks[best]:.1f}, and "
         f"`{second}` {ranks[second]:.1f}; the critical difference is {critical:.1f}."
     )
 
 
 def _of(good: Sequence[Results], held: Sequence[object]) -> str:
     return f"{len(good)} of {len(held)} tasks" + (f" ({titles(good)})" if good else "")
-
-
-def _both(result: Results) -> bool:
-    return {"FedEM", "FedAvgPlus"} <= result.records.keys()
 
 
 def missing(result: Results, everybody: Iterable[str]) -> list[str]:
@@ -316,7 +320,7 @@ def picture(results: Sequence[Results], path: Path) -> None:
         for name, each in reversed(shown.items()):
             x, y = max(each.row.megabytes, NO_BYTES), 100 * each.row.mean
             panel.plot(x, y, "o" if name in best else ".", color="black" if name in best else "grey")
-            if name in best or name in NAMED or name == "FedEM":
+            if name in best or name in NAMED or name in MIXTURES:
                 height = max(y, height + gap)  # names do not overlap
                 panel.annotate(name, (x, height), fontsize=6, xytext=(5, -2), textcoords="offset points")
         label = f"{one.task.metric} x 100, seen"
