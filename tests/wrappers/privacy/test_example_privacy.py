@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from federated_round import Federation, make_clients, make_context, make_task
+from federated_round import Federation, distance, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer, OfficialFedEM, ResponsibilityFedEM
@@ -112,6 +112,27 @@ def test_the_noise_of_a_target_stays():
         wrapped.plan(ctx._replace(num_rounds=5), own)
 
 
+@pytest.mark.parametrize(
+    "mixture",
+    [FedEM(), OfficialFedEM(shuffle_per_component=False), ResponsibilityFedEM()],
+    ids=lambda one: type(one).__name__,
+)
+def test_the_weights_of_a_mixture_have_noise_that_epsilon_counts(mixture):
+    """The same round without noise on them has other weights, and an infinite ε."""
+    privacy = ExamplePrivacy(**GIVEN | {"sample_rate": 0.5, "mixture_noise": 3.0})
+    quiet = ExamplePrivacy(**GIVEN | {"sample_rate": 0.5, "mixture_noise": 0.0})
+    noisy, plain = (
+        Federation(one.around(mixture), make_clients([40, 30, 20]), solver=LocalSolver(local_epochs=1), seed=3)
+        for one in (privacy, quiet)
+    )
+    for federation in (noisy, plain):
+        federation.round()
+    assert distance(noisy.states.mixture, plain.states.mixture) > 1e-3
+    assert (noisy.states.mixture.sum(1) - 1).abs().max() < 1e-12
+    spent = [one.algorithm.guarantee(one.context("plan"), one.shared.own)["epsilon"] for one in (noisy, plain)]
+    assert spent[0] < math.inf == spent[1]
+
+
 def test_a_noised_m_step(monkeypatch):
     s, noise = torch.tensor([1.210276, 0.789724]).double(), torch.tensor([0.3, -0.2]).double()
     assert ((s + noise) / 2).tolist() == pytest.approx([0.755138, 0.294862])
@@ -121,12 +142,14 @@ def test_a_noised_m_step(monkeypatch):
     data = ClientData(losses, losses, None, torch.ones(2).double(), torch.tensor(0))
     monkeypatch.setattr(e_step, "protecting_normals", lambda *_: noise)
     plain = expectation(pi, losses, data.mask)
-    new, q, loss = private_expectation(make_context(make_task(), mixture_noise=1.0), pi, losses, data)
+    new, q, loss = private_expectation(make_context(make_task(), mixture_noise=1.0), pi, losses, data, "mean")
     assert new.tolist() == pytest.approx([0.730138, 0.269862], abs=1e-6)
     assert torch.equal(q, plain[1])
     assert torch.equal(loss, plain[2])
     empty = data._replace(mask=torch.zeros(2).double())
-    assert torch.equal(private_expectation(make_context(make_task(), mixture_noise=1.0), pi, losses, empty)[0], pi)
+    assert torch.equal(
+        private_expectation(make_context(make_task(), mixture_noise=1.0), pi, losses, empty, "mean")[0], pi
+    )
 
 
 @pytest.mark.parametrize(
