@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
-    "Check", "ClientError", "ConfigError", "DivergedError", "NotFiniteError", "WriteError", "check_settings", "logged",
-    "notice", "stamped",
+    "Check", "ClientError", "ConfigError", "DivergedError", "NotFiniteError", "WriteError", "check_settings",
+    "logged", "notice", "refuse_ignored_defaults", "stamped",
 ]  # fmt: skip
 
 
@@ -119,6 +120,28 @@ def check_settings(
         infinite = isinstance(value, float) and not math.isfinite(value)  # 1e400 is a number to parsers
         if not holds or infinite:
             raise ConfigError(f"{prefix}.{name} is {value}; give {wanted}")
+
+
+def refuse_ignored_defaults(settings: Any, option: str) -> None:
+    """Refuse an object whose class sets another default of an inherited field in a way that dataclasses ignore.
+
+    Args:
+        settings: a dataclass.
+        option: the option that names its class.
+
+    Raises:
+        ConfigError: naming class and field, and what to write.
+    """
+    cls = type(settings)
+    for one in fields(cls):
+        found = inspect.getattr_static(cls, one.name, one.default)
+        ignored = one.default is not MISSING and not isinstance(found, property) and found != one.default
+        if ignored:
+            kind = getattr(one.type, "__name__", one.type)
+            raise ConfigError(
+                f"{option} {cls.__name__} sets {one.name} to {found}, which is ignored: write `{one.name}: {kind} = "
+                f"{found!r}`, and @dataclass(frozen=True) above the class"
+            )
 
 
 @cache

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import pytest
 
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError, check_settings, refuse_ignored_defaults
 
 
 class Settings(NamedTuple):
@@ -65,3 +65,29 @@ def test_null_is_within_every_range_and_words_are_checked_unasked():
         check_settings(Typed(steps=0), steps=">= 1")
     with pytest.raises(ConfigError, match=r"rule is median; give mean or sum$"):
         check_settings(Typed(rule="median"))
+
+
+def test_a_default_that_dataclasses_ignore_is_refused():
+    @dataclass(frozen=True)
+    class Base:
+        steps: int = 1
+        other: tuple = ()
+
+    class Undecorated(Base):
+        steps: int = 7
+
+    @dataclass(frozen=True)
+    class Unannotated(Base):
+        steps = 7
+
+    @dataclass(frozen=True)
+    class Right(Base):
+        steps: int = 7
+
+    for cls in (Undecorated, Unannotated):
+        with pytest.raises(
+            ConfigError, match=rf"{cls.__name__} sets steps to 7, which is ignored: write `steps: int = 7`"
+        ):
+            refuse_ignored_defaults(cls(), "--model.algorithm")
+    refuse_ignored_defaults(Right(), "--model.algorithm")
+    refuse_ignored_defaults(Right(steps=3), "--model.algorithm")

@@ -8,11 +8,12 @@ Symbols:
     θ_m,t^k-1/2 -> work.models         component m after client t's local steps, leaves [M, ...]
     π_t         -> state.mixture       mixture weights of client t, [M], sum to 1; never sent by D-FedEM
     q_t         -> work.responsibility posterior of the component of each local sample, [N, M], rows sum to 1
-    W_k         -> topology, mixing    mixing matrix of round k, [T, T]; its diagonal is free
+    W_k         -> topology, mixing    mixing matrix of round k, [T, T], for T clients; rows sum to 1
+    n_t, n      ->                     samples of client t, and of all clients
 Deviations:
     A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_t/n.
     D-FedEM averages a neighbour's component by W_tj, as in the paper. `ResponsibilityDFedEM` is another rule.
-    All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
+    All clients are active in the paper. Ours: the weight of an edge to an absent client goes to the diagonal of W_k.
     Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean.
     Sequences: the E-step takes the mean loss of a sequence's positions, or with `position_loss: sum` the likelihood of
     the whole text, exp(−L·ℓ) for L positions of mean loss ℓ; serving mixes each position, as FedEM does.
@@ -20,7 +21,7 @@ Deviations:
     models that serve unseen clients; neither is offered.
 """
 
-# Annotations are not postponed: those of a base are resolved in the module of a user's subclass.
+# No `from __future__ import annotations`: jsonargparse resolves inherited annotations in the module of a subclass.
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,13 +66,12 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
     Args:
         num_components: M.
         topology: the graph between clients.
-        mixing: rule for the weights of neighbours; `fmmc` converges fastest.
+        mixing: rule for the weights of neighbours; `fmmc`, the fastest mixing Markov chain, converges fastest.
         em_steps: E-steps of an unseen client before it is served; the paper takes one.
         common_start: start all clients from the same models; otherwise each from different ones.
         position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
-            null: none.
+        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
     serving_settings = ("em_steps",)
@@ -130,21 +130,20 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
 
 @dataclass(frozen=True)
 class ResponsibilityDFedEM(DFedEM):
-    """D-FedEM with components averaged by what each neighbour uses of them, which tells it to its neighbours.
+    """D-FedEM with each neighbour's components weighted by its mixture weights, which it sends along.
 
-    θ_m,t <- Σ_j W_tj π_jm θ_m,j / Σ_j W_tj π_jm: one round of ratio consensus, restarted with each round's weights; not
-    in the paper. An unseen client takes its E-steps on the mean weighted by each client's last π_t, at first 1/M.
+    θ_m,t <- Σ_j W_tj π_jm θ_m,j / Σ_j W_tj π_jm: one step of a ratio of two averages over the graph; not in the paper.
+    An unseen client takes its E-steps on the mean weighted by each client's last π_t, at first 1/M.
 
     Args:
         num_components: M.
         topology: the graph between clients.
-        mixing: rule for the weights of neighbours; `fmmc` converges fastest.
+        mixing: rule for the weights of neighbours; `fmmc`, the fastest mixing Markov chain, converges fastest.
         em_steps: E-steps of an unseen client before it is served; the paper takes one.
         common_start: start all clients from the same models; otherwise each from different ones.
         position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
-            null: none.
+        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
     def shared_init(self, ctx: Context) -> Peers:

@@ -9,7 +9,12 @@ Symbols:
     π_t   -> state.mixture        mixture weights of client t, [M], sum to 1; never sent by FedEM
     q_t   -> work.responsibility  posterior of the component of each local sample, [N, M], rows sum to 1
     θ_m,t -> work.models          component m after client t's local steps, leaves [M, ...]
-    n_t   -> message.weight       samples of client t
+    n_t   -> message.weight       samples of client t; 1 with `--model.weighting uniform`
+    ℓ     -> losses               loss of each local sample under each received component, [N, M]
+    T     -> ctx.num_clients      seen clients, which train; an unseen client, with an id from T, fits its π_t alone, in
+                                  the phase `adapt` before it is served
+E-step:
+    q_t,m ∝ π_t,m·exp(−ℓ_m) for each sample; then π_t <- the mean of q_t over the client's samples.
 Deviations:
     FedEM averages a component over all clients by n_t, as in the paper. `ResponsibilityFedEM` is another rule.
     An unseen client takes `em_steps` E-steps from uniform weights each time it is served (the paper: one).
@@ -23,7 +28,7 @@ Deviations:
     likelihood of the whole text, exp(−L·ℓ). Serving mixes each position in both cases.
 """
 
-# Annotations are not postponed: those of a base are resolved in the module of a user's subclass.
+# No `from __future__ import annotations`: jsonargparse resolves inherited ones in the module of a subclass.
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -68,8 +73,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
             other, ten bring it level with seen clients: docs/results/when-mixtures-help.md.
         position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
-            null: none.
+        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
     num_components: int = 3
@@ -77,7 +81,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     position_loss: PositionLoss = "mean"
     start: MixtureStart | None = None
 
-    serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)
+    serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)  # a checkpoint may be served with another value
+    # Privacy of samples needs noise on π_t too, `mixture_noise`, since q_t weighs the local steps.
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps_alone": "the mixture weights"}
 
     def __post_init__(self) -> None:
@@ -92,13 +97,16 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         return MixtureState(torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype))
 
     def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
-        """ℓ(θ_m; s) of each sample s under each received component, [B, M] (evaluation mode)."""
+        """ℓ(θ_m; s) of each sample s under each received component, [B, M]; `client_init` gets those of all samples."""
         return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
     ) -> MixtureWork:
-        """E-step: q_t, and the new π_t as its mean over samples (Alg. 1, lines 5-6; Eq. 8-9)."""
+        """E-step: q_t, and the new π_t as its mean over samples (Alg. 1, lines 5-6; Eq. 8-9).
+
+        `private_expectation` adds noise to π_t under privacy of samples, and none otherwise.
+        """
         pi, q, loss = private_expectation(ctx, state.mixture, losses, data, self.position_loss)
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             pi, q, _ = private_expectation(ctx, pi, losses, data, self.position_loss)
@@ -121,7 +129,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     # The server's step is the default, server_average: θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10).
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """E-steps of an unseen client, and no local steps."""
+        """An unseen client takes E-steps, and no local steps (`LocalWork()`); a seen one is served as it is (None)."""
         return None if seen else LocalWork()
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
@@ -129,7 +137,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         return ctx.task.mix(state.mixture, outputs)
 
 
-WEIGHS = "averages by mixture weights that each client sends; give --model.algorithm FedEM"
+WEIGHS = "averages by mixture weights that each client sends; give --model.algorithm FedEM"  # see `incompatible`
 
 
 @dataclass(frozen=True)
@@ -145,17 +153,16 @@ class ResponsibilityFedEM(FedEM):
         em_steps: E-steps of an unseen client before it is served.
         position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
-            null: none.
+        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
-    message = MessageSpec(complete=False)
+    message = MessageSpec(complete=False)  # components that a client does not use are not sent
     incompatible: ClassVar[dict[str, str]] = {
         **FedEM.incompatible, **dict.fromkeys(("privacy", "robust", "deployment", "ef21"), WEIGHS)
     }  # fmt: skip
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
-        """Send the components that the client uses, and π_t."""
+        """Send π_tm θ_m,t and π_t, which the server adds up with weights n_t; a component of weight 0 costs no bits."""
         result = super().client_final(ctx, shared, work, data)
         sent = (work.mixture > 0).sum(dtype=torch.float64) / self.num_components
         bits = sent * tree.bits(work.models, ctx.private) + tree.bits(work.mixture)
@@ -163,7 +170,10 @@ class ResponsibilityFedEM(FedEM):
         return result._replace(message=message)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
-        """θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm; a component that no client uses is unchanged."""
+        """θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm; a component that no client uses is unchanged.
+
+        With `stale_fill` absent clients count with the mean shares of the participants (`absent_alike`).
+        """
         return GlobalModels(average_chosen(ctx, shared.models, reduced, absent_alike=True))
 
 
@@ -176,8 +186,7 @@ class OfficialFedEM(FedEM):
         em_steps: E-steps of an unseen client before it is served; a seen client takes one.
         position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
             the likelihood of the whole text.
-        start: other first rounds, `Clustering`, which prevents that several groups of clients share a component;
-            null: none.
+        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
         shuffle_per_component: give each component its own order of batches.
         refresh_mixture_at_eval: let a seen client take another E-step before it is served, since its weights were
             fitted to the models of its last round. The authors' code keeps the result; here it is dropped.
@@ -194,6 +203,7 @@ class OfficialFedEM(FedEM):
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
     ) -> MixtureWork:
+        """The E-steps of FedEM; one of a seen client. Clients run under `vmap`: both are computed, one is chosen."""
         work = super().client_init(ctx, shared, state, data, losses)
         if ctx.phase != "adapt" or self.em_steps == 1:
             return work

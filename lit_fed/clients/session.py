@@ -27,7 +27,7 @@ from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, refuse_ignored_defaults
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, refuse_lightning, zero_outputs
@@ -100,6 +100,8 @@ class ModelSettings(NamedTuple):
         self.adapters.check()
         self.personal_parts.check()
         wanted_metrics(self.metrics)
+        for part, option in ((self.algorithm, "--model.algorithm"), (self.solver, "--model.solver")):
+            refuse_ignored_defaults(part, option)
         self.check_combination()
 
     def check_combination(self, **known: Any) -> None:

@@ -327,15 +327,15 @@ class ClientStore(nn.Module):
     @contextmanager
     def saving(self, path: Path, is_global_zero: bool) -> Iterator[None]:
         """Context of writing a checkpoint: its files are kept as long as it exists."""
-        if self.files is not None and self.files.folder is not None and self.files.checkpoints is None:
+        if self.files is None or self.files.folder is None or not is_global_zero:
+            yield
+            return
+        if self.files.checkpoints is None:
             raise ConfigError(
                 f"{path} cannot be written: its client states are in {self.files.folder}, which is not beside the "
                 "given --ckpt_path but named in it, and nothing is written there; move that checkpoint into the "
                 "folder checkpoints of its run, or save after a fit"
             )
-        if self.files is None or self.files.checkpoints is None or not is_global_zero:
-            yield
-            return
         self.files.checkpoints.announce(path)
         yield
         self.files.checkpoints.written(path, self._index())

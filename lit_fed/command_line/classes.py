@@ -198,7 +198,9 @@ def options_of_other_classes(layers: Sequence[Namespace], config: Namespace, giv
                 place = f"{key}.init_args.{name}"
                 later = any(place in one for one in layers[number + 1 :])
                 if not (later or any(f"{one}.".startswith(f"{option}.{name}.") for one in given)):
-                    (kept if place in config and _same(value, config[place]) else lost).append(name)
+                    stays = place in config and _same(value, config[place])
+                    shown = name if isinstance(value, Namespace | dict | list) else f"{name}={value}"
+                    (kept if stays else lost).append(shown if stays else name)
             if lost or (kept and block.class_path != now.class_path):
                 said = [f"{', '.join(names)} {what}" for names, what in ((kept, "kept"), (lost, "left out")) if names]
                 old, new = (one.class_path.rpartition(".")[2] for one in (block, now))

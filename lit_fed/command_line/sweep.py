@@ -13,8 +13,9 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,7 +110,8 @@ def _sweep_points(sweep: Sweep, folder: Path, given: Namespace, parse: Any, run:
 
     seeds: Sequence[int] | None = given.seeds
     total = number_of_points(sweep, given.trials)
-    check_arguments(sweep, parse)
+    with redirect_stderr(StringIO()):  # each run says these notices itself
+        check_arguments(sweep, parse)
     os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
     with SweepFolder(folder, given.seeds_of.split(",")).opened(sweep, seeds) as opened:
         points = _Points(sweep, Search(sweep, folder), opened, seeds, total, run)

@@ -15,11 +15,12 @@ PAGE = "docs/upgrade.md has the line to write for each option of version 0.2"
 
 GONE: dict[str, str] = {
     "model.algorithm.average": (
-        "leave out samples and clients, the paper's rules; for responsibility, and for auto outside of privacy, robust "
-        "rules, EF21 and nodes, write --model.algorithm ResponsibilityFedEM (ResponsibilityDFedEM); rescaled is gone"
+        "for samples write --model.algorithm FedEM, for clients DFedEM; for responsibility, and for auto outside of "
+        "privacy, robust rules, EF21 and nodes, write --model.algorithm ResponsibilityFedEM (ResponsibilityDFedEM); "
+        "rescaled is gone"
     ),
-    "model.algorithm.min_weight": "leave it out: clients send all components",
-    "model.algorithm.most_components": "leave it out: clients send all components",
+    "model.algorithm.min_weight": "leave it out, clients send all components",
+    "model.algorithm.most_components": "leave it out, clients send all components",
     "model.algorithm.shuffle_per_component": (
         "leave out false; for true write --model.algorithm OfficialFedEM "
         "--model.algorithm.refresh_mixture_at_eval false"
@@ -32,13 +33,15 @@ GONE: dict[str, str] = {
     "model.algorithm.start Restarts": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
 }
-"""Options of version 0.2 that are gone, some with the class that is → what to write instead."""
+"""Options that were removed after version 0.2, some with a value → what to write instead."""
 
 HABITS = ("shuffle_per_component", "refresh_mixture_at_eval")
 """Options that are those of OfficialFedEM now."""
 
-TOGETHER = [f"model.algorithm.{name}" for name in ("average", "min_weight", "most_components", *HABITS)]
-"""Options that every config.yaml of FedEM of version 0.2 holds."""
+AVERAGE = "model.algorithm.average"
+
+BESIDE = [f"model.algorithm.{name}" for name in ("min_weight", "most_components", *HABITS)]
+"""Options that every config.yaml of FedEM of version 0.2 holds beside `AVERAGE`."""
 
 
 def instead_of(option: str) -> list[str]:
@@ -49,12 +52,15 @@ def instead_of(option: str) -> list[str]:
 
     Example:
         >>> instead_of("model.algorithm.min_weight")[0]
-        '--model.algorithm.min_weight is gone since version 0.2'
+        '--model.algorithm.min_weight was removed after version 0.2: leave it out, clients send all components'
     """
     if option not in GONE:
         return []
-    said = TOGETHER if option in TOGETHER else [option]
-    return [f"--{option} is gone since version 0.2", *(f"  --{one}: {GONE[one]}" for one in said), PAGE]
+    more = [f"--{AVERAGE}: {GONE[AVERAGE]}"] if option in BESIDE else []
+    others = ", ".join(one.rpartition(".")[2] for one in BESIDE if one != option)
+    if option in (AVERAGE, *BESIDE):
+        more.append(f"a config.yaml of version 0.2 also holds {others}; leave these out")
+    return [f"--{option} was removed after version 0.2: {GONE[option]}", *more, PAGE]
 
 
 def upgraded(entry: dict[str, Any], place: str) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""Other first rounds of a mixture.
+"""Rounds of IFCA ahead of FedEM and D-FedEM.
 
-From random components EM often converges with two groups of clients on one component and another one unused.
-docs/results/fedem-starts.md has what was tried against it.
+From random components EM often converges to a solution in which two groups of clients share a component and another one
+is unused. docs/results/fedem-starts.md has what was tried against it.
 
 Ghosh, Chung, Yin, Ramchandran. "An Efficient Framework for Clustered Federated Learning". NeurIPS 2020.
 https://arxiv.org/abs/2006.04088, Algorithm 1.
 
 Symbols:
     ĵ    -> fits      one-hot, [M]: the component with the lowest mean loss on the client's samples
-    s_ij -> share     1 if client i trains component j in this round, else 0, [M]
+    s_ij -> share     weight of client i in the average of component j: in the start 1 for ĵ and 0 for others, [M]
 Deviations:
-    After its rounds of IFCA a client with n samples has mixture weights (n·s + 1) / (n + M), where s is 1 for its
-    component and 0 for others: the posterior mean of its weights under a uniform prior, if all of its samples come from
-    that component. One-hot weights would never change again.
+    One-hot mixture weights would never change again. After a round of the start, a client with n samples therefore has
+    weights (n·s + 1) / (n + M), where s is 1 for its component and 0 for others: the posterior mean of its weights
+    under a uniform prior, if all of its samples come from that component.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lit_fed.core.graphs.peers import PeerMessage
 from lit_fed.core.mixtures.clusters import best_fit, one_hot
 from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, Reduced, Tree
-from lit_fed.errors import check_settings
+from lit_fed.errors import check_settings, notice
 from lit_fed.wrappers.base import AlgorithmWrapper, WrapperSettings
 
 __all__ = ["Clustering", "MixtureStart", "StartByClustering", "with_start"]
@@ -68,23 +68,25 @@ def with_start(algorithm: Any) -> Any:
 
 @dataclass(frozen=True)
 class StartByClustering(AlgorithmWrapper):
-    """FedEM or D-FedEM, or one of their averages by responsibility, after rounds of IFCA.
+    """FedEM, D-FedEM or their Responsibility variants after rounds of IFCA.
+
+    Without a server, components are averaged by shares in all rounds; after the start all shares of D-FedEM are 1.
 
     Args:
         inner: the mixture.
         num_rounds: rounds of the start.
     """
 
-    num_rounds: int = field(repr=False)  # a setting of the mixture, which is compared on resume
+    num_rounds: int = field(repr=False)  # of `inner.start`, so that a checkpoint holds it once
 
     @property
     def message(self) -> MessageSpec:
-        """Clients send one component in the start."""
+        """Not complete: clients send one component in the start."""
         return self.inner.message._replace(complete=False)  # type: ignore[no-any-return]
 
     @property
     def incompatible(self) -> dict[str, str]:
-        """What protects or needs all components of a client."""
+        """The algorithm's, and features that need all components of each client, or hide which one it uses."""
         here = "--model.algorithm.start Clustering; give --model.algorithm.start null"
         chooses = f"lets each client choose which components it sends by {here}"
         more: dict[str, str] = dict.fromkeys(("privacy", "deployment", "ef21"), chooses)
@@ -94,7 +96,12 @@ class StartByClustering(AlgorithmWrapper):
         return ctx.phase != "adapt" and ctx.round_idx < self.num_rounds
 
     def shared_init(self, ctx: Context) -> Tree:
-        """The algorithm's; peers with equal shares, by which they are averaged."""
+        """The algorithm's; without a server with the shares, at first equal. Warn of a start as long as the run."""
+        if self.num_rounds >= ctx.num_rounds > 1:
+            notice(
+                f"--model.algorithm.start Clustering takes {self.num_rounds} rounds, and the run has {ctx.num_rounds}: "
+                "the mixture is never trained; give a smaller --model.algorithm.start.num_rounds"
+            )
         shared = self.inner.shared_init(ctx)
         if self.inner.has_server:
             return shared
@@ -117,7 +124,7 @@ class StartByClustering(AlgorithmWrapper):
         message, starts = result.message, self._starts(ctx)
         if starts:
             share = one_hot(work.mixture.argmax(), len(work.mixture), torch.float64)
-        elif isinstance(message.value, Chosen | PeerMessage):
+        elif isinstance(message.value, Chosen | PeerMessage):  # it has shares: a Responsibility variant
             return result
         else:
             share = torch.ones_like(work.mixture, dtype=torch.float64)

@@ -6,7 +6,9 @@ from reproduction.markdown import Part, grid
 from reproduction.settings import runs_of, some_settings
 from reproduction.tables import Results, Table, accuracies
 
-POPULATIONS = {"clients of the training": "test/seen/accuracy", "clients that come later": "test/unseen/accuracy"}
+POPULATIONS = {
+    "seen clients (in training)": "test/seen/accuracy", "unseen clients (join later)": "test/unseen/accuracy",
+}  # fmt: skip
 
 
 def rows(found: Results) -> list[list[str]]:
@@ -36,7 +38,7 @@ def lowest(found: Results) -> list[list[str]]:
 def body(found: Results) -> dict[str, Part]:
     """The table, with the lowest accuracy over seeds."""
     table = [[*row, low] for row, (_, low) in zip(rows(found), lowest(found), strict=True)]
-    return {"table": grid(["method", *POPULATIONS, "lowest seed, training"], table)}
+    return {"table": grid(["method", *POPULATIONS, "lowest seed, seen"], table)}
 
 
 TABLES = [Table("quickstart", runs_of(lambda scale: some_settings("quickstart", scale).values()), body)]

@@ -100,9 +100,9 @@ def test_what_is_not_given_is_the_default_of_the_class_itself(own, tmp_path, cap
     [
         ([], 10, None),
         (["--model.algorithm.em_steps", "4"], 4, None),
-        (["--model.algorithm", "{own}.Mine"], 10, "Mine: {of} OfficialFedEM, {both}, {habit} kept"),
+        (["--model.algorithm", "{own}.Mine"], 10, "Mine: {of} OfficialFedEM, {kept}, {habit}=False kept"),
         (["--model.algorithm={own}.Mine", "--model.algorithm.em_steps=4"], 4, "Mine: {of} {first}, {others} kept"),
-        (["--model.algorithm", "DFedEM"], 10, "DFedEM: {of} OfficialFedEM, {both} kept, {habit} left out"),
+        (["--model.algorithm", "DFedEM"], 10, "DFedEM: {of} OfficialFedEM, {kept} kept, {habit} left out"),
         (["--model.algorithm", "FedAvgPlus"], None, "FedAvgPlus: {of} OfficialFedEM, {both}, {habit} left out"),
         (["--config", FEDAVG, "--model.algorithm", "FedEM"], 1, "FedEM: {of} OfficialFedEM, {both}, {habit} left out"),
     ],
@@ -113,7 +113,8 @@ def test_options_stay_where_the_other_class_has_them_and_it_is_said(own, tmp_pat
     _, options = algorithm_of(*first, *(one.replace("{own}", own) for one in second))
     assert (options.get("em_steps") if options else None) == em_steps
     lines = [line for line in capsys.readouterr().err.splitlines() if "configuration" in line]
-    words = {"both": "num_components, em_steps", "others": "num_components, shuffle_per_component"}
+    words = {"both": "num_components, em_steps", "others": "num_components=2, shuffle_per_component=False"}
+    words["kept"] = "num_components=2, em_steps=10"
     words |= {"habit": "shuffle_per_component", "first": "OfficialFedEM"}
     words["of"] = "of the configuration's options of"
     assert lines == ([] if said is None else [f"lit_fed: --model.algorithm {said.format(**words)}"])

@@ -237,7 +237,7 @@ def test_quickstart_in_python_has_the_numbers_of_the_command_line(tmp_path, monk
     exec(compile(text, "quickstart.py", "exec"), names)
     quickstart = ["--config", str(ROOT / "configs/experiment/quickstart.yaml")]
     main(["fit", *quickstart, "--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "1", "--name", "x"])
-    files = (Path("runs") / name / "version_0/metrics.csv" for name in ("FedEM", "x"))
+    files = (Path("runs") / name / "version_0/metrics.csv" for name in ("ResponsibilityFedEM", "x"))
     here, there = (list(csv.DictReader(file.read_text().splitlines())) for file in files)
     assert len(here) == 5
     for one, other in zip(here, there, strict=True):

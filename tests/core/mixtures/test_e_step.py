@@ -1,10 +1,9 @@
 import pytest
 import torch
 from federated_round import distance, make_context, same_bits
-from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.mixtures.e_step import average_chosen, batch_weights, choose, largest
+from lit_fed.core.mixtures.e_step import average_chosen, batch_weights, choose
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, Chosen, Message, ModelState
 
@@ -102,41 +101,6 @@ def test_a_client_without_samples_sends_without_effect():
         make_context(), SERVER, reduced(taken=torch.tensor([[1, 0, 0], [1, 0, 0], [0, 1, 1]]), weights=weights)
     )
     assert torch.equal(found.parameters["w"][1:], SERVER.parameters["w"][1:])
-
-
-# ---------------------------------------------------------------------- which models
-@pytest.mark.parametrize(
-    ("most", "at_least", "expected"),
-    [
-        (None, 0.0, [1, 1, 1, 1]),
-        (4, 0.0, [1, 1, 1, 1]),
-        (2, 0.0, [0, 1, 0, 1]),
-        (1, 0.0, [0, 1, 0, 0]),
-        (None, 0.1, [1, 1, 0, 1]),
-        (None, 0.11, [0, 1, 0, 1]),
-        (3, 0.45, [0, 1, 0, 0]),
-        (None, 0.9, [0, 1, 0, 0]),
-    ],
-)
-def test_the_largest_weights(most, at_least, expected):
-    mixture = torch.tensor([0.1, 0.5, 0.0, 0.4], dtype=torch.float64)
-    found = largest(mixture, most, at_least)
-    assert found.tolist() == expected
-    assert found.dtype == torch.float64
-
-
-def test_of_equal_weights_the_first_go_before():
-    assert largest(torch.full((3,), 1 / 3), most=1).tolist() == [1, 0, 0]
-    assert largest(torch.tensor([0.2, 0.4, 0.4]), most=1).tolist() == [0, 1, 0]
-    assert largest(torch.tensor([0.25, 0.25, 0.25, 0.25]), at_least=0.5).tolist() == [1, 0, 0, 0]
-
-
-def test_many_clients_at_once():
-    mixtures = torch.rand(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = vmap(lambda one: largest(one, 3, 0.4))(mixtures)
-    assert torch.equal(found, torch.stack([largest(one, 3, 0.4) for one in mixtures]))
-    ranked = torch.zeros_like(mixtures).scatter(1, mixtures.topk(3).indices, 1.0)
-    assert torch.equal(vmap(lambda one: largest(one, 3))(mixtures), ranked)
 
 
 # ---------------------------------------------------------------------- rows of a batch
