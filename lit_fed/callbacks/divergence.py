@@ -56,7 +56,8 @@ class Divergence(FederatedCallback):
         loss, guess = module.results.get("train/seen/loss", -math.inf), data.guessing_loss()
         remote, of_another_loss = data.dataset.is_remote, module.settings.loss is not None
         rose = loss > self.first * (1 + ROUNDING)
-        far = guess is not None and not of_another_loss and loss > FAR * guess
+        classes = module.facts.target.metric == "accuracy"  # the loss of quantities may begin anywhere
+        far = guess is not None and classes and not of_another_loss and loss > FAR * guess
         worse = far or (rose and (remote or (guess is not None and (of_another_loss or loss > guess))))
         if loss == -math.inf or (math.isfinite(loss) and not worse):
             return

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -100,9 +101,20 @@ class ModelSettings(NamedTuple):
         self.adapters.check()
         self.personal_parts.check()
         wanted_metrics(self.metrics)
+        self._check_words()
         for part, option in ((self.algorithm, "--model.algorithm"), (self.solver, "--model.solver")):
             refuse_ignored_defaults(part, option)
         self.check_combination()
+
+    def _check_words(self) -> None:
+        """Refuse words that an option does not list; from Python, no parser has checked them."""
+        for name, hint in get_type_hints(type(self)).items():
+            kinds = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
+            words = [word for one in kinds for word in get_args(one)]
+            words += [None] if words and NoneType in get_args(hint) else []
+            if words and getattr(self, name) not in words:
+                known = ", ".join("null" if word is None else str(word) for word in words)
+                raise ConfigError(f"--model.{name} is {getattr(self, name)!r}; give one of {known}")
 
     def check_combination(self, **known: Any) -> None:
         """Refuse incompatible settings, see `lit_fed.wrappers.compatibility`.

@@ -94,7 +94,7 @@ DATA_SETS = names_in(
     """
     CIFAR10 CIFAR100 CelebA Country211 DTD DatasetFolder EMNIST EuroSAT FER2013 FGVCAircraft FakeData FashionMNIST
     Flowers102 Food101 GTSRB ImageFolder Imagenette KMNIST LFWPeople MNIST Omniglot OxfordIIITPet PCAM Places365 QMNIST
-    RenderedSST2 SEMEION STL10 SUN397 SVHN StanfordCars TensorDataset USPS
+    RenderedSST2 STL10 SUN397 SVHN StanfordCars TensorDataset USPS
     """
 )
 """Data sets of labelled images of torchvision.

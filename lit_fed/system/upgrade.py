@@ -91,24 +91,19 @@ def _mixture_of(settings: dict[str, Any]) -> str:
     return name if name in ("FedEM", "DFedEM") and package.partition(".")[0] in ("", "lit_fed") else ""
 
 
-def _today(settings: Any, averages: set[str], place: str) -> Any:
+def _today(settings: Any, averages: set[str], place: str, *, inside: str = "") -> Any:
+    """Settings in today's names; `inside` is the name of the setting that they belong to."""
     if not isinstance(settings, dict):
         return settings
-    settings = {name: _today(value, averages, place) for name, value in settings.items()}
+    settings = {name: _today(value, averages, place, inside=name) for name, value in settings.items()}
     name, is_argument = _mixture_of(settings), "init_args" in settings
     options = settings["init_args"] if is_argument else {key: v for key, v in settings.items() if key != "class_path"}
-    if not name or not {"average", "min_weight", "shuffle_per_component"} & options.keys():
+    if not name or not isinstance(options, dict) or not {"average", "min_weight"} & options.keys():
         return settings
     average = options.get("average", "samples")
     average = next(iter(averages), "samples") if average == "auto" else average
     habits = [key for key in HABITS if options.get(key)]
-    start = options.get("start")
-    if (
-        average == "rescaled" or options.get("min_weight") or options.get("most_components")
-        or (habits and average == "responsibility")
-        or (start and not str(start["class_path"]).endswith("Clustering"))
-    ):  # fmt: skip
-        raise ConfigError(f"{place} is of version 0.2, of a run of {name} with settings that are gone; {PAGE}")
+    _refuse_gone(name, average, habits, options, place)
     if average == "responsibility":
         name = f"Responsibility{name}"
     elif habits:
@@ -117,5 +112,19 @@ def _today(settings: Any, averages: set[str], place: str) -> Any:
     options = {key: value for key, value in options.items() if key not in gone}
     if is_argument:
         return settings | {"class_path": f"lit_fed.{name}", "init_args": options}
-    inside = {"class_path": name} | options
-    return {"class_path": "StartByClustering", "inner": inside} if start else inside
+    today = {"class_path": name} | options
+    wrapped = options.get("start") and inside != "base"  # KNNPer puts the start around its base itself
+    return {"class_path": "StartByClustering", "inner": today} if wrapped else today
+
+
+def _refuse_gone(name: str, average: str, habits: list[str], options: dict[str, Any], place: str) -> None:
+    start = options.get("start")
+    start = start.get("class_path") if isinstance(start, dict) else start
+    gone = [f"{key} {options[key]}" for key in ("min_weight", "most_components") if options.get(key)]
+    gone += ["average rescaled"] if average == "rescaled" else []
+    gone += [f"{', '.join(habits)} with average responsibility"] if habits and average == "responsibility" else []
+    gone += [f"start {start}"] if start and not str(start).endswith("Clustering") else []
+    if gone:
+        raise ConfigError(
+            f"{place} is of version 0.2, of a run of {name} with {', '.join(gone)}, which is gone; {PAGE}"
+        )

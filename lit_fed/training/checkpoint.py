@@ -12,7 +12,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from torch import Tensor
 
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
@@ -28,6 +28,9 @@ __all__ = [
     "CHECKPOINT_KEY", "WORD", "AtomicCheckpointIO", "DamagedCheckpointError", "clients_folder", "keep_harmless",
     "load_checkpoint", "with_atomic_checkpoints",
 ]  # fmt: skip
+
+DEEPEST = 40
+"""Nesting of the entries of a checkpoint; those of a run have a dozen levels."""
 
 CHECKPOINT_KEY = "lit_fed"
 """Key of the entries that lit_fed adds to a checkpoint."""
@@ -137,7 +140,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             os.fsync(file.fileno())
         self._good.add(target)
 
-    def load_checkpoint(
+    def _check_types(content: dict[str, Any], place: str, fix: str) -> None:
+    """Refuse entries of another type than those of a run, by name."""
+    own = {f"{CHECKPOINT_KEY}.{name}": reader for name, reader in OWN_ENTRIES.items()}
+    try:
+        for name, reader in {**ENTRIES, **TRAINING_ENTRIES, **OTHER_ENTRIES, **own}.items():
+            entries, key = (content[CHECKPOINT_KEY], name.partition(".")[2]) if name in own else (content, name)
+            if key in entries:
+                reader(entries[key], name)
+    except WireError as error:
+        raise ConfigError(f"{place}: its entry {error}; {fix}") from error
+
+
+def load_checkpoint(
         self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """A checkpoint of lit_fed; other content of the file is refused by name."""
@@ -180,6 +195,19 @@ class DamagedCheckpointError(ConfigError):
         super().__init__(f"{option} {path} cannot be read: {reason}; {fix}")
 
 
+def _is_shallow(content: Any) -> bool:
+    """Whether a value is nested at most `DEEPEST` times; one that holds itself is not."""
+    layer = [content]
+    for _ in range(DEEPEST):
+        parts = [
+            one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, dict | list | tuple)
+        ]
+        layer = [inner for part in parts for inner in part]
+        if not layer:
+            return True
+    return False
+
+
 def _whole_previous(path: Path) -> Path | None:
     previous = path.with_name(PREVIOUS)
     if path.name != LAST or not previous.is_file():
@@ -209,6 +237,8 @@ def load_checkpoint(
     fix = "give a file from the folder checkpoints of a run"
     try:
         content = load_checked(path, values=values)
+        if not _is_shallow(content):
+            raise DamagedFileError("its entries are nested deeper than those of any run")
     except DamagedFileError as error:
         raise DamagedCheckpointError(path, option, str(error), fix) from error
     except OSError as error:
@@ -222,14 +252,7 @@ def load_checkpoint(
         raise ConfigError(f"{option} {path} lacks {', '.join(lacks)}; {fix}")
     if resumable and any(key not in content for key in TRAINING_ENTRIES):
         raise ConfigError(f"--ckpt_path {path} holds models alone, from which no run can go on; give its last.ckpt")
-    own = {f"{CHECKPOINT_KEY}.{name}": reader for name, reader in OWN_ENTRIES.items()}
-    try:
-        for name, reader in {**ENTRIES, **TRAINING_ENTRIES, **OTHER_ENTRIES, **own}.items():
-            entries, key = (content[CHECKPOINT_KEY], name.partition(".")[2]) if name in own else (content, name)
-            if key in entries:
-                reader(entries[key], name)
-    except WireError as error:
-        raise ConfigError(f"{option} {path}: its entry {error}; {fix}") from error
+    _check_types(content, f"{option} {path}", fix)
     today = upgraded(content[CHECKPOINT_KEY], f"{option} {path}")
     if values and today != content[CHECKPOINT_KEY]:
         notice(f"{option} {path} is of version 0.2: its settings are read in today's names, see docs/upgrade.md")
@@ -257,7 +280,7 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer) -> None:
         said += [f"the state of {type(callback).__name__} in the checkpoint {reason}; it starts anew"] if reason else []
     if "callbacks" in checkpoint:  # the keys stay, since Lightning names callbacks that are missing
         checkpoint["callbacks"] = {key: states.get(key, {}) for key in found}
-    known = {*ENTRIES, *TRAINING_ENTRIES, *OTHER_ENTRIES, CHECKPOINT_KEY}
+    known = {*ENTRIES, *TRAINING_ENTRIES, *OTHER_ENTRIES, CHECKPOINT_KEY, "legacy_pytorch-lightning_version"}
     for name in [name for name in checkpoint if name not in known]:
         if any(not WORD.fullmatch(one) for one in _texts(checkpoint[name], keys=False)):
             del checkpoint[name]
@@ -269,6 +292,8 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer) -> None:
 def _misfit(callback: Callback, state: dict[str, Any]) -> str:
     """Why a callback does not take a state; "" if it does."""
     own, folder = callback.state_dict(), getattr(callback, "dirpath", None)
+    if isinstance(callback, EarlyStopping):  # it has no folder, and keeps why it stopped
+        return "" if _is_like(state, own) else "is not of the form of its own"
     known = {*_texts(own, keys=True)}
     for one in _texts(state, keys=folder is not None):
         if one not in known and not (WORD.fullmatch(one) if folder is None else _is_checkpoint_in(folder, one)):
@@ -283,12 +308,7 @@ def _is_checkpoint_in(folder: str | Path, text: str) -> bool:
     """Whether a text is the path of a checkpoint's file in a folder; addresses, `local://` among them, are none."""
     path = Path(text)
     is_address = "::" in text or "://" in text or "\0" in text
-    return (
-        not is_address
-        and path.is_absolute()
-        and path.suffix == ".ckpt"
-        and Path(folder).resolve() in path.resolve().parents
-    )
+    return not is_address and path.suffix == ".ckpt" and Path(folder).resolve() in path.resolve().parents
 
 
 def _is_like(state: Any, own: Any) -> bool:

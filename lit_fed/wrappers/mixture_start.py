@@ -17,8 +17,8 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ from lit_fed.core.graphs.peers import PeerMessage
 from lit_fed.core.mixtures.clusters import best_fit, one_hot
 from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, Reduced, Tree
-from lit_fed.errors import check_settings, notice
-from lit_fed.wrappers.base import AlgorithmWrapper, WrapperSettings
+from lit_fed.errors import ConfigError, check_settings, notice
+from lit_fed.wrappers.base import AlgorithmWrapper, WrapperSettings, innermost
 
 __all__ = ["Clustering", "MixtureStart", "StartByClustering", "with_start"]
 
@@ -61,9 +61,19 @@ class Clustering(MixtureStart):
 
 
 def with_start(algorithm: Any) -> Any:
-    """The algorithm inside the start that it names; the algorithm itself if it names none."""
-    start = getattr(algorithm, "start", None)
-    return start.around(algorithm) if isinstance(start, MixtureStart) else algorithm
+    """The algorithm inside the start that it names; the algorithm itself if it names none.
+
+    Raises:
+        ConfigError: if its start is something else.
+    """
+    takes_start = any(
+        one.name == "start" and MixtureStart in get_args(one.type) for one in fields(innermost(algorithm))
+    )
+    if not takes_start or algorithm.start is None:
+        return algorithm
+    if not isinstance(algorithm.start, MixtureStart):
+        raise ConfigError(f"--model.algorithm.start is {algorithm.start!r}; give Clustering(num_rounds=…), or None")
+    return algorithm.start.around(algorithm)
 
 
 @dataclass(frozen=True)

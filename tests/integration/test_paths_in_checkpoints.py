@@ -21,8 +21,8 @@ from lit_fed.training.checkpoint import load_checkpoint
 ARGUMENTS = [
     *SMALL, "--model.algorithm", "Local", "--data.num_clients", "4", "--trainer.enable_progress_bar", "false",
     "--model.client_memory_gb", "0", "--trainer.callbacks+=EarlyStopping",
-    "--trainer.callbacks.monitor=test/seen/loss", "--trainer.callbacks+=ModelCheckpoint",
-    "--trainer.callbacks.monitor=test/seen/loss", "--trainer.callbacks.filename=best",
+    "--trainer.callbacks.monitor=train/seen/loss", "--trainer.callbacks+=ModelCheckpoint",
+    "--trainer.callbacks.monitor=train/seen/loss", "--trainer.callbacks.filename=best",
 ]  # fmt: skip
 
 FORMS = ("{}", "local://{}", "file://{}")
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_knows_the_folder_of_the_run_deletes_nothing_elsewhere
     content = load_checkpoint(whole)
     key = next(one for one in content["callbacks"] if one.startswith("ModelCheckpoint"))
     own = tmp_path / "runs/Local/version_0/checkpoints"
-    content["callbacks"][key] = checkpoints_state(form.format(victim), str(own)) | {"monitor": "test/seen/loss"}
+    content["callbacks"][key] = checkpoints_state(form.format(victim), str(own)) | {"monitor": "train/seen/loss"}
     with touched(str(victim)) as found:
         assert ran(goes_on(tmp_path), content, tmp_path)
     assert not found
@@ -196,8 +196,8 @@ class Own(Callback):
 
 def fitted(out, rounds, own, ckpt_path=None):
     callbacks = [
-        own, EarlyStopping("test/seen/loss", patience=9),
-        ModelCheckpoint(out / "best", monitor="test/seen/loss", save_top_k=2, filename="{step}"),
+        own, EarlyStopping("train/seen/loss", patience=9),
+        ModelCheckpoint(out / "best", monitor="train/seen/loss", save_top_k=2, filename="{step}"),
     ]  # fmt: skip
     trainer = quiet_trainer(rounds, out, callbacks=callbacks)
     trainer.fit(FederatedModule(FedEM(2)), datamodule=FederatedDataModule(Digits(), num_clients=4), ckpt_path=ckpt_path)

@@ -145,8 +145,8 @@ def _by_shares(matrix: Tensor, shares: Tensor, each: ModelState) -> ModelState:
 
     def average(leaf: Tensor) -> Tensor:
         rows = leaf.reshape(*shares.shape, -1).double()
-        mixed = torch.einsum("it,tmd->imd", matrix, rows * shares[..., None])
-        mixed = torch.where(even[..., None], torch.einsum("it,tmd->imd", matrix, rows), mixed) / total[..., None]
+        weighted, plain = _product(matrix, rows * shares[..., None]), _product(matrix, rows)
+        mixed = torch.where(even[..., None], plain, weighted) / total[..., None]
         return mixed.view(len(matrix), *leaf.shape[1:])
 
     return cast_like(tree.map_leaves(average, each), each)  # type: ignore[no-any-return]

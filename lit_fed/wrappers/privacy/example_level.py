@@ -320,5 +320,5 @@ def _check_network(ctx: Context, algorithm: Any, client_ids: Tensor) -> None:
         )
     if any(phase.work.batches_per_step > 1 for phase in algorithm.phases(ctx._replace(phase="plan"), client_ids)):
         raise ConfigError(
-            f"{here} draws one batch a step for all models; leave out --model.algorithm.shuffle_per_component"
+            f"{here} draws one batch a step for all models; give --model.algorithm.shuffle_per_component false"
         )

@@ -29,7 +29,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Chosen, Reduced, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, innermost
 from lit_fed.wrappers.deltas import names_of_parameters, parameter_trees, reference_of, with_parameter_trees
 from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
@@ -274,7 +274,7 @@ class Robustness(NamedTuple):
 
     def freezes_minorities(self, algorithm: Any) -> bool:
         """Whether the rule acts per coordinate on several models, each of which few clients may have trained."""
-        rule = self.rule
+        rule, algorithm = self.rule, innermost(algorithm)  # a start lets clients choose in its rounds alone
         return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.message.complete
 
     def check_data(self, facts: TrainingFacts, num_messages: int) -> None:

@@ -193,5 +193,5 @@ def test_refused_networks_and_batches():
     normalised = make_context(make_task(network=NormalisedMLP))
     with pytest.raises(ConfigError, match="ExamplePrivacy and batch normalisation"):
         wrapped.around(FedEM()).shared_init(normalised)
-    with pytest.raises(ConfigError, match=r"leave out --model.algorithm.shuffle_per_component"):
+    with pytest.raises(ConfigError, match=r"give --model.algorithm.shuffle_per_component false"):
         wrapped.around(OfficialFedEM()).shared_init(make_context(make_task()))
