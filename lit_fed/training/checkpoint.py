@@ -32,6 +32,8 @@ __all__ = [
 DEEPEST = 40
 """Nesting of the entries of a checkpoint; those of a run have a dozen levels."""
 
+PARTS = (dict, list, tuple)
+
 CHECKPOINT_KEY = "lit_fed"
 """Key of the entries that lit_fed adds to a checkpoint."""
 
@@ -140,19 +142,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             os.fsync(file.fileno())
         self._good.add(target)
 
-    def _check_types(content: dict[str, Any], place: str, fix: str) -> None:
-    """Refuse entries of another type than those of a run, by name."""
-    own = {f"{CHECKPOINT_KEY}.{name}": reader for name, reader in OWN_ENTRIES.items()}
-    try:
-        for name, reader in {**ENTRIES, **TRAINING_ENTRIES, **OTHER_ENTRIES, **own}.items():
-            entries, key = (content[CHECKPOINT_KEY], name.partition(".")[2]) if name in own else (content, name)
-            if key in entries:
-                reader(entries[key], name)
-    except WireError as error:
-        raise ConfigError(f"{place}: its entry {error}; {fix}") from error
-
-
-def load_checkpoint(
+    def load_checkpoint(
         self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """A checkpoint of lit_fed; other content of the file is refused by name."""
@@ -199,10 +189,10 @@ def _is_shallow(content: Any) -> bool:
     """Whether a value is nested at most `DEEPEST` times; one that holds itself is not."""
     layer = [content]
     for _ in range(DEEPEST):
-        parts = [
-            one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, dict | list | tuple)
-        ]
-        layer = [inner for part in parts for inner in part]
+        parts = [one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, PARTS)]
+        layer = list(
+            {id(inner): inner for part in parts for inner in part}.values()
+        )  # each once, as it may hold itself
         if not layer:
             return True
     return False
@@ -217,6 +207,18 @@ def _whole_previous(path: Path) -> Path | None:
     except ConfigError:
         return None
     return previous
+
+
+def _check_types(content: dict[str, Any], place: str, fix: str) -> None:
+    """Refuse entries of another type than those of a run, by name."""
+    own = {f"{CHECKPOINT_KEY}.{name}": reader for name, reader in OWN_ENTRIES.items()}
+    try:
+        for name, reader in {**ENTRIES, **TRAINING_ENTRIES, **OTHER_ENTRIES, **own}.items():
+            entries, key = (content[CHECKPOINT_KEY], name.partition(".")[2]) if name in own else (content, name)
+            if key in entries:
+                reader(entries[key], name)
+    except WireError as error:
+        raise ConfigError(f"{place}: its entry {error}; {fix}") from error
 
 
 def load_checkpoint(

@@ -1,6 +1,7 @@
 """No path in a checkpoint is written to or deleted, and states of callbacks come back all the same."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -206,10 +207,13 @@ def fitted(out, rounds, own, ckpt_path=None):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
-def test_states_of_callbacks_come_back(tmp_path, capsys):
-    states, _, files = fitted(tmp_path / "whole", 3, Own())
-    _, last, _ = fitted(tmp_path / "cut", 1, Own())
-    again = fitted(tmp_path / "cut", 3, Own(), ckpt_path=last)
+@pytest.mark.parametrize("relative", [False, True])
+def test_states_of_callbacks_come_back(relative, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = Path() if relative else tmp_path
+    states, _, files = fitted(out / "whole", 3, Own())
+    _, last, _ = fitted(out / "cut", 1, Own())
+    again = fitted(out / "cut", 3, Own(), ckpt_path=last)
     assert (again[0], again[2]) == (states, files)
     assert "'count': 3, 'phase': 'warm'" in states[0]
     assert "starts anew" not in capsys.readouterr().err
@@ -225,3 +229,28 @@ def test_a_state_that_may_name_a_file_is_named(tmp_path, capsys):
     capsys.readouterr()
     fitted(tmp_path, 2, Own("/some/where"), ckpt_path=last)  # its own
     assert "starts anew" not in capsys.readouterr().err
+
+
+def test_what_early_stopping_keeps_comes_back(tmp_path, capsys):
+    """Also why it stopped, which is a sentence."""
+
+    def stopped(rounds, ckpt_path=None):
+        early = EarlyStopping("train/seen/loss", patience=1, min_delta=5)
+        trainer = quiet_trainer(rounds, tmp_path, callbacks=[early])
+        data = FederatedDataModule(Digits(), num_clients=4)
+        trainer.fit(FederatedModule(FedEM(2)), datamodule=data, ckpt_path=ckpt_path)
+        return early.state_dict(), next((tmp_path / "run").rglob("last.ckpt"))
+
+    before, last = stopped(4)
+    assert "did not improve" in str(before)
+    stopped(6, ckpt_path=last)
+    assert "starts anew" not in capsys.readouterr().err
+
+
+def test_an_entry_that_holds_itself_is_refused(whole, tmp_path, capsys):
+    content, ring = load_checkpoint(whole), {}
+    ring |= {"a": ring, "b": ring}
+    content["lit_fed"]["identity"]["algorithm"] = ring
+    torch.save(content, tmp_path / "ring.ckpt")
+    with pytest.raises(ConfigError, match="nested deeper than those of any run"):
+        load_checkpoint(tmp_path / "ring.ckpt")
