@@ -133,7 +133,7 @@ def refuse_ignored_defaults(settings: Any, option: str) -> None:
         ConfigError: naming class and field, and what to write.
     """
     cls = type(settings)
-    for one in fields(cls):
+    for one in fields(cls) if is_dataclass(cls) else ():
         found = inspect.getattr_static(cls, one.name, one.default)
         ignored = one.default is not MISSING and not isinstance(found, property) and found != one.default
         if ignored:

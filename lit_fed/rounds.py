@@ -44,6 +44,7 @@ from lit_fed.core.types import (
 )
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
+from lit_fed.wrappers.mixture_start import with_start
 from lit_fed.wrappers.selection import Selection
 
 __all__ = [
@@ -296,7 +297,7 @@ def start(
         client_trainer: how clients run: `sequential`, `vectorized`, `debug` or `auto`.
         terms: other fields of `Context`, such as `batch_size`, `num_rounds`, `seed`.
     """
-    solver = solver or LocalSolver()
+    solver, algorithm = solver or LocalSolver(), with_start(algorithm)
     sizes: dict[str, Any] = {
         "num_clients": train.num_clients,
         "total_samples": train.num_samples,

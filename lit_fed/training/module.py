@@ -57,7 +57,9 @@ from lit_fed.wrappers.selection import Selection
 
 __all__ = ["FederatedModule", "facts_of"]
 
-FIXES = {"solver": "for a learning rate write LocalSolver(lr=0.1)"}
+FIXES = {
+    "solver": "for a learning rate write LocalSolver(lr=0.1)", "algorithm": "a network is the argument network=",
+}  # fmt: skip
 """What to write for arguments of other types."""
 
 

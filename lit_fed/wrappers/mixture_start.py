@@ -17,7 +17,7 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
@@ -32,7 +32,7 @@ from lit_fed.core.mixtures.clusters import best_fit, one_hot
 from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings, notice
-from lit_fed.wrappers.base import AlgorithmWrapper, WrapperSettings, innermost
+from lit_fed.wrappers.base import AlgorithmWrapper, WrapperSettings
 
 __all__ = ["Clustering", "MixtureStart", "StartByClustering", "with_start"]
 
@@ -61,15 +61,13 @@ class Clustering(MixtureStart):
 
 
 def with_start(algorithm: Any) -> Any:
-    """The algorithm inside the start that it names; the algorithm itself if it names none.
+    """The algorithm inside the start that it names; without one, or inside wrappers already, as it is.
 
     Raises:
         ConfigError: if its start is something else.
     """
-    takes_start = any(
-        one.name == "start" and MixtureStart in get_args(one.type) for one in fields(innermost(algorithm))
-    )
-    if not takes_start or algorithm.start is None:
+    own = {} if isinstance(algorithm, AlgorithmWrapper) else getattr(algorithm, "__dataclass_fields__", {})
+    if "start" not in own or MixtureStart not in get_args(own["start"].type) or algorithm.start is None:
         return algorithm
     if not isinstance(algorithm.start, MixtureStart):
         raise ConfigError(f"--model.algorithm.start is {algorithm.start!r}; give Clustering(num_rounds=…), or None")

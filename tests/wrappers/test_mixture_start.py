@@ -3,14 +3,26 @@
 import numpy as np
 import pytest
 import torch
-from federated_round import Federation, as_arrays, batch_orders, distance, make_clients, run_rounds, same_bits
+from federated_round import (
+    Federation,
+    as_arrays,
+    batch_orders,
+    distance,
+    make_clients,
+    make_context,
+    make_task,
+    run_rounds,
+    same_bits,
+)
 from references import mixture_start_numpy as reference
 from references.dfedem_numpy import metropolis
 
+from lit_fed import FederatedModule
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM, KNNPer, ResponsibilityDFedEM, ResponsibilityFedEM
 from lit_fed.core.graphs.topology import PathGraph
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
+from lit_fed.rounds import start
 from lit_fed.wrappers.mixture_start import Clustering, with_start
 
 SIZES = [5, 2, 8, 4]
@@ -150,3 +162,19 @@ def test_peers_are_those_of_the_reference(average, start, client_trainer):
 def test_wrong_settings_are_named():
     with pytest.raises(ConfigError, match=r"--model\.algorithm\.start\.num_rounds is 0"):
         Clustering(0)
+
+
+def test_a_start_of_another_type_is_refused():
+    with pytest.raises(ConfigError, match=r"--model\.algorithm\.start is 'Clustering'; give Clustering\(num_rounds"):
+        FederatedModule(FedEM(start="Clustering"))
+
+
+def test_rounds_without_lightning_begin_with_the_start_too():
+    train = make_clients(SIZES)
+    federation = start(FedEM(2, start=Clustering(1)), make_task(), train, num_rounds=2)
+    assert type(federation.algorithm).__name__ == "StartByClustering"
+
+
+def test_a_start_as_long_as_the_run_is_said(capsys):
+    with_start(FedEM(2, start=Clustering(3))).shared_init(make_context(num_rounds=3))
+    assert "takes 3 rounds, and the run has 3: the mixture is never trained" in capsys.readouterr().err
