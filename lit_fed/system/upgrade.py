@@ -31,6 +31,10 @@ GONE: dict[str, str] = {
     "model.algorithm.start FarthestClients": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start Restarts": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
+    **dict.fromkeys(
+        [f"model.solver.optimizer {name}" for name in ("rmsprop", "adagrad", "adadelta", "adamax", "radam")],
+        "write --model.solver.optimizer adam, or the path of a function such as my_file.lion",
+    ),
 }
 """Options of version 0.2 that are gone, some with the class that is → what to write instead."""
 
