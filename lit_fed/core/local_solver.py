@@ -18,13 +18,14 @@ from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings
+from lit_fed.system.upgrade import instead_of
 
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs", "UpdateRule", "is_rule_of_torch"]
 
 PIECE = 2**17
 """Elements of a leaf updated at once on a CPU, so that all operands fit into caches."""
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "radam")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 """Names of PyTorch's update rules; each acts on every number by itself."""
 
 UpdateRule = Callable[..., Sequence[Tensor]]
@@ -69,11 +70,10 @@ class LocalSolver:
     """Local optimizer and local work, for every algorithm.
 
     Args:
-        optimizer: `sgd`, `adam`, `adamw`, `rmsprop`, `adagrad`, `adadelta`, `adamax` or `radam`, with PyTorch's update
-            rules: weight decay is added to the gradient, but shrinks the parameters directly in `adamw`
-            (https://arxiv.org/abs/1711.05101). PyTorch's classes are taken by their paths, too, such as
-            `torch.optim.Adam`. Rules that need more than the gradient and two tensors of its shape, such as `LBFGS` and
-            `NAdam`, are not available. The path of a function such as `my_file.lion` takes it as an `UpdateRule`.
+        optimizer: `sgd`, `adam` or `adamw`, with PyTorch's update rules: weight decay is added to the gradient, but
+            shrinks the parameters directly in `adamw` (https://arxiv.org/abs/1711.05101). PyTorch's classes of these
+            rules are taken by their paths, too, such as `torch.optim.Adam`. The path of a function such as
+            `my_file.lion` takes it as an `UpdateRule`.
         lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
@@ -81,13 +81,11 @@ class LocalSolver:
             run. A run that is continued with more rounds keeps its first R.
         adapt_lr: learning rate of adaptation before serving; null takes `lr`, since the decayed rate of the last rounds
             is too small.
-        momentum: momentum of `sgd` and `rmsprop`, in [0, 1).
+        momentum: momentum of `sgd`, in [0, 1).
         nesterov: Nesterov's form of the momentum of `sgd`.
         weight_decay: λ of the L2 penalty λ/2·‖θ‖²; `adamw` shrinks parameters by η·λ in each step.
-        betas: decay of the two moments of `adam`, `adamw`, `adamax` and `radam`. `rmsprop` and `adadelta` use the
-            second one only; PyTorch's default for it is 0.99 in `rmsprop` and 0.9 in `adadelta`.
-        eps: added to the root of the second moment, in `adamax` to the gradient's absolute value; PyTorch's default
-            is 1e-10 for `adagrad` and 1e-6 for `adadelta`.
+        betas: decay of the two moments of `adam` and `adamw`.
+        eps: added to the root of the second moment.
         local_epochs: passes over the local samples per round; 0: no local steps.
         local_steps: optimizer steps per round instead of epochs.
         straggler_fraction: share of the clients, sampled in every round, that take fewer local steps: a number drawn
@@ -125,6 +123,8 @@ class LocalSolver:
     def __post_init__(self) -> None:
         if is_rule_of_torch(self.optimizer):
             object.__setattr__(self, "optimizer", self.optimizer.rpartition(".")[2].lower())
+        if gone := instead_of(f"model.solver.optimizer {self.optimizer}"):
+            raise ConfigError("\n".join(gone))
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
             "optimizer": (
@@ -253,8 +253,7 @@ class LocalSolver:
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""
-        kept = {"sgd": 0, "rmsprop": 1, "adagrad": 1}.get(self.optimizer, 2)
-        kept += self.momentum > 0 and self.optimizer in ("sgd", "rmsprop")
+        kept = int(self.momentum > 0) if self.optimizer == "sgd" else 2
         step = torch.zeros((), dtype=torch.float64, device=next(iter(models.parameters.values())).device)
         first, second = (_zeros(models.parameters) if kept > position else {} for position in (0, 1))
         return OptimizerState(step, first, second)
@@ -398,7 +397,7 @@ class LocalSolver:
     def _by_rule(
         self, gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """Direction and state of another rule."""
+        """Direction and state of a user-defined rule."""
         step, rule = optimizer.step + 1, _rule(self.optimizer)
         direction: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
@@ -442,57 +441,6 @@ class LocalSolver:
 
 
 # ---------------------------------------------------------------------- update rules
-# Each rule maps the gradient and the stored tensors of one leaf to the direction and the new tensors.
-def _rmsprop(solver: LocalSolver, step: Tensor, g: Tensor, square: Tensor, velocity: Tensor | None) -> list[Tensor]:
-    """RMSprop keeps the mean of squares, and with momentum the mean of directions."""
-    decay = solver.betas[1]
-    square = square.mul(decay).add(g * g, alpha=1 - decay)
-    direction = g / square.sqrt().add(solver.eps)
-    if velocity is None:
-        return [direction, square]
-    velocity = velocity.mul(solver.momentum) + direction
-    return [velocity, square, velocity]
-
-
-def _adagrad(solver: LocalSolver, step: Tensor, g: Tensor, total: Tensor, _: None) -> list[Tensor]:
-    """Adagrad keeps the sum of squares."""
-    total = total + g * g
-    return [g / total.sqrt().add(solver.eps), total]
-
-
-def _adadelta(solver: LocalSolver, step: Tensor, g: Tensor, square: Tensor, moved: Tensor) -> list[Tensor]:
-    """Adadelta keeps the means of squares of gradients and of directions."""
-    decay = solver.betas[1]
-    square = square.mul(decay).add(g * g, alpha=1 - decay)
-    direction = g * moved.add(solver.eps).sqrt() / square.add(solver.eps).sqrt()
-    return [direction, square, moved.mul(decay).add(direction * direction, alpha=1 - decay)]
-
-
-def _adamax(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, largest: Tensor) -> list[Tensor]:
-    """Adamax keeps the mean of gradients, and their largest absolute value, which decays."""
-    beta1, beta2 = solver.betas
-    mean = mean.mul(beta1).add(g, alpha=1 - beta1)
-    largest = torch.maximum(largest * beta2, g.abs() + solver.eps)
-    return [mean / (1 - beta1**step) / largest, mean, largest]
-
-
-def _radam(solver: LocalSolver, step: Tensor, g: Tensor, mean: Tensor, square: Tensor) -> list[Tensor]:
-    """RAdam keeps Adam's moments, and ignores the second one while its variance is too large."""
-    beta1, beta2 = solver.betas
-    mean, square = mean.mul(beta1).add(g, alpha=1 - beta1), square.mul(beta2).add(g * g, alpha=1 - beta2)
-    corrected, correction = mean / (1 - beta1**step), 1 - beta2**step
-    longest = 2 / (1 - beta2) - 1
-    length = longest - 2 * step * beta2**step / correction
-    kept = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    scaled = corrected * (kept * correction).sqrt() / square.sqrt().add(solver.eps)
-    return [torch.where(length > 5, scaled, corrected), mean, square]
-
-
-RULES: dict[str, UpdateRule] = {
-    "rmsprop": _rmsprop, "adagrad": _adagrad, "adadelta": _adadelta, "adamax": _adamax, "radam": _radam,
-}  # fmt: skip
-
-
 def is_rule_of_torch(optimizer: str) -> bool:
     """Whether this is the path of a class of PyTorch whose rule has a name; nothing is imported.
 
@@ -512,9 +460,7 @@ def _is_path(optimizer: str) -> bool:
 
 @cache
 def _rule(path: str) -> UpdateRule:
-    """One of `RULES`, or the function at a path."""
-    if path in RULES:
-        return RULES[path]
+    """The function at a path."""
     fix = (
         f"give one of {', '.join(OPTIMIZERS)}, or the path of a function of (solver, step, gradient, first, second) -> "
         "(direction, first, second)"

@@ -32,6 +32,10 @@ GONE: dict[str, str] = {
     "model.algorithm.start FarthestClients": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start Restarts": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
+    **dict.fromkeys(
+        [f"model.solver.optimizer {name}" for name in ("rmsprop", "adagrad", "adadelta", "adamax", "radam")],
+        "write --model.solver.optimizer adam, or the path of a function such as my_file.lion",
+    ),
 }
 """Options that were removed after version 0.2, some with a value → what to write instead."""
 

@@ -31,7 +31,7 @@ from lit_fed.training.planner import Planner
 __all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search", "validation_loss"]
 
 SGD_RATES = (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
-"""Rates that a search tries with `sgd`, `adagrad` and `adadelta`."""
+"""Rates that a search tries with `sgd`."""
 
 ADAM_RATES = (0.0001, 0.000316, 0.001, 0.00316, 0.01, 0.0316)
 """Rates that a search tries with the other optimizers, whose steps hardly depend on the size of gradients."""
@@ -134,7 +134,7 @@ def search(
             "--model.solver.lr is auto, which is judged by validation samples, and clients have none; give "
             "--data.val_fraction 0.1, or a number"
         )
-    rates = SGD_RATES if settings.solver.optimizer in ("sgd", "adagrad", "adadelta") else ADAM_RATES
+    rates = SGD_RATES if settings.solver.optimizer == "sgd" else ADAM_RATES
     train, runs = seen.train.to(device), {}
     for rate in rates:
         session = Session.of(settings._replace(solver=replace(settings.solver, lr=rate)), facts, device, start)
