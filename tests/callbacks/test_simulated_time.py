@@ -28,7 +28,9 @@ def total_of(path):
     return json.loads((path / "summary.json").read_text())["time/simulated"]
 
 
-@pytest.mark.parametrize(("algorithm", "models", "weights"), [("FedAvg", 1, 0), ("FedEM", 3, 3)])
+@pytest.mark.parametrize(
+    ("algorithm", "models", "weights"), [("FedAvg", 1, 0), ("FedEM", 3, 0), ("ResponsibilityFedEM", 3, 3)]
+)
 def test_the_command_line_knows_it(tmp_path, algorithm, models, weights):
     run_cli(
         ["fit", "--model.algorithm", algorithm, "--trainer.max_epochs", "3", *SMALL,

@@ -100,9 +100,9 @@ def test_a_mixture_of_forecasts_trains(trainer):
     train, target = Split(x, y.double(), torch.tensor([0, 12, 24])), Quantiles().fitted(y)
     task = Task.create(lambda: Plain((3,), target.num_outputs), target, dtype=torch.float64)
     done = run_rounds(
-        FedEM(num_components=2), trainer(), train, task=task, rounds=6, solver=LocalSolver(lr=4.0, local_epochs=4)
+        FedEM(num_components=2), trainer(), train, task=task, rounds=15, solver=LocalSolver(lr=4.0, local_epochs=4)
     )
-    assert float(done.evaluate()[:, 1].sum() / 24) < 0.37  # one model for both: 0.41
+    assert float(done.evaluate()[:, 1].sum() / 24) < 0.2  # one model for both: 0.41
 
 
 @pytest.mark.parametrize(

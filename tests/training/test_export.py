@@ -33,7 +33,18 @@ WEIGHTS = 4 * 3
 """Bytes of three mixture weights."""
 
 STORED = {
-    **dict.fromkeys(["FedEM", "ResponsibilityFedEM", "OfficialFedEM", "DFedEM", "ResponsibilityDFedEM", "SurrogateOptimization", "DecentralizedSurrogate"], 3 * MODEL + WEIGHTS),
+    **dict.fromkeys(
+        [
+            "FedEM",
+            "ResponsibilityFedEM",
+            "OfficialFedEM",
+            "DFedEM",
+            "ResponsibilityDFedEM",
+            "SurrogateOptimization",
+            "DecentralizedSurrogate",
+        ],
+        3 * MODEL + WEIGHTS,
+    ),
     "FedEMAPFL": 2 * MODEL + 4 * 2,
     "FedCP": 2 * MODEL + 4 * (64 * 128 + 3 * 128 + 64),  # two heads, a policy, and the sum of a head's rows
     "FedDBE": MODEL + 4 * 64,  # and a bias of its features
