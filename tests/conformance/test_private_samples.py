@@ -16,12 +16,13 @@ from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
+SMALL = SMALL | {"OfficialFedEM": {"shuffle_per_component": False}}  # they draw one batch a step for all models
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
     "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM", "FedEMAPFL",
     "FedNTD", "FedNova", "FedOpt", "FedPD", "FedProx", "FedSplit", "FedYogi", "KNNPer", "L2GD", "MOON",
-    "MeanRegularizedMTL", "Oracle", "ProxAvg", "Reptile", "SCAFFOLD", "Scaffnew",
+    "MeanRegularizedMTL", "OfficialFedEM", "Oracle", "ProxAvg", "Reptile", "ResponsibilityFedEM", "SCAFFOLD", "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
@@ -31,6 +32,8 @@ DOUBLED = {"FedADMM", "FedDR", "FedPD", "FedSplit"}
 STEERED_BY_NOISY_STATE = {
     "FedDyn",
     "FedEM",
+    "OfficialFedEM",
+    "ResponsibilityFedEM",
     "MOON",
     "SCAFFOLD",
     "Scaffnew",
@@ -100,7 +103,7 @@ def test_both_client_trainers_and_all_blocks_agree(algorithm):
     train = make_clients([6, 1, 3])
     options = {
         "rounds": 1,
-        "network": small_mlp if name_of(algorithm) in ("FedEM", "APFL", "FedBABU", "L2GD") else Linear,
+        "network": small_mlp if name_of(algorithm) in ("FedEM", "ResponsibilityFedEM", "OfficialFedEM", "APFL", "FedBABU", "L2GD") else Linear,
     }
     wrapped = private(algorithm, 1.0, 0.5, 0.4)
     one, other = (
