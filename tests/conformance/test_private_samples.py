@@ -77,7 +77,8 @@ def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
 
 @named([one for one in ALL if name_of(one) not in PROTECTED])
 def test_what_cannot_be_protected_is_refused(algorithm):
-    settings = ExamplePrivacy(noise_multiplier=1.0, clip_norm=1.0, sample_rate=0.1, delta=1e-3)
+    mixture = {"mixture_noise": 5.0} if "noise_in_steps_alone" in algorithm.incompatible else {}
+    settings = ExamplePrivacy(noise_multiplier=1.0, clip_norm=1.0, sample_rate=0.1, delta=1e-3, **mixture)
     with pytest.raises(ConfigError, match=rf"^--model.privacy ExamplePrivacy cannot protect {name_of(algorithm)}: "):
         Compatibility(algorithm, privacy=settings).check()
 
