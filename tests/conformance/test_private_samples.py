@@ -22,7 +22,8 @@ PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
     "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM", "FedEMAPFL",
     "FedNTD", "FedNova", "FedOpt", "FedPD", "FedProx", "FedSplit", "FedYogi", "KNNPer", "L2GD", "MOON",
-    "MeanRegularizedMTL", "OfficialFedEM", "Oracle", "ProxAvg", "Reptile", "ResponsibilityFedEM", "SCAFFOLD", "Scaffnew",
+    "MeanRegularizedMTL", "OfficialFedEM", "Oracle", "ProxAvg", "Reptile", "ResponsibilityFedEM", "SCAFFOLD",
+    "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
@@ -104,7 +105,9 @@ def test_both_client_trainers_and_all_blocks_agree(algorithm):
     train = make_clients([6, 1, 3])
     options = {
         "rounds": 1,
-        "network": small_mlp if name_of(algorithm) in ("FedEM", "ResponsibilityFedEM", "OfficialFedEM", "APFL", "FedBABU", "L2GD") else Linear,
+        "network": small_mlp
+        if name_of(algorithm) in ("FedEM", "ResponsibilityFedEM", "OfficialFedEM", "APFL", "FedBABU", "L2GD")
+        else Linear,
     }
     wrapped = private(algorithm, 1.0, 0.5, 0.4)
     one, other = (
