@@ -344,8 +344,8 @@ def findings(rows: dict[str, dict[str, Any]]) -> list[str]:
         "fedem_round": "A round of FedEM with 300 clients takes {lit_fed:.2g} CPU seconds, {textbook / lit_fed:.0f} "
         "times less than a textbook program.",
         "lightning_overhead": "Lightning adds {milliseconds per round:.2g} milliseconds to a round.",
-        "start_up": "A run starts in {CPU seconds:.2g} CPU seconds, the first round of the quickstart included: a "
-        "fresh process each time, with compiled modules present.",
+        "start_up": "A run starts in {CPU seconds:.2g} CPU seconds, the first round of the quickstart included, "
+        "in fresh processes with compiled modules.",
     }
     found = [text.format(**rows[name]) for name, text in told.items() if name in rows]
     return [f"**{one}**" for one in found]

@@ -47,12 +47,14 @@ class Divergence(FederatedCallback):
             self.first = record.metrics.get("loss", math.inf)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Judge the training.
+        """Judge the training, unless SIGTERM cuts it short: it goes on later.
 
         Raises:
             DivergedError: if the training loss is not finite.
         """
         module, data, self.found = federated(pl_module), data_of(trainer), ""
+        if module.num_rounds_done < module.num_rounds and not trainer.should_stop:
+            return
         loss, guess = module.results.get("train/seen/loss", -math.inf), data.guessing_loss()
         remote, of_another_loss = data.dataset.is_remote, module.settings.loss is not None
         rose = loss > self.first * (1 + ROUNDING)

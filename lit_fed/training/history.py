@@ -104,7 +104,7 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
         return [Difference(prefix.removesuffix(".").replace(".init_args.", "."), *classes)]
     found = []
     for key, before in stored.items():
-        name, now = f"{prefix}{key}", given.get(key)
+        name, now = f"{prefix}{key}", given.get(key, {} if key == "init_args" else None)  # a class without options
         if isinstance(before, dict) and isinstance(now, dict) and not _is_users(key, stored, before, now):
             found += compare_arguments(before, now, f"{name}.") if name not in MEASURED else []
         elif before != now and name not in MEASURED and not (key == "class_path" and _same_class(before, now)):

@@ -27,6 +27,12 @@ SMALL = ["--data.num_clients", "4", "--trainer.accelerator", "cpu", "--trainer.e
 CALMER = "start again with --model.solver.clip_norm 1 or a lower --model.solver.lr"
 
 
+@pytest.fixture(autouse=True)
+def _seed(monkeypatch):
+    """Losses at a rate of 1e6 are chaotic, and commands of other tests leave their seed."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
 @dataclass(frozen=True)
 class Reported(FedAvg):
     """FedAvg that reports another training loss: `reported` times the number of the round."""

@@ -21,8 +21,8 @@ OTHER = {
 }
 """A value that is not the default."""
 
-OTHER_OF = {"FedBABU": {"tune": "body"}}
-"""The same for a class whose field of that name takes something else."""
+OTHER_OF = {"FedBABU": {"tune": "body"}, "OfficialFedEM": {"refresh_mixture_at_eval": False}}
+"""The same for a class whose field of that name has another default or takes something else."""
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 

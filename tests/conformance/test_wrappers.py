@@ -23,7 +23,7 @@ from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustn
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.message.kind in ("models", "changes")]
-JUDGED = [one for one in SUMS if not one.message.accumulates]
+JUDGED = [one for one in SUMS if not one.message.accumulates and "robust" not in one.incompatible]
 AVERAGES = [one for one in SUMS if not one.message.accumulates and "privacy" not in one.incompatible]
 
 

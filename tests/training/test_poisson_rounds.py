@@ -84,8 +84,8 @@ def test_a_round_without_clients_sends_nothing_takes_no_time_and_has_no_loss(who
     present = [bool(cohort) for cohort in COHORTS]
     assert rows["train/seen/loss"].notna().tolist() == present
     model = 2 * (64 * 10 + 10) * 4
-    for key, weights in (("comm/bytes_up", 2 * 4), ("comm/bytes_down", 0)):  # of the components, beside them
-        assert rows[key].tolist() == [(model + weights) * len(cohort) for cohort in COHORTS]
+    for key in ("comm/bytes_up", "comm/bytes_down"):
+        assert rows[key].tolist() == [model * len(cohort) for cohort in COHORTS]
     assert (np.diff(rows["time/simulated"], prepend=0) > 0).tolist() == present
     assert rows["lr"].notna().all()
     assert rows["test/seen/loss"].notna().tolist() == [False, True] * 3
