@@ -1,7 +1,7 @@
 """The documentation's extensions: a hook of mkdocs and an extension of griffe, both named in mkdocs.yml.
 
-The hook adds pages made from other files (one for each algorithm, folder of configurations and notebook), writes out
-the navigation, and leads links from the pages to files outside docs/ to the pages made of them, or replaces them by
+The hook adds pages made from other files (one for each algorithm, folder of configurations and notebook), draws the
+pictures of the results from their records, writes out the navigation, and leads links from the pages to files outside docs/ to the pages made of them, or replaces them by
 plain text. The extension shows symbols, deviations and fields of named tuples in the reference.
 """
 
@@ -9,12 +9,15 @@ import ast
 import os
 import posixpath
 import re
+import tempfile
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import leaderboard
 import nbformat
+import reproduce
 from griffe import Class, Extension, Module, Object
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -82,14 +85,24 @@ def _link(found: re.Match[str], src_uri: str) -> str:
 # ---------------------------------------------------------------------- pages made of files
 @cache
 def made_files() -> dict[str, str | bytes]:
-    """Path below docs/ and content of each made page and of the images in notebooks."""
+    """Path below docs/ and content of each made page, of the images in notebooks and of the pictures of results."""
     made: dict[str, str | bytes] = {f"{ALGORITHMS}/index.md": _index_of_algorithms()}
     made |= {f"{ALGORITHMS}/{path.stem}.md": _algorithm(path) for path in _algorithms()}
     made |= {f"{CONFIGURATIONS}/index.md": _index_of_configurations()}
     made |= {f"{CONFIGURATIONS}/{path.name}.md": _configurations(path) for path in _folders()}
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         made |= _notebook(path)
-    return made
+    return made | _pictures()
+
+
+def _pictures() -> dict[str, bytes]:
+    """The pictures of the pages of results, which are not kept in the repository."""
+    kept = reproduce.kept_of("reduced", DOCS / "results")
+    with tempfile.TemporaryDirectory() as folder:
+        for table in reproduce.TABLES.values():
+            reproduce.draw(table, kept, "reduced", table.seeds, Path(folder, f"{table.name}.png"))
+        leaderboard.picture(leaderboard.all_results(), Path(folder, "leaderboard.png"))
+        return {f"results/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 def page_of(file: str) -> str | None:

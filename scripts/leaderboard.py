@@ -104,8 +104,8 @@ def all_results() -> list[Results]:
     """Tasks that have records."""
     refused = read_refusals(RECORDS)
     found = []
-    for path in sorted(RECORDS.glob("*.jsonl")):
-        task = read_task(path.stem)
+    for path in sorted(RECORDS.glob("*.jsonl.gz")):
+        task = read_task(path.name.removesuffix(".jsonl.gz"))
         records = {one["algorithm"]: with_clients(one, task) for one in read_records(path)}
         found.append(results_of(task, records, refused.get(task.name, {})))
     return found

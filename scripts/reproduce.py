@@ -64,12 +64,17 @@ def write(table: Table, scale: Scale, seeds: Sequence[int], output: Path) -> Pat
     kept = kept_of(scale, output)
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"{table.name}{'-paper' if scale == 'paper' else ''}.md"
-    if table.picture is not None and kept.all(table.runs(scale, seeds)):
-        table.picture(Results(kept, scale, seeds, table.head), path.with_suffix(".png"))
+    draw(table, kept, scale, seeds, path.with_suffix(".png"))
     write_atomically(path, page(table, kept, scale, seeds))
     if scale == "reduced":
         write_atomically(output / "README.md", index(kept))
     return path
+
+
+def draw(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
+    """Draw the picture of a table, if it has one and runs were made."""
+    if table.picture is not None and kept.all(table.runs(scale, seeds)):
+        table.picture(Results(kept, scale, seeds, table.head), path)
 
 
 def make(table: Table, seeds: Sequence[int], output: Path, chosen: argparse.Namespace) -> Path:

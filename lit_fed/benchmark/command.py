@@ -14,7 +14,15 @@ from jsonargparse import Namespace
 from lit_fed.benchmark import comparison
 from lit_fed.benchmark.comparison import Row, mean_score, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
-from lit_fed.benchmark.records import Record, checked_records, problems, read_records, stored_folder, with_clients
+from lit_fed.benchmark.records import (
+    Record,
+    checked_records,
+    problems,
+    read_records,
+    records_file,
+    stored_folder,
+    with_clients,
+)
 from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.parser import FederatedParser, command_parser
@@ -90,7 +98,7 @@ def _tasks(names: Sequence[str]) -> list[Task]:
 def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     rows = []
     for task in map(read_task, task_files()):
-        known = len(read_records(stored_folder() / f"{task.name}.jsonl"))
+        known = len(read_records(records_file(stored_folder(), task.name)))
         cut = next(iter(task.known_clients().values()), None)
         clients, network = 0 if cut is None else len(cut.digests), task.given["network"]["class_path"]
         cells = (task.given.get("title", ""), clients, network, task.metric, task.rounds, len(task.cuts), known)

@@ -1,8 +1,10 @@
-"""Records: one JSON Lines file for each task, sorted by algorithm, and the check that they keep to the protocol."""
+"""Records: one compressed JSON Lines file for each task, by algorithm, and the check that they keep to the protocol."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import write_atomically
 
 __all__ = [
-    "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "stored_folder", "with_clients",
-    "write_record", "write_refusal",
+    "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "records_file", "stored_folder",
+    "with_clients", "write_record", "write_refusal",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -46,6 +48,11 @@ def stored_folder() -> Path:
     return checkout if checkout.is_dir() else Path(__file__).with_name("records")
 
 
+def records_file(folder: Path, task: str) -> Path:
+    """The file with the records of a task in a folder."""
+    return folder / f"{task}.jsonl.gz"
+
+
 def read_records(path: Path) -> list[Record]:
     """The records of a file; none without one.
 
@@ -55,8 +62,8 @@ def read_records(path: Path) -> list[Record]:
     if not path.is_file():
         return []
     try:
-        found = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+        found = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ConfigError(f"{path}: no file of records ({error}); give one of `benchmark run`") from error
     if not all(isinstance(one, dict) and {"algorithm", "task", "runs"} <= one.keys() for one in found):
         raise ConfigError(f"{path}: a line is no record; give a file that `lit-fed benchmark run` made")
@@ -65,11 +72,11 @@ def read_records(path: Path) -> list[Record]:
 
 def write_record(folder: Path, record: Record) -> None:
     """Add a record to the file of its task, in place of an older one of the algorithm."""
-    path = folder / f"{record['task']}.jsonl"
+    path = records_file(folder, record["task"])
     others = {one["algorithm"]: one for one in read_records(path)} | {record["algorithm"]: record}
     lines = [json.dumps(others[name], sort_keys=True, separators=(",", ":")) for name in sorted(others)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "\n".join(lines) + "\n")
+    write_atomically(path, gzip.compress("\n".join(lines).encode(), mtime=0))  # equal records, equal bytes
 
 
 def read_refusals(folder: Path) -> dict[str, dict[str, str]]:
@@ -91,7 +98,7 @@ def checked_records(task: Task, folders: Sequence[Path], points: Any) -> dict[st
     `points` gives the points of the trials of an algorithm by its name, None if it cannot be imported.
     """
     found: dict[str, Record] = {}
-    for path in dict.fromkeys(folder.resolve() / f"{task.name}.jsonl" for folder in folders):
+    for path in dict.fromkeys(records_file(folder.resolve(), task.name) for folder in folders):
         for record in read_records(path):
             wrong = next(problems(record, task, points(record["algorithm"])), None)
             if wrong is None:

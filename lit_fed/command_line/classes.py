@@ -54,7 +54,9 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 RELATIVES = {
     "dca": "MixtureDCA", "adca": "MixtureDCA", "l2sgd": "L2GD with --model.algorithm.gradient stochastic",
     "mapper": "APFL", "pfedmac": "PFedMe", "aruba": "Reptile", "maml": "PerFedAvg",
-    "proxskip": "Scaffnew", "flhc": "FLHC", "fd": "FedDistill",
+    "proxskip": "Scaffnew", "flhc": "FLHC", "fedasync": "FedBuff with --model.algorithm.buffer_size 1",
+    "apple": "FedFOMO", "fedcac": "FedALA", "pfldyn": "FedDyn", "fedpd": "FedADMM", "fedsplit": "FedDR",
+    "dittol2sgd": "L2SGDPlus", "meanregularizedmtl": "MOCHA, or FedU", "fedemapfl": "APFL",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "dsgd": "DPSGD", "decentralizedsgd": "DPSGD", "dpsgd": "DPSGD, which is decentralised SGD, or FedAvg with "
     "--model.privacy ExamplePrivacy", "powerofchoice": "FedAvg with --model.selection PowerOfChoice",

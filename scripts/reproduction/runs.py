@@ -1,6 +1,7 @@
 """Runs of the command line, made once, and what is kept of them."""
 
 import fcntl
+import gzip
 import json
 import os
 import shutil
@@ -72,22 +73,22 @@ class Kept:
         write_record(self._path(run), run.name, record)
 
     def _path(self, run: Run) -> Path:
-        return self.folder / f"{run.config}.jsonl"
+        return self.folder / f"{run.config}.jsonl.gz"
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """The records of a JSON Lines file by the names of their runs; empty without a file."""
+    """The records of a compressed JSON Lines file by the names of their runs; empty without a file."""
     state = path.stat() if path.is_file() else None
     return {} if state is None else _parsed(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, modified: int, size: int) -> dict[str, Record]:
-    return {record["run"]: record for record in map(json.loads, path.read_text().splitlines())}
+    return {record["run"]: record for record in map(json.loads, gzip.decompress(path.read_bytes()).splitlines())}
 
 
 def write_record(path: Path, name: str, record: Record) -> None:
-    """Add a record to a JSON Lines file or replace it there; other processes may do the same."""
+    """Add a record to a compressed JSON Lines file or replace it there; other processes may do the same."""
     from lit_fed.system.files import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def write_record(path: Path, name: str, record: Record) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX)
         records = read_records(path) | {name: {"run": name, **record}}
         lines = [json.dumps(records[one], sort_keys=True, separators=(",", ":")) for one in sorted(records)]
-        write_atomically(path, "\n".join(lines) + "\n")
+        write_atomically(path, gzip.compress("\n".join(lines).encode(), mtime=0))
     finally:
         os.close(folder)
 

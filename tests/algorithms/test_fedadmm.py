@@ -5,7 +5,6 @@ from federated_round import (
     Federation,
     as_arrays,
     batch_orders,
-    distance,
     flat,
     make_clients,
     run_rounds,
@@ -14,7 +13,7 @@ from federated_round import (
 from references.fedadmm_numpy import fedadmm_round
 from references.logistic import predict
 
-from lit_fed.algorithms import FedADMM, FedPD
+from lit_fed.algorithms import FedADMM
 from lit_fed.core.local_solver import LocalSolver
 
 SIZES = [5, 2, 8]
@@ -50,14 +49,6 @@ def test_it_ends_at_the_minimiser_of_two_quadratics(local_solve, cohorts, newton
     federation = run_rounds(algorithm, rounds=rounds, cohorts=cohorts, **two_quadratics(solver=solver))
     assert float(federation.weights) == pytest.approx(3, abs=1e-5)
     assert flat(federation.states.dual).flatten().tolist() == pytest.approx([-3, 3], abs=1e-4)
-
-
-def test_with_all_clients_it_is_fedpd(client_trainer):
-    """θ is then the mean of all u_i."""
-    options = {"train": make_clients(SIZES), "solver": LocalSolver(lr=0.2), "rounds": 3}
-    orders_differ = {"batch_size": 0}  # their phases, and so their batches, have other names
-    ours, other = (run_rounds(one, client_trainer, **options, **orders_differ) for one in (FedADMM(0.5), FedPD(0.5)))
-    assert distance(ours.shared.models, other.shared.models) < 1e-12
 
 
 def test_a_client_drawn_twice_counts_once():

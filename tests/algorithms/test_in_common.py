@@ -15,7 +15,6 @@ SIZES = [5, 2, 8]
 TRAFFIC = [
     (a.APFL(), 5, 5),
     (a.Ditto(), 5, 5),
-    (a.DittoL2SGD(), 5, 5),
     (a.EASGD(mode="synchronous", momentum=0.9), 5, 5),
     (a.EASGD(mode="asynchronous", momentum=0.9), 5, 5),
     (a.FedAdagrad(), 5, 5),
@@ -25,7 +24,6 @@ TRAFFIC = [
     (a.FedAvgM(), 5, 5),
     (a.FedAvgPlus(), 5, 5),  # tuning is not counted as traffic
     (a.FedEM(4), 4 * 5, 4 * 5),  # all components, and no weights
-    (a.FedEMAPFL(), 5, 5),  # the global model alone
     (a.FedNova(), 6, 5),  # a change and its norm go up
     (a.FedProx(), 5, 5),
     (a.FedProx(0.1, 0.5), 5, 5),
@@ -33,7 +31,6 @@ TRAFFIC = [
     (a.FedSGD(), 5, 5),
     (a.FML(), 5, 5),  # the meme model alone
     (a.Local(), 0, 0),
-    (a.MeanRegularizedMTL(), 5, 5),
     (a.PerFedAvg(), 5, 5),
     (a.PFedMe(), 5, 5),
     (a.QFedAvg(), 6, 5),
@@ -63,12 +60,9 @@ def test_what_each_sampled_client_sends_and_gets(algorithm, up, down, client_tra
         (a.APFL(), 1e-4),
         (a.ConsensusADMM(), 1e-3),
         (a.Ditto(), 1e-3),
-        (a.DittoL2SGD(), 1e-3),
         (a.EASGD(momentum=0.9), 1e-3),
-        (a.FedEMAPFL(), 1e-3),
         (a.FML(), 1e-3),
         (a.Local(), 1e-3),
-        (a.MeanRegularizedMTL(), 1e-3),
         (a.MixtureADMM(form="alternating_prox"), 1e-3),
         (a.MixtureADMM(form="jacobi"), 1e-3),
         (a.MixtureADMM(form="copies"), 1e-3),
@@ -93,8 +87,8 @@ def test_absent_clients_keep_their_states(algorithm, gap, client_trainer):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        a.DecentralizedSurrogate(), a.DFedEM(), a.Ditto(), a.DittoL2SGD(), a.FedEM(), a.FedEMAPFL(), a.FedeRiCo(),
-        a.FedFOMO(), a.FML(), a.Local(), a.MeanRegularizedMTL(), a.ProxAvg(),
+        a.DecentralizedSurrogate(), a.DFedEM(), a.Ditto(), a.FedEM(), a.FedeRiCo(),
+        a.FedFOMO(), a.FML(), a.Local(), a.ProxAvg(),
         a.SurrogateOptimization(MixtureSurrogate(3)),
     ],
     ids=repr,

@@ -10,7 +10,7 @@ import torch
 from federated_round import Federation, as_arrays, batch_orders, flat, make_clients
 from references.objectives_numpy import argmin, descend, half_square, loss, losses, scores, slope
 
-from lit_fed.algorithms import APFL, DittoL2SGD, FedEMAPFL, MeanRegularizedMTL, Oracle, ProxAvg
+from lit_fed.algorithms import APFL, Oracle, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
@@ -71,49 +71,10 @@ def served_as(federation, data, chances):
         close(found.exp().numpy(), np.stack([1 - expected, expected], axis=1))
 
 
-# ---------------------------------------------------------------------- an ensemble of FedAvg and Local
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_fedem_apfl(weighting, options, aggregation):
-    """With `stale_fill` absent clients count with the global model, which they hold in the FedEM code."""
-    federation, clients = started(FedEMAPFL(0.3), options, weighting=weighting, aggregation=aggregation)
-    shares, w = shares_of(weighting), federation.weights[0].numpy()
-    own = [w] * len(SIZES)
-    for cohort in COHORTS:
-        orders, sent = batch_orders(federation), [w] * len(SIZES)
-        for i in cohort:
-            sent[i], own[i] = (descend(fitted(clients[i]), start, orders[i], **options) for start in (w, own[i]))
-        w = averaged(sent, shares, range(len(SIZES)) if aggregation == "stale_fill" else cohort)
-        federation.round(cohort)
-        close(federation.weights, [w])
-        close(flat(federation.states), own)
-    test = make_clients([4, 2, 3, 1], seed=1)
-    pairs = zip(own, as_arrays(test), strict=True)
-    served_as(federation, test, [0.7 * positive(w, x) + 0.3 * positive(v, x) for v, (x, _) in pairs])
-    served_as(federation, unseen_clients(), [positive(w, x) for x, _ in as_arrays(unseen_clients())])
-
-
 # ---------------------------------------------------------------------- personal models near a common one
 def near(samples, anchor, weight):
     """f_i(v) + weight/2·‖v − anchor‖²."""
     return lambda theta, rows: fitted(samples)(theta, rows) + weight * half_square(theta - anchor)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_ditto_l2sgd(weighting, options):
-    """The global model moves by the share of each client that took part, as in the Ditto repository."""
-    federation, clients = started(DittoL2SGD(0.7, 2), options, weighting=weighting)
-    shares, w = shares_of(weighting), federation.weights[0].numpy()
-    own = [w] * len(SIZES)
-    for cohort in COHORTS:
-        orders = batch_orders(federation)
-        for i in cohort:
-            own[i] = descend(near(clients[i], w, 0.7), own[i], orders[i], **options)
-        w = w + sum(shares[i] * (own[i] - w) for i in cohort)
-        federation.round(cohort)
-        close(federation.weights, [w])
-        close(flat(federation.states), own)
-    check_unseen_clients(federation, w, 0.7, options)
 
 
 def check_unseen_clients(federation, anchor, weight, options):
@@ -150,30 +111,6 @@ def test_prox_avg(weighting, options, aggregation):
         close(flat(federation.states), own)
     if options:
         check_unseen_clients(federation, z, 0.7, options)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_mean_regularized_mtl(weighting, options):
-    """Steps on Σ_j s_j·(f_j(w_j) + λ/2·‖w_j − w̄‖²) with respect to one column, by which w̄ moves; over its share s_i."""
-    federation, clients = started(MeanRegularizedMTL(0.7, 2), options, weighting=weighting)
-    shares, start = shares_of(weighting), federation.weights[0].numpy()
-    columns = [start] * len(SIZES)
-    for cohort in COHORTS:
-        orders, after = batch_orders(federation), list(columns)
-        for i in cohort:
-
-            def objective(theta, rows, i=i, before=columns):
-                whole = [*before[:i], theta, *before[i + 1 :]]
-                mean = sum(share * one for share, one in zip(shares, whole, strict=True))
-                spread = sum(share * half_square(one - mean) for share, one in zip(shares, whole, strict=True))
-                return fitted(clients[i])(theta, rows) + 0.7 * spread / shares[i]
-
-            after[i] = descend(objective, columns[i], orders[i], **options)
-        columns = after
-        federation.round(cohort)
-        close(flat(federation.states), columns)
-        close(federation.weights, [averaged(columns, shares, range(len(SIZES)))])
-    check_unseen_clients(federation, averaged(columns, shares, range(len(SIZES))), 0.7, options)
 
 
 # ---------------------------------------------------------------------- one model for each known group

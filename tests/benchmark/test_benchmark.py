@@ -115,7 +115,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def record(folder):
-    found = {one["algorithm"]: one for one in records.read_records(folder / "records/my.jsonl")}
+    found = {one["algorithm"]: one for one in records.read_records(folder / "records/my.jsonl.gz")}
     return copy.deepcopy(found["FedAvg"])
 
 
@@ -127,7 +127,7 @@ def wrong_in(folder, record):
 def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
     place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
     main(["benchmark", "run", "--algorithms", "mine_bench.Overflowing", *place])
-    (record,) = records.read_records(tmp_path / "my.jsonl")
+    (record,) = records.read_records(tmp_path / "my.jsonl.gz")
     rates = [point["lr"] for point in record["tuning"]["points"]]
     assert [score is None for score in record["tuning"]["scores"]] == [rate >= 0.1 for rate in rates]
     assert all(run["test_reads"] == 1 for run in record["runs"])
@@ -150,11 +150,11 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     assert "mine_bench.Mine" in capsys.readouterr().out
     benchmark(folder, "compare", "FedAvg", "mine_bench.Mine")
     assert "unseen 10" in capsys.readouterr().out
-    benchmark(folder, "submit-check", str(folder / "records/my.jsonl"))
+    benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"))
     assert capsys.readouterr().out.count("keeps to the protocol") == 3
     assert not (folder / "records/unfinished").exists()
-    lines = (folder / "records/my.jsonl").read_text().splitlines()
-    assert [json.loads(line)["algorithm"] for line in lines] == ["FedAvg", "Local", "mine_bench.Mine"]
+    kept = records.read_records(folder / "records/my.jsonl.gz")
+    assert [one["algorithm"] for one in kept] == ["FedAvg", "Local", "mine_bench.Mine"]
 
 
 def test_of_an_algorithm_with_a_record_nothing_runs_unless_it_is_asked_for(folder, tmp_path, capsys):
@@ -164,7 +164,7 @@ def test_of_an_algorithm_with_a_record_nothing_runs_unless_it_is_asked_for(folde
     shown = capsys.readouterr().out
     for name in ("FedAvg", "mine_bench.Mine"):
         assert f"{name} on my: the stored record is shown, nothing ran; --again runs it\n" in shown
-    path = place / "records/my.jsonl"
+    path = place / "records/my.jsonl.gz"
     before = {one["algorithm"]: one for one in records.read_records(path)}
     benchmark(place, "run", "--again", "--algorithms", "FedAvg")
     shown = capsys.readouterr().out
@@ -193,7 +193,7 @@ def test_a_record_of_another_version_of_the_file_is_refused(folder, capsys):
     try:
         path.write_text(MINE + "# changed")
         with pytest.raises(SystemExit):
-            benchmark(folder, "submit-check", str(folder / "records/my.jsonl"))
+            benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"))
         assert "Mine is refused: it is of another version" in capsys.readouterr().out
     finally:
         path.write_text(MINE)
@@ -263,9 +263,9 @@ def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, 
     assert wrong_in(folder, record) == []
     change(record)
     assert re.search(said, wrong_in(folder, record)[0])
-    (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+    records.write_record(tmp_path, record)
     with pytest.raises(SystemExit) as stop:
-        benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+        benchmark(folder, "submit-check", str(tmp_path / "my.jsonl.gz"))
     assert stop.value.code == 1
     assert re.search(said, capsys.readouterr().out)
 
@@ -300,9 +300,9 @@ def test_results_that_a_run_does_not_have_are_refused(folder, record, tmp_path, 
     for run in record["runs"]:
         change(run)
     assert wrong_in(folder, record) == []
-    (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+    records.write_record(tmp_path, record)
     with pytest.raises(SystemExit):
-        benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+        benchmark(folder, "submit-check", str(tmp_path / "my.jsonl.gz"))
     assert re.search("cut [01] run again " + said, capsys.readouterr().out)
 
 
@@ -316,9 +316,9 @@ def test_trials_that_were_not_as_good_are_refused(folder, record, tmp_path, caps
     with pytest.MonkeyPatch.context() as patch:
         other = next(place for place, point in enumerate(tuning["points"]) if point != record["chosen"])
         patch.setattr(command.secrets, "randbelow", lambda number: other)
-        (tmp_path / "my.jsonl").write_text(json.dumps(record) + "\n")
+        records.write_record(tmp_path, record)
         with pytest.raises(SystemExit):
-            benchmark(folder, "submit-check", str(tmp_path / "my.jsonl"))
+            benchmark(folder, "submit-check", str(tmp_path / "my.jsonl.gz"))
     assert re.search("trial . run again has .* on validation samples, and it says", capsys.readouterr().out)
 
 
@@ -472,7 +472,7 @@ def test_shipped_tasks_and_their_records_are_whole(name):
     task = read_task(name)
     known = sorted(task.known_clients())
     assert known == list(task.cuts) or (known == [] and "paper" in task.given["suites"])  # its data are not public
-    for record in records.read_records(records.stored_folder() / f"{name}.jsonl"):
+    for record in records.read_records(records.stored_folder() / f"{name}.jsonl.gz"):
         points = protocol.trial_points(runs.algorithm_class(record["algorithm"]))
         assert list(records.problems(record, task, json.loads(json.dumps(points)))) == []
         least = -math.inf if task.metric == "r2" else 0  # R² of a fit that is worse than the mean is negative

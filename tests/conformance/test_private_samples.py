@@ -19,15 +19,15 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 SMALL = SMALL | {"OfficialFedEM": {"shuffle_per_component": False}}  # they draw one batch a step for all models
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
-    "APFL", "ConsensusADMM", "Ditto", "DittoL2SGD", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
-    "FedAsync", "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM", "FedEMAPFL",
-    "FedNTD", "FedNova", "FedOpt", "FedPD", "FedProx", "FedSplit", "FedYogi", "KNNPer", "L2GD", "MOON",
-    "MeanRegularizedMTL", "OfficialFedEM", "Oracle", "ProxAvg", "Reptile", "ResponsibilityFedEM", "SCAFFOLD",
+    "APFL", "ConsensusADMM", "Ditto", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM",
+    "FedNTD", "FedNova", "FedOpt", "FedProx", "FedYogi", "KNNPer", "L2GD", "MOON",
+    "OfficialFedEM", "Oracle", "ProxAvg", "Reptile", "ResponsibilityFedEM", "SCAFFOLD",
     "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
-DOUBLED = {"FedADMM", "FedDR", "FedPD", "FedSplit"}
+DOUBLED = {"FedADMM", "FedDR"}
 """Those whose clients send twice their way, as reflected or augmented models."""
 
 STEERED_BY_NOISY_STATE = {
@@ -40,12 +40,10 @@ STEERED_BY_NOISY_STATE = {
     "Scaffnew",
     *DOUBLED,
     "ConsensusADMM",
-    "DittoL2SGD",
     "EASGD",
     "FFALoRA",
     "FedBABU",
     "L2GD",
-    "MeanRegularizedMTL",
     "ProxAvg",
 }
 """Of these what clients keep steers what they send: it came from noisy steps, is noised, or depends on no sample."""

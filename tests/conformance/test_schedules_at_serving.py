@@ -20,8 +20,7 @@ VARIANTS = {"APFL": {"unseen_epochs": 2}}
 """Settings with which an unseen client takes local steps, where the defaults take none."""
 
 STEPS_WITHOUT_A_RATE = {
-    **dict.fromkeys(["PerFedAvg", "PFLDyn"], "its inner steps have the rate `inner_lr`"),
-    "APPLE": "its relations have the rate `relation_lr`",
+    **dict.fromkeys(["PerFedAvg"], "its inner steps have the rate `inner_lr`"),
     "MOCHA": "coordinate ascent takes exact steps",
 }
 

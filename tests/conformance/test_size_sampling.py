@@ -13,7 +13,7 @@ from federated_round import Federation, distance, make_clients, make_task, same_
 from test_algorithms import SMALL, all_algorithms, federation_of
 
 from lit_fed import FederatedModule, FederatedTrainer
-from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM, MeanRegularizedMTL
+from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
@@ -88,7 +88,6 @@ def test_local_batch_norm_changes_nothing():
         incompatible: ClassVar = {"size_sampling": "does not like it"}
 
     assert LocalNorm(FedAvg()).participation.counts_draws
-    assert not LocalNorm(MeanRegularizedMTL()).participation.counts_draws
     for algorithm, reason in ((Refusing(), "and Refusing does not like it"), (AFL(), "AFL needs every client once")):
         with pytest.raises(ConfigError, match=reason):
             Compatibility(LocalNorm(algorithm), sampling="size").check()
@@ -114,12 +113,6 @@ def test_the_mean_over_draws_is_the_mean_weighted_by_samples(algorithm):
         federation.round(list(pair))
         mean = mean + federation.weights * sizes[pair[0]] * sizes[pair[1]] / 10**2
     assert distance(mean, whole.weights) < 1e-14
-
-
-def test_the_mean_of_all_columns_stays_exact():
-    federation = after(MeanRegularizedMTL(), clients(twin=False), COHORTS)
-    columns = federation.states.models.parameters
-    assert distance(tree.map_leaves(lambda leaf: leaf.mean(0), columns), federation.shared.models.parameters) < 1e-14
 
 
 # ---------------------------------------------------------------------- refused by a run, before it trains

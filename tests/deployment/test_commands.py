@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from background import until
-from code_shape import PACKAGE
 from in_process import CLIENTS, equal_runs, node_folders
 from running import run, start
 
@@ -25,6 +24,8 @@ from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import AwayError
 from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
+
+ROOT = Path(__file__).parents[2]
 
 FIT = [
     "--model.algorithm", "FedEM", "--data.dataset", "ClientFolder",
@@ -81,7 +82,7 @@ def test_a_node_loads_no_lightning():
     found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client", "lit_fed.algorithms"]
     while open_names:
         name = open_names.pop()
-        place = PACKAGE.parent.joinpath(*name.split("."))
+        place = ROOT.joinpath(*name.split("."))
         path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         if name in found or not path.is_file():
             continue
@@ -199,7 +200,7 @@ client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', 
 )
 def test_a_configuration_gives_way_to_clients_of_a_data_set(dataset, more, left, out, capsys):
     """What it says of dividing samples has no meaning there, and is left out by name; the command line's own stays."""
-    quickstart = str(PACKAGE.parent / "configs/experiment/quickstart.yaml")
+    quickstart = str(ROOT / "configs/experiment/quickstart.yaml")
     data = lit_fed.cli.arguments_of(["fit", "--config", quickstart, "--data.dataset", *dataset, *more]).fit.data
     partition = None if data.partition is None else data.partition.class_path.rpartition(".")[2]
     assert (partition, data.num_clients, data.unseen_fraction) == left

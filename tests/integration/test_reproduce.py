@@ -144,9 +144,9 @@ def test_records_are_sorted_lines(tmp_path):
     kept, runs = Kept(tmp_path), [Run(*one) for one in ("ya", "xb", "xa", "ya")]
     for number, run in enumerate(runs):
         kept.write(run, {"arguments": [], "number": number})
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.jsonl", "b.jsonl"]
-    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert [(one["run"], one["number"]) for one in lines] == [("x", 2), ("y", 3)]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.jsonl.gz", "b.jsonl.gz"]
+    kept = read_records(tmp_path / "a.jsonl.gz")
+    assert [(one["run"], one["number"]) for one in kept.values()] == [("x", 2), ("y", 3)]
 
 
 def test_commands_of_a_page_are_printed(capsys):

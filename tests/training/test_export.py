@@ -45,7 +45,6 @@ STORED = {
         ],
         3 * MODEL + WEIGHTS,
     ),
-    "FedEMAPFL": 2 * MODEL + 4 * 2,
     "FedCP": 2 * MODEL + 4 * (64 * 128 + 3 * 128 + 64),  # two heads, a policy, and the sum of a head's rows
     "FedDBE": MODEL + 4 * 64,  # and a bias of its features
     "FedProto": 4 * (64 * 10 + 10) + 10 + 1,  # prototypes, their squares, which are known, and whether any is

@@ -33,7 +33,6 @@ from lit_fed.algorithms import (
     FedEM,
     FedPer,
     Local,
-    MeanRegularizedMTL,
     Oracle,
     ProxAvg,
     ResponsibilityFedEM,
@@ -178,7 +177,7 @@ def test_scaffold_corrects_shared_leaves_alone():
 
 
 @pytest.mark.parametrize("solver", [{}, {"clip_norm": 0.5}], ids=str)
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedAvgPlus(), FedEM(2), Ditto(), MeanRegularizedMTL()], ids=str)
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedAvgPlus(), FedEM(2), Ditto()], ids=str)
 def test_personal_normalisation_is_fedbn(algorithm, solver, client_trainer):
     options = settings(NormalisedMLP, **solver) | {"train": make_clients([6, 9, 3]), "batch_size": 3}
     ours, theirs = (
