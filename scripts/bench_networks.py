@@ -1,10 +1,7 @@
 """Rows of bench.py about networks on a CPU: memory format, precision, client trainers, ranks, memory, frozen bodies."""
 
-import cProfile
 import json
 import os
-import pstats
-import resource
 import subprocess
 import sys
 import tempfile
@@ -29,8 +26,7 @@ from measuring import (
     with_ratios,
 )  # fmt: skip
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, cross_entropy
-from torch.profiler import ProfilerActivity, profile
+from torch.nn.functional import cross_entropy
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM
@@ -261,137 +257,6 @@ def passes(case: Case, *, bf16: bool) -> None:
             torch.autograd.grad(cross_entropy(outputs.float(), y), parameters)
 
 
-PARTS = {
-    "convolutions, forward": ("mkldnn_convolution",),
-    "convolutions, backward": ("convolution_backward",),
-    "dense layers": ("_linear_pointwise", "addmm", "mm"),
-    "pooling": ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"),
-    "activations and losses": (
-        "threshold_backward", "clamp_min", "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward",
-        "nll_loss_backward",
-    ),
-    "optimizer, sums of messages": ("add", "add_", "addcmul", "mul", "sum", "div"),
-    "copies and casts": ("copy_", "cat", "index", "index_select", "_index_put_impl_", "fill_", "zero_"),
-}  # fmt: skip
-"""Which of torch's operations are counted together."""
-
-
-def where_time_goes() -> dict[str, float]:
-    """The same with FedEMCNN and 16 clients: percent of a round's time by operation, and page faults.
-
-    Measured with torch's profiler, whose own time is in the rest; each precision has a separate process.
-    """
-    row: dict[str, float] = {}
-    for name in ("textbook", *PRECISIONS):
-        found = parts_of_round(name)
-        row |= {f"{name}: {part}": value for part, value in found.items()}
-    return row
-
-
-@in_process
-def parts_of_round(name: str) -> dict[str, float]:
-    """The parts of a third round, and the page faults of a second."""
-    one_round = rounds_of("FedEMCNN", name, num_clients=16)
-    one_round()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    one_round()
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        one_round()
-    return shares(profiled.key_averages()) | {"page faults": float(faults)}
-
-
-def shares(events: Any) -> dict[str, float]:
-    """Percent of the time of each part, of events with a name and a time of their own."""
-    spent = {one.key.split("::")[-1]: 0.0 for one in events}
-    for one in events:
-        spent[one.key.split("::")[-1]] += one.self_cpu_time_total
-    total = sum(spent.values())
-    found = {part: 100 * sum(spent.get(name, 0.0) for name in names) / total for part, names in PARTS.items()}
-    return found | {"the rest": 100 - sum(found.values())}
-
-
-OUTSIDE = {
-    "optimizer": ("local_solver.py", "_write"), "sums of messages": ("reduce.py", "_add"),
-    "kept momentum": ("store.py", "commit"), "checks for NaN": ("base.py", "check_finite"),
-    "step of the server": ("rounds.py", "end_phase"),
-}  # fmt: skip
-"""File and function of each part of a round outside of the passes."""
-
-
-def outside_passes() -> dict[str, float]:
-    """FedEMCNN of `small_clients`, 8 clients: CPU milliseconds of a client in a round outside of the passes.
-
-    The parts are bound by memory: three models take 40 MB. The optimizer reads weights, gradients and momentum and
-    writes two of them, and a sum reads the models and reads and writes their float64 sums. `copy of three models` shows
-    the bandwidth. 90 % of a round in passes would leave a ninth of their time to all parts together.
-    """
-    return {f"{one}: {part}": value for one in PRECISIONS for part, value in parts_outside(one).items()}
-
-
-@in_process
-def parts_outside(precision: str) -> dict[str, float]:
-    """The parts in one precision, medians of rounds."""
-    clients, found = 8, []
-    one_round, alone = (rounds_of("FedEMCNN", precision + end, clients) for end in ("", ", passes alone"))
-    for warm_up in (one_round, one_round, alone):
-        warm_up()
-    models = torch.randn(3, sum(leaf.numel() for leaf in FedEMCNN((3, 32, 32), 10).parameters()))
-    for _ in range(TURNS):
-        profiled = cProfile.Profile(time.process_time)
-        profiled.runcall(one_round)
-        times = {(Path(file).name, name): one[3] for (file, _, name), one in pstats.Stats(profiled).stats.items()}  # type: ignore[attr-defined]
-        found.append([times[place] for place in OUTSIDE.values()])
-    each = dict(zip(OUTSIDE, np.median(found, axis=0) / clients, strict=True))
-    whole = medians(TURNS, round=(one_round, 1), passes_alone=(alone, 1), copy=(models.clone, clients))
-    passes_alone = whole["passes_alone"] / clients
-    each |= {"copy of three models": whole["copy"], "passes alone": passes_alone}
-    row = {part: 1000 * float(seconds) for part, seconds in each.items()}
-    return row | {"passes alone / round": passes_alone * clients / whole["round"]}
-
-
-def joint_passes() -> dict[str, float]:
-    """Layers of three models, one after another and at once: CPU milliseconds; why neither network joins its models.
-
-    `recurrent product`: a step of CharLSTM, 32 rows by 256×1024; 160 of these follow each other in a forward pass
-    (`LSTM, forward`). Convolutions of MobileNetV2 with their gradients, 64 images, as groups of channels.
-    """
-    rows, weights = torch.randn(3, 32, 256), torch.randn(3, 256, 1024)
-    lstm, text = nn.LSTM(8, 256, 2, batch_first=True).requires_grad_(False), torch.randn(32, 80, 8)
-    calls: dict[str, tuple[Callable[[], Any], int]] = {
-        "LSTM, forward": (lambda: lstm(text), 5),
-        "recurrent product, one by one": (lambda: [x @ w for x, w in zip(rows, weights, strict=True)], 50),
-        "recurrent product, at once": (lambda: torch.bmm(rows, weights), 50),
-    }
-    for channels, side in ((96, 16), (192, 8), (576, 4)):
-        x = torch.randn(64, 3 * channels, side, side)
-        for kind, weight in (("depthwise", (channels, 1, 3, 3)), ("pointwise", (channels // 4, channels, 1, 1))):
-            several = [(some, torch.randn(weight)) for some in x.chunk(3, 1)]
-            joint = [(x, torch.cat([one for _, one in several]))]
-            for how, given in (("one by one", several), ("at once", joint)):
-                calls[f"{kind} {channels}, {how}"] = (partial(gradients, _ready(given), channels), 3)
-    row = {name: 1000 * seconds for name, seconds in medians(TURNS, **calls).items()}
-    ends = (", one by one", ", at once")
-    for name in [name.removesuffix(ends[0]) for name in row if name.endswith(ends[0])]:
-        row[f"{name}, one by one / at once"] = row[name + ends[0]] / row[name + ends[1]]
-    return row
-
-
-def _ready(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, ...]]:
-    """Inputs and weights with the channels last, which require gradients."""
-    last = torch.channels_last
-    return [tuple(one.contiguous(memory_format=last).requires_grad_() for one in pair) for pair in pairs]
-
-
-def gradients(pairs: list[tuple[Tensor, ...]], channels: int) -> None:
-    """Forward and backward passes of convolutions that read `channels` channels of each model."""
-    for x, weight in pairs:
-        depthwise = weight.shape[1] == 1
-        groups = x.shape[1] if depthwise else x.shape[1] // channels
-        outputs = conv2d(x, weight, padding=int(depthwise), groups=groups)
-        torch.autograd.grad(outputs, [x, weight], torch.ones_like(outputs))
-
-
 # ---------------------------------------------------------------------- heads over a frozen body
 IMAGES = 2048
 BODY_ROUNDS = 2
@@ -487,8 +352,7 @@ def _row(loops: dict[str, PlainLoop]) -> dict[str, float]:
 
 
 ROWS = (
-    fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn, small_clients, where_time_goes, outside_passes,
-    joint_passes, frozen_features,
+    fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn, small_clients, frozen_features,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What soak.py and federation_check.py share: their child processes, folders of runs, records with pages.
+"""Child processes of soak.py, folders of runs, and pages with their records.
 
 As a program it is `python -m lit_fed` without compiled modules, which a kill or a full disk could leave half written.
 `SOAK_CLOCK` lets the clock jump: pairs of seconds after the start and seconds of the jump, as JSON.
-`FEDERATION_COUNTS` names a file for the bytes that a server sends and receives, by kind of question.
 """
 
 import json
@@ -70,26 +69,9 @@ def _jump(jumps: list[tuple[float, float]]) -> None:
     time.time = lambda: true() + sum(by for after, by in jumps if time.monotonic() - begin >= after)
 
 
-def _count(path: Path) -> None:
-    """Write the bytes sent and received after each question to nodes."""
-    from lit_fed.deployment.node_pool import NodePool
-
-    ask = NodePool.ask
-
-    def counted(self: NodePool, *arguments: Any, **options: Any) -> Any:
-        answers = ask(self, *arguments, **options)
-        path.write_text(json.dumps({"sent": self.sent, "received": self.received}))
-        return answers
-
-    NodePool.ask = counted  # type: ignore[method-assign]
-
-
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
     _jump(json.loads(os.environ.get("SOAK_CLOCK", "[]")))
-    if "FEDERATION_COUNTS" in os.environ:
-        _count(Path(os.environ["FEDERATION_COUNTS"]))
-
     from lit_fed.__main__ import main
 
     main()

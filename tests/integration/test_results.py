@@ -103,12 +103,10 @@ def test_speed_of_networks():
 
 def test_speed_of_small_clients():
     rows = speed()
-    row, parts = rows["small_clients"], rows["where_time_goes"]
+    row = rows["small_clients"]
     assert row["FedEMCNN, textbook / float32"] >= 2
     assert row["FedEMCNN, textbook / bf16-mixed"] >= 3
     assert row["LeNet5, textbook / float32"] >= 1.5
-    assert parts["float32: page faults"] < 50_000  # 600,000 where pages are taken anew
-    assert parts["float32: optimizer, sums of messages"] + parts["float32: copies and casts"] < 30
 
 
 def test_rounds_of_very_many_clients():

@@ -1,23 +1,23 @@
 """The documentation's extensions: a hook of mkdocs and an extension of griffe, both named in mkdocs.yml.
 
 The hook adds pages made from other files (one for each algorithm, folder of configurations and notebook), draws the
-pictures of the results from their records, writes out the navigation, and leads links from the pages to files outside docs/ to the pages made of them, or replaces them by
-plain text. The extension shows symbols, deviations and fields of named tuples in the reference.
+pictures of the results from their records, writes out the navigation, and leads links from the pages to files outside
+docs/ to the pages made of them, or replaces them by plain text. The extension shows symbols, deviations and fields of
+named tuples in the reference.
 """
 
 import ast
 import os
 import posixpath
 import re
+import sys
 import tempfile
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import leaderboard
 import nbformat
-import reproduce
 from griffe import Class, Extension, Module, Object
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -25,6 +25,11 @@ from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import leaderboard  # noqa: E402
+import reproduce  # noqa: E402
+
 DOCS = ROOT / "docs"
 ALGORITHMS = "reference/algorithms"
 CONFIGURATIONS = "reference/configurations"
