@@ -105,7 +105,6 @@ class FederatedRounds:
             round_idx=round_idx,
             phase=phase,
             present=present,
-            public=None,
             horizon=self.terms.solver.schedule_rounds or horizon,
         )
 
@@ -244,8 +243,7 @@ class FederatedRounds:
         for placeholder in aggregator.placeholders(block):
             list(self.train_block(placeholder))
         aggregator.agree()
-        public = self.terms.public
-        ctx = ctx._replace(present=aggregator.present, public=None if public is None else public.to(self.server.device))
+        ctx = ctx._replace(present=aggregator.present)
         reduced, (up, down), means = aggregator.reduce()
         self.store.exchange(*aggregator.kept)
         asked = aggregator.asked

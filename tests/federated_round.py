@@ -15,7 +15,7 @@ from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import Secret
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, LocalWork, PublicSamples, Split, Tree
+from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.models import MLP, Linear, Network
 from lit_fed.serving import client_scores
@@ -151,13 +151,6 @@ def perturbed(value: Tree, scale=0.1, seed=0) -> Tree:
     return tree.map_leaves(lambda leaf: leaf + noise(leaf) if leaf.is_floating_point() else leaf, value)
 
 
-def public_like(train: Split) -> PublicSamples:
-    """Samples of a server, whose inputs are like those of these clients."""
-    rng, shape = torch.Generator().manual_seed(5), (8, *train.x.shape[1:])
-    drawn = torch.randn(shape, generator=rng, dtype=torch.float64)
-    return PublicSamples((drawn if train.x.is_floating_point() else drawn > 0).to(train.x.dtype), None)
-
-
 class Federation(rounds.FederatedRounds):
     """A federation in memory, with what tests look at; `round` advances it by one round.
 
@@ -174,8 +167,6 @@ class Federation(rounds.FederatedRounds):
         self, algorithm, train, task=None, solver=None, trainer=None, clients_per_block=None, shared=None, **terms: Any
     ) -> None:
         round_idx = terms.pop("round_idx", 0)
-        if algorithm.participation.needs_public:
-            terms = {"public": public_like(train)} | terms
         started = rounds.start(
             algorithm,
             task or make_task(),

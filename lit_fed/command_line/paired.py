@@ -28,7 +28,6 @@ BLOCK = 2**24
 
 TRAINING = (
     "batch_size", "client_fraction", "clients_per_round", "client_sampling", "clients_per_block", "augment", "poison",
-    "public",
 )  # fmt: skip
 """Arguments of the data that change neither clients nor their test samples."""
 

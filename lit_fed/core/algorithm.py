@@ -91,9 +91,6 @@ class Participation(NamedTuple):
     divided_by: Literal["samples", "features"] = "samples"
     """Each client has its own samples, or its own features of the same samples."""
 
-    needs_public: bool = False
-    """Whether the server's step trains on `ctx.public`, the samples of `--data.public`."""
-
 
 RENAMED = {
     "reduce": "message.reduce",

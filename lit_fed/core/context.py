@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import Secret
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientData, LocalWork, PublicSamples
+from lit_fed.core.types import ClientData, LocalWork
 
 __all__ = ["Context", "RandomTransform"]
 
@@ -57,7 +57,6 @@ class Context(NamedTuple):
     sizes: Tensor | None = None  # [T] training samples of each client, at the server if ε depends on all of them
     secret: Secret | None = None  # source of the privacy noise; None: no privacy
     unprotected: Context | None = None  # the context without protection of samples; None: this one
-    public: PublicSamples | None = None  # the server's samples, in server steps only; None: it has none
     lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
     work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
     batch_sizes: Tensor | None = None  # [T] float64 batch sizes of the clients; None: all have `batch_size`

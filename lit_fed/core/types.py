@@ -320,17 +320,6 @@ class Split:
         return Split(self.x.to(device), self.y.to(device), self.offsets, self.first_id, self.ids)
 
 
-class PublicSamples(NamedTuple):
-    """Samples of the server, separate from those of the clients."""
-
-    x: Tensor  # [P, ...]
-    y: Tensor | None  # [P] or [P, L]; None: its classes are not those of the clients
-
-    def to(self, device: torch.device | str) -> PublicSamples:
-        """The same samples on another device."""
-        return PublicSamples(self.x.to(device), None if self.y is None else self.y.to(device))
-
-
 class Population(NamedTuple):
     """A set of clients with their splits; the three splits list the same clients in the same order."""
 

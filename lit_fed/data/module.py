@@ -14,16 +14,16 @@ from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_block
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Regression, Target
-from lit_fed.core.types import ClientBlock, Population, PublicSamples, ServingBlock, Split
+from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import DataSet, Normalisation, PooledDataSet
+from lit_fed.data.data_sets.base import DataSet, Normalisation
 from lit_fed.data.data_sets.columns import OF_LABELS
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
-from lit_fed.data.populations.build import build_populations, infer_target, public_samples, told, with_labels
+from lit_fed.data.populations.build import build_populations, infer_target, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
@@ -120,8 +120,6 @@ class FederatedDataModule(LightningDataModule):
         poison: how attackers change their training samples, `LabelFlip` or `Backdoor`; null: not at all.
         augment: torchvision transforms of images, and of masks with them, in local steps, by name, sampled anew in
             each step, such as `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
-        public: samples that the server holds beside those of the clients, for algorithms that train on them: a pooled
-            data set of inputs like theirs, whose labels need not be the same; null: none.
     """
 
     def __init__(
@@ -142,12 +140,11 @@ class FederatedDataModule(LightningDataModule):
         augment: str | list[str] | None = None,
         attackers: float | None = None,
         poison: Poison | None = None,
-        public: PooledDataSet | None = None,
         split: SplitKind = "random",
     ) -> None:
         super().__init__()
         given = with_objects(FederatedDataModule.__init__, locals(), "data", FIXES)
-        dataset, partition, poison, public = (given[name] for name in ("dataset", "partition", "poison", "public"))
+        dataset, partition, poison = (given[name] for name in ("dataset", "partition", "poison"))
         if batch_size < 0:
             raise ConfigError(
                 f"--data.batch_size is {batch_size}; give a whole number >= 1, or 0 for the whole local set"
@@ -173,9 +170,8 @@ class FederatedDataModule(LightningDataModule):
         self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
         self.eval_clients, self.augment = eval_clients, written_out(augment)
-        self.attackers, self.poison, self.public = attackers, poison, public
+        self.attackers, self.poison = attackers, poison
         self.split = split
-        self.public_samples: PublicSamples | None = None
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.given_target: Target | None = None
@@ -224,9 +220,7 @@ class FederatedDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Download missing files; Lightning calls this on one rank of each node before `setup`."""
-        for one in (self.dataset, self.public):
-            if one is not None:
-                one.prepare()
+        self.dataset.prepare()
 
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
@@ -247,9 +241,7 @@ class FederatedDataModule(LightningDataModule):
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
         seen = self._with_attackers(seen)
-        if self.public is not None:
-            self.public_samples = public_samples(self.public, seen, self.dataset.normalisation, self.target)
-        self.fingerprint = fingerprint(seen, unseen, public=self.public_samples)
+        self.fingerprint = fingerprint(seen, unseen)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled

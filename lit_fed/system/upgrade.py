@@ -32,6 +32,7 @@ GONE: dict[str, str] = {
     "model.algorithm.start FarthestClients": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start Restarts": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
+    "data.public": "leave it out; no algorithm trains on samples of the server any more",
     **dict.fromkeys(
         [f"model.solver.optimizer {name}" for name in ("rmsprop", "adagrad", "adadelta", "adamax", "radam")],
         "write --model.solver.optimizer adam, or the path of a function such as my_file.lion",
@@ -78,7 +79,16 @@ def upgraded(entry: dict[str, Any], place: str) -> dict[str, Any]:
         ConfigError: if the run used what is gone.
     """
     averages = _averages(entry["identity"])  # where `auto` is decided
-    return entry | {name: _today(entry[name], averages, place) for name in ("identity", "arguments")}
+    today = {name: _today(entry[name], averages, place) for name in ("identity", "arguments")}
+    today["arguments"] = _without(today["arguments"], "data.public")  # null for every algorithm that is left
+    return entry | today
+
+
+def _without(settings: dict[str, Any], option: str) -> dict[str, Any]:
+    """Nested settings without an option that is gone."""
+    section, name = option.split(".")
+    kept = {key: value for key, value in settings.get(section, {}).items() if key != name}
+    return settings | {section: kept} if section in settings else settings
 
 
 def _averages(settings: Any) -> set[str]:

@@ -138,8 +138,10 @@ def search(
     train, runs = seen.train.to(device), {}
     for rate in rates:
         session = Session.of(settings._replace(solver=replace(settings.solver, lr=rate)), facts, device, start)
-        terms, memory = session.terms._replace(public=data.public_samples), settings.client_memory_gb * 1e9
-        federation = in_memory(session.algorithm, terms, session.shared, session.choose, train, memory / len(rates))
+        memory = settings.client_memory_gb * 1e9
+        federation = in_memory(
+            session.algorithm, session.terms, session.shared, session.choose, train, memory / len(rates)
+        )
         federation.selection = settings.selection
         if federation.store.in_files:
             raise ConfigError(

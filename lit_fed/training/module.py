@@ -209,7 +209,6 @@ class FederatedModule(LightningModule):
                 self._say_rate()
             self.history.fingerprint = data.fingerprint
             self.build(facts, *data.populations)
-            self.federation.terms = self.federation.terms._replace(public=data.public_samples)
         elif stage == "fit":
             self._fit_again(data, num_rounds)
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
@@ -504,10 +503,7 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     Raises:
         ConfigError: if the settings do not suit the data.
     """
-    settings.check_combination(
-        dataset=(type(data.dataset).__name__, data.dataset.divided_by),
-        public=None if data.public is None else type(data.public).__name__,
-    )
+    settings.check_combination(dataset=(type(data.dataset).__name__, data.dataset.divided_by))
     usual = "uniform" if data.client_sampling == "size" else settings.algorithm.participation.weighting
     if settings.selection is not None:
         usual = settings.selection.usual_weighting or usual

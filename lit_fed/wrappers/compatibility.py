@@ -313,12 +313,6 @@ REFUSED: dict[str, str] = {
     # ------------------------------------------------------------------ what clients hold, and where they run
     "has_features needs_samples": DIVIDED % (SAMPLES, PARTIES),
     "has_samples needs_features": DIVIDED % (PARTIES, SAMPLES),
-    "known needs_public !public": (
-        "{name} trains its server on public samples; give --data.public, a data set of inputs like those of the clients"
-    ),
-    "public !needs_public": (
-        "--data.public is {public}, and {name} does not train its server on public samples; leave it out"
-    ),
     "deployed serverless": SIMULATE % "has no server: one that played the network would see every client's model",
     "deployed refuses_deployment": SIMULATE % "{refuses_deployment}",
     "deployed secure": (
@@ -358,7 +352,6 @@ class Compatibility(NamedTuple):
     deployed: bool = False  # whether clients are on separate machines
     missing: str | None = None  # `--data.dataset.missing` of a federation
     poison: bool = False
-    public: str | None = None  # class of `--data.public`; None: not given, or not known yet
     batch_norm: str = "average"
     personal: Any = None  # `PersonalSettings`
     selection: Any = None
@@ -403,7 +396,6 @@ class Compatibility(NamedTuple):
             "own_filling": not takes.fills_in_absent,
             f"needs_{takes.divided_by}": True,
             "serverless": not self.algorithm.has_server,
-            "needs_public": takes.needs_public,
         }
 
     @property
@@ -487,7 +479,6 @@ class Compatibility(NamedTuple):
             "dataset": dataset,
             f"has_{divided_by}": dataset is not None,
             "known": dataset is not None,
-            "public": self.public,
             "deployed": self.deployed,
             "drops_nodes": self.missing == "drop",
             "poison": self.poison,

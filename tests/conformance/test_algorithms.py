@@ -45,7 +45,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
-from lit_fed.core.server_optimizer import ServerOptimizer
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
@@ -62,7 +61,6 @@ SMALL: dict[str, dict] = {
     "FedBABU": {"adapt_epochs": 2},
     "FedGen": {"generated": 7, "noise_size": 3, "width": 4, "server_steps": 3, "server_batch_size": 8},
     "PFedHN": {"width": 5, "depth": 2},
-    "FedDF": {"server_steps": 3, "server_optimizer": ServerOptimizer("SGD", 0.1)},
     "PFedFDA": {"ridge": 1.0},  # without, covariances of one sample magnify rounding
     "FedALA": {"sample_fraction": 1.0, "start_passes": 3},  # fewer are drawn by the client's number
     "L2GD": {"communication_probability": 0.5, "flips_per_round": 4},

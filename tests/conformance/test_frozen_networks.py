@@ -6,7 +6,7 @@ makes of the samples. So both have to give the same numbers, and to send the sam
 
 import pytest
 import torch
-from federated_round import MULTICLASS, distance, make_task, public_like, same_bits
+from federated_round import MULTICLASS, distance, make_task, same_bits
 from network_cases import CASES, EXACT, LINEAR_ALONE, SIZES, UNSEEN, Unused, federation, images, num_rounds
 from test_algorithms import all_algorithms, everything, finite
 from torch import nn
@@ -17,7 +17,7 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, PublicSamples, Split
+from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear, Network
 from lit_fed.wrappers.fedbn import LocalNorm
@@ -132,10 +132,6 @@ def test_a_frozen_body_is_a_function_of_the_inputs(case):
     task = runs[0].task
     frozen = {name: leaf.clone() for name, leaf in task.frozen.items()}
     assert set(frozen) == {"body.0.weight", "body.0.bias"}
-    if CASES[case].participation.needs_public:
-        public = public_like(runs[0].train).x
-        public = features(task, Split(public, torch.zeros(len(public)), torch.tensor([0, len(public)])))
-        options["public"] = PublicSamples(public.x, None)
     head = federation(CASES[case], Head, SequentialTrainer(), features(task, runs[0].train), **options)
     expected = after_rounds(head, features(task, unseen), num_rounds(case))
     for run in runs:

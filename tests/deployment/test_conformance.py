@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from federated_round import public_like
 from fit_all import OPTIONS
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
 from normalised import NormalisedMLP
@@ -88,8 +87,6 @@ def sides(folders, states, settings, **changed) -> Sides:
     for _ in range(2):
         session = Session.of(settings, facts, torch.device("cpu"))
         server = InMemoryServer(session.terms.task, session.shared, torch.device("cpu"))
-        if settings.algorithm.participation.needs_public:  # nodes have none
-            session = session._replace(terms=session.terms._replace(public=public_like(train)))
         made.append(FederatedRounds(session.algorithm, session.terms, server, session.choose))
     simulated, remote = made
     simulated.store = ClientStore(partial(simulated.initial_state, train), train.num_clients)

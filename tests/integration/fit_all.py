@@ -89,7 +89,6 @@ def fit(
     vertical = algorithm.participation.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     options = {"client_fraction": 1.0 if algorithm.participation.needs_all_clients else 0.7} | (data or {})
-    options |= {"public": Digits()} if algorithm.participation.needs_public else {}
     dataset = options.pop("dataset", dataset)
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,

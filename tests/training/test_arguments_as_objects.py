@@ -16,7 +16,6 @@ from lit_fed import (
     FederatedDataModule,
     FederatedModule,
     FedProx,
-    Linear,
     LocalSolver,
     Regression,
     Sine,
@@ -75,8 +74,8 @@ def test_objects_of_ones_own_go_by_path(own):
 
 @pytest.mark.parametrize("dataset", [Digits(), Digits, "Digits", "lit_fed.data.Digits"])
 def test_the_data_take_objects_classes_and_names(dataset):
-    data = FederatedDataModule(dataset, partition="IID", poison="LabelFlip", attackers=1, public=Digits)
-    assert (data.dataset, data.partition, data.public) == (Digits(), IID(), Digits())
+    data = FederatedDataModule(dataset, partition="IID", poison="LabelFlip", attackers=1)
+    assert (data.dataset, data.partition) == (Digits(), IID())
     assert type(data.poison).__name__ == "LabelFlip"
 
 
@@ -113,9 +112,8 @@ SAMPLES = {"ann": (np.zeros((200, 3), np.float32), np.zeros(200, int))}
         ({"dataset": SAMPLES}, r"--data.dataset is a dict; .* FederatedDataModule.from_clients\("),
         ({"dataset": None}, "--data.dataset is None"), ({"partition": 5}, r"--data.partition is 5; give an object"),
         ({"poison": Sine}, r"--data.poison is Sine; give an object"),
-        ({"public": Linear}, r"--data.public is Linear; give an object"),
     ],
-    ids=["dict", "samples", "none", "number", "other kind", "network"],
+    ids=["dict", "samples", "none", "number", "other kind"],
 )  # fmt: skip
 def test_other_values_of_the_data_are_refused_by_name(given, said):
     with pytest.raises(ConfigError, match=said):

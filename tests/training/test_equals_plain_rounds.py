@@ -7,7 +7,7 @@ size, so that some clients are drawn twice.
 
 import pytest
 import torch
-from federated_round import BINARY, make_clients, make_parties, public_like, run_rounds, same_bits
+from federated_round import BINARY, make_clients, make_parties, run_rounds, same_bits
 from fit_all import NAMES, OPTIONS, StackedAverage, solver_of
 from lightning.pytorch import seed_everything
 from quiet import quiet_trainer
@@ -40,7 +40,6 @@ class Clients(FederatedDataModule):
         self.seen = Population(train, none, test, [str(one) for one in range(6)], GROUPS)
         self.target, self.input_shape, self.fingerprint = BINARY, (6,), "six clients"
         self.label_shape = ()
-        self.public_samples = None if self.public is None else public_like(train)
 
 
 def settings(algorithm):
@@ -64,8 +63,7 @@ def test_the_trainer_s_rounds_are_the_plain_ones(tmp_path, name, sampling):
     solver = solver_of(name, lr=0.1, schedule="cosine", local_epochs=2)
     seed_everything(SEED, verbose=False)
     sampling = settings(algorithm) if sampling is None else sampling
-    public = Digits() if algorithm.participation.needs_public else None
-    data = Clients(parties=algorithm.participation.divided_by == "features", public=public, **sampling)
+    data = Clients(parties=algorithm.participation.divided_by == "features", **sampling)
     module = FederatedModule(algorithm, solver, client_trainer="sequential")
     trainer = quiet_trainer(ROUNDS, default_root_dir=str(tmp_path), check_val_every_n_epoch=ROUNDS)
     trainer.fit(module, datamodule=data)

@@ -74,7 +74,6 @@ def fitted(name, tmp_path, **arguments):
         num_clients=None if dataset.natural else 8,
         unseen_fraction=0.0 if vertical else 0.25,
         batch_size=32,
-        public=Digits() if algorithm.participation.needs_public else None,
     )
     module = FederatedModule(algorithm, solver_of(name), **arguments)
     trainer = quiet_trainer(2, default_root_dir=tmp_path, check_val_every_n_epoch=3)

@@ -16,13 +16,12 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
-from lit_fed.core.types import Population, PublicSamples, Split
+from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import (
     ClientDataSet,
     DataSet,
     Encode,
     Labels,
-    Normalisation,
     PooledDataSet,
     Samples,
     is_first_process,
@@ -36,7 +35,7 @@ from lit_fed.data.populations.splits import SplitKind, classes_of, divided_rows,
 from lit_fed.errors import ConfigError, notice
 
 __all__ = [
-    "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "public_samples", "select_clients", "told",
+    "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "select_clients", "told",
     "with_labels",
 ]  # fmt: skip
 
@@ -131,43 +130,6 @@ def with_labels(population: Population, target: Target) -> Population:
 def _quantities(population: Population) -> Population:
     """The same clients with floating labels and without class names."""
     return with_labels(population._replace(class_names=None), Regression())
-
-
-def public_samples(
-    dataset: PooledDataSet, seen: Population, constants: Normalisation | None, target: Target
-) -> PublicSamples:
-    """The training samples of a data set as the server's, with inputs converted like those of the clients.
-
-    Args:
-        dataset: whose samples they are.
-        seen: clients of the training.
-        constants: normalisation that the clients' data set prescribes; what was learned from their samples comes first.
-        target: what the clients predict; other labels are left out.
-
-    Raises:
-        ConfigError: if the inputs are not like those of the clients.
-    """
-    samples, name = dataset.load(), f"--data.public {type(dataset).__name__}"
-    require(
-        seen.columns is None and samples.encode is None,
-        f"{name}: the columns of a table have constants of their own; save inputs as tensors, and give TorchDataset",
-    )
-    require(
-        samples.inputs == seen.inputs,
-        f"{name}: inputs are {samples.inputs}, and those of the clients {seen.inputs}; give a data set like theirs",
-    )
-    rows = np.arange(len(samples.x)) if samples.split is None else np.flatnonzero(samples.split == 0)
-    split = split_of(samples.x, samples.y, [rows], seen.normalisation or constants)
-    given, wanted = (
-        f"{str(one.dtype).removeprefix('torch.')} of shape {list(one.shape[1:])}" for one in (split.x, seen.train.x)
-    )
-    require(
-        given == wanted, f"{name}: inputs are {given}, and those of the clients {wanted}; give a data set like theirs"
-    )
-    require(bool(split.x.isfinite().all()), f"{name} has inputs that are not finite; leave such samples out")
-    y, alike = split.y, split.y.shape[1:] == seen.train.y.shape[1:] and split.y.dtype == seen.train.y.dtype
-    known = alike and (target.continuous or 0 <= int(y.min()) <= int(y.max()) < target.num_values)
-    return PublicSamples(split.x, y if known else None)
 
 
 def select_clients(population: Population, client_ids: np.ndarray) -> Population:

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core import tree
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
-from lit_fed.core.types import Population, PublicSamples, Split
+from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
@@ -385,8 +384,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def fingerprint(*populations: Population | None, public: PublicSamples | None = None) -> str:
-    """Digest of offsets, inputs and labels of all splits and of the server, 32 hexadecimal digits, for resuming.
+def fingerprint(*populations: Population | None) -> str:
+    """Digest of offsets, inputs and labels of all splits, 32 hexadecimal digits, for resuming.
 
     If samples are generated on demand it covers all sizes, the origin of the samples, and the samples of a few clients.
     """
@@ -401,8 +400,6 @@ def fingerprint(*populations: Population | None, public: PublicSamples | None = 
             few = looked_at(split)
             for tensor in (*tensors, few.x, few.y):
                 _add(digest, tensor)
-    for leaf in () if public is None else tree.leaves(public):
-        _add(digest, leaf)
     return digest.hexdigest()
 
 
