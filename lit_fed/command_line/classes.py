@@ -1,4 +1,4 @@
-"""Options that name a class or a function: errors for wrong names, and networks that do not derive from `Network`."""
+"""Options that name a class or a function: hints at wrong names, and networks that do not derive from `Network`."""
 
 from __future__ import annotations
 
@@ -25,28 +25,11 @@ from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
 
 __all__ = [
-    "as_function", "check_parsed", "class_names", "explain_class", "options_of_other_classes",
-    "options_of_own_network", "refuse_file", "with_function",
+    "as_function", "check_parsed", "near_class", "options_of_other_classes", "options_of_own_network", "refuse_file",
+    "with_function",
 ]  # fmt: skip
 
 NETWORK = "model.network"
-
-NO_CLASS = re.compile(
-    r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
-    r"Import path (?P<c>\S+) does not correspond|(?:No module named|has no attribute) .*Got value: (?P<d>\S+)"
-)
-"""jsonargparse's message about a class that cannot be found."""
-
-ABSTRACT = re.compile(
-    r"xpected (an )?instantiatable class, but (?:([\w.]+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
-)
-"""Its message about an abstract class; with `an` first, about options of a class that is not given."""
-
-OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
-"""Its message about a module that is no network of lit_fed."""
-
-REQUIRED = re.compile(r"the following arguments are required: (?:--)?([\w, -]+)")
-"""Its message about a class or function without a required argument."""
 
 OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test_source": Dataset}
 """Settings whose classes come from elsewhere, so that there is no list of them."""
@@ -65,70 +48,30 @@ RELATIVES = {
 }  # fmt: skip
 """Well-known algorithms that are not here, in small letters without signs, and the nearest that is."""
 
-EXAMPLE = "the path of a class that derives from torch.utils.data.Dataset, such as my_module.MyDataset"
-
 FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip", ".gz"}
 """Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
 
 
-def class_names(base: type) -> list[str]:
-    """Names of `subclasses`."""
-    return [one.__name__ for one in subclasses(base)]
+def near_class(place: str, given: str) -> str:
+    """A hint at the class that a setting takes in place of a name that it does not take; "" where none is known.
 
-
-def explain_class(message: str) -> list[str]:
-    """Explain jsonargparse's message about an option whose value is no class that it takes.
-
-    Returns:
-        Lines; none if the message is about something else.
+    Args:
+        place: the setting, or its last part in the parser of a class.
+        given: the name, or path.
     """
-    for setting, base in (OF_OTHERS | CLASSES).items():
-        key = setting if setting.count(".") == 1 else setting.rpartition(".")[2]  # as it names options of a class
-        if f'"{key}"' in message or f"'{key}'" in message:
-            return _explain(f"--{setting}", base, message)
-    return []
-
-
-def _explain(option: str, base: type, message: str) -> list[str]:
-    known = f"{', '.join(sorted(class_names(base)))}, or the path of a class of your own"
-    takes = EXAMPLE if option[2:] in OF_OTHERS else known
-    takes = f"{option} takes {takes}"
-    if "Not a valid subclass" in message and "Got value: None" in message:
-        return [f"{option} is null; leave it out, or give a class", takes]
-    abstract = ABSTRACT.search(message)
-    if abstract and abstract[1] and str(abstract[2]).startswith("lit_fed."):
-        return [f"{option} has options but no class; give {option} NAME before them", takes]
-    if abstract:
-        base_name = (abstract[2] or abstract[3]).rpartition(".")[2]
-        return [f"{option} {base_name}: an abstract base class", takes]
-    other = OTHER_KIND.search(message)
-    if other:
-        return [
-            f"{option} {other[1]} is no nn.Module and no function that says it returns one; give the path of a class "
-            "derived from torch.nn.Module, or by `class_path:` that of a function"
-        ]
-    required = REQUIRED.search(message)
-    if required and option == f"--{NETWORK}":
-        return [
-            f"{option} needs {required[1].strip()}, which the data do not determine; give it as "
-            f"{option}.{required[1].partition(',')[0].strip()} VALUE, or give it a default where the network is written"
-        ]
-    found = NO_CLASS.search(message)
-    if found is None:
-        return []
-    given = next(part for part in found.groups() if part is not None).strip()
-    if Path(given).suffix in FILES:
-        return [_file_for_class(option, given)]
-    if gone := instead_of(f"{option[2:]} {given.rpartition('.')[2]}"):
-        return gone
+    setting = next((one for one in CLASSES if place in (one, one.rpartition(".")[2])), None)
+    if setting is None:
+        return ""
+    if gone := instead_of(f"{setting} {given.rpartition('.')[2]}"):
+        return "; ".join(gone)
+    base = CLASSES[setting]
     relative = RELATIVES.get(re.sub("[^a-z0-9]", "", given.lower())) if base is Algorithm else None
     if relative is not None:
-        return [f"{option}: there is no class {given}", f"its nearest relative here is {relative}"]
-    missing = re.search(r"No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'", message)
-    why = f" ({missing[0]})" if missing and "." in given else ""
+        return f"its nearest relative here is {relative}"
     paths = {one.__name__: _written(one) for one in subclasses(base)}
     near = [paths[name] for name in nearest(given.rpartition(".")[2], paths, cutoff=0.75)]
-    return [f"{option}: there is no class {given}{why}", did_you_mean(given, (), takes, first=near)]
+    known = f"--{place} takes {', '.join(sorted(paths))}, or the path of a class of your own"
+    return did_you_mean(given, (), known, first=near)
 
 
 def _written(cls: type) -> str:
@@ -142,19 +85,15 @@ def refuse_file(option: str, value: str) -> None:
     Raises:
         ConfigError: naming option and file, and the fix.
     """
-    if option.removeprefix("--") in OF_OTHERS | CLASSES and Path(value).suffix in FILES:
-        raise ConfigError(_file_for_class(option, value))
-
-
-def _file_for_class(option: str, given: str) -> str:
-    """The message about a file given as a class, with the fix."""
-    if given.endswith(".py"):
-        instead = f"give its name behind the file's, as in {Path(given).stem}.MyClass, from the folder of the file"
+    if option.removeprefix("--") not in OF_OTHERS | CLASSES or Path(value).suffix not in FILES:
+        return
+    if value.endswith(".py"):
+        instead = f"give its name behind the file's, as in {Path(value).stem}.MyClass, from the folder of the file"
     elif option == "--data.dataset":
         instead = "give ClientFolder, and by --data.dataset.root a folder with one .npz file for each client"
     else:
         instead = f"`fit {option}.help NAME` describes a class"
-    return f"{option} {given}: this is a file, and the option takes a class; {instead}"
+    raise ConfigError(f"{option} {value}: this is a file, and the option takes a class; {instead}")
 
 
 def check_parsed(parser: Any, config: Namespace) -> None:
@@ -173,7 +112,7 @@ def check_parsed(parser: Any, config: Namespace) -> None:
         chosen = config.get(setting, "absent")
         if isinstance(chosen, Namespace) and "class_path" in chosen:
             if import_object(chosen.class_path) is base:
-                names = ", ".join(sorted(class_names(base)))
+                names = ", ".join(sorted(one.__name__ for one in subclasses(base)))
                 raise ConfigError(f"--{setting} {base.__name__}: the base of all of them; choose one of {names}")
             _check_options(f"--{setting}", chosen)
         elif chosen is None and setting == "model.algorithm":

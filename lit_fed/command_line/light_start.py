@@ -59,7 +59,7 @@ def _metrics_later() -> None:
         importlib.import_module("torchmetrics.utilities")  # first, as in the package: the others import one another
         for name, module in BASES.items():
             setattr(package, name, getattr(importlib.import_module(module), name))
-    except (ImportError, AttributeError):  # a version with another structure loads as usual
+    except Exception:  # a version with another structure loads as usual
         _forget(METRICS)
         return
     package.__getattr__ = partial(_of_whole_package, package)
@@ -99,18 +99,15 @@ class _LaterAutograd:
         return getattr(importlib.import_module("torch._dynamo.compiled_autograd"), name)
 
 
-class _LaterCompiler(ModuleType):
-    """`torch._dynamo` until it is loaded, whereupon Python puts it into this one's place.
-
-    PyTorch's question at every gradient under `vmap` is answered here: nothing is compiled, so nothing is undone.
-    """
-
-    compiled_autograd = _LaterAutograd()
+class _Later(ModuleType):
+    """A module that is loaded when a name is asked of it that it does not have."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(COMPILER), name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def _as_it_is(function: Any, *_: Any, **__: Any) -> Any:
@@ -125,20 +122,22 @@ def _counter(*arguments: Any, **options: Any) -> Any:
 
 def _compiler_later(torch: Any) -> None:
     """Load Lightning without compiler and counter, which are loaded at their first import."""
-    compiler: Any = ModuleType(COMPILER)
+    compiler: Any = _Later(COMPILER)
     compiler.OptimizedModule, compiler.disable = _OptimizedModule, _as_it_is
-    counter: Any = ModuleType(COUNTER)
+    counter: Any = _Later(COUNTER)
     counter.FlopCounterMode = _counter
     absent = {COMPILER: compiler} | ({COUNTER: counter} if COUNTER not in sys.modules else {})
     sys.modules.update(absent)
     try:
         importlib.import_module("lightning.pytorch")
-    except (ImportError, AttributeError):  # a version that needs more of them loads as usual
+    except Exception:  # a version to which these do not fit loads as usual
         _forget(LIGHTNING)
-    finally:
-        for name in absent:
+    for name, later in absent.items():
+        if sys.modules.get(name) is later:
             del sys.modules[name]
-    torch._dynamo = _LaterCompiler(COMPILER)
+    if COMPILER not in sys.modules:
+        torch._dynamo = _Later(COMPILER)
+        torch._dynamo.compiled_autograd = _LaterAutograd()  # asked for at every gradient under `vmap`
 
 
 def _forget(package: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from functools import partial
 from typing import Any, NoReturn
 
 import docstring_parser
@@ -12,8 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_fed.command_line.arguments import with_values
-from lit_fed.command_line.classes import as_function, explain_class, options_of_own_network
+from lit_fed.command_line.classes import as_function, near_class, options_of_own_network
 from lit_fed.command_line.help import FederatedHelp
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
@@ -21,9 +19,6 @@ from lit_fed.system.names import did_you_mean, nearest
 from lit_fed.system.upgrade import instead_of
 
 __all__ = ["FederatedParser", "command_parser", "written"]
-
-UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
-"""Beginning of a message about a command that does not exist."""
 
 MEANT = {
     "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
@@ -38,42 +33,20 @@ SAME = {
 }  # fmt: skip
 """Names of options in other programs, and those here; last parts only."""
 
-UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(-*[\w.]+)")
-"""Beginning of a message about an option that does not exist."""
+PLACE = re.compile(r'Parser key "([\w.]+)":')
+"""jsonargparse's name of an option."""
 
-REFUSED_OPTION = re.compile(r"^(?:--([\w.]+):\s+)?Option '(\w+)' is not accepted(?:[;\s]+did you mean \S*?(\w+)\?)?")
-"""Beginning of a message about an option that a class or a section does not have, in its parser or, with the name of
-the class's option, in one around it."""
-
-BARE_LIST = re.compile(
-    r"^(--[\w.]+):\s+expected (?:tuple|list|sequence)\b.*(?:Got|Given) value: ([^\s\[\]{}]*,[^\[\]{}]*)$", re.M | re.I
+UNKNOWN = re.compile(
+    r"(invalid choice: '|unrecognized arguments: (?=-)|does not accept option '|Option '|path string: |class_path '|"
+    r"Import path |'\. Got value: |class, but )([^\s']+)"
 )
-"""Message about a list without brackets."""
+"""Its words before a command, an option or a class that does not exist, and the name."""
 
-OF_CLASS = re.compile(r"--\w+(\.\w+)*:")
-"""Beginning of a line about an option of a class or a section, after a line with the name of that."""
+HINTS = ("did you mean", "`--help`", "its nearest relative", " takes ", " was removed ", "options come after")
+"""Words of hints; a message about an option of a class holds that of the class's own parser."""
 
-WORDS = (
-    (re.compile(r"[Pp]arser key \"([\w.]+)\":"), r"--\1:"),
-    (re.compile(r"Expected a dot import path string: (.*)"), r"there is no class \1"),
-    (re.compile(r"(?:typing\.)?Literal\[(.*?)\]"), r"value out of \1"),
-    (re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>"), r"\1"),
-    (re.compile(r"Expected an? (?=[\w'])"), "expected "),
-)
-"""jsonargparse's words, and what they mean on a command line."""
-
-NO_SECTIONS = "--config: a configuration has sections, such as `model:` and `data:`"
-
-CLASS_OPTIONS = "`fit --model.algorithm.help NAME` and the like list the options of a class"
-
-LEFT_OUT = ("Expected a path but", "Does not validate against", "NoneType", "NestedArg")
-LEFT_OUT_FROM_START = ("Subtypes: ", "Errors:", "Given value type")
-"""Lines of its messages that name Python's types, or repeat other lines."""
-
-REFUSED_BY_OBJECT = "Does not validate against any of the Union subtypes"
-"""Its message if the class of an option of several kinds, such as a logger, raises an error."""
-
-PACKAGE_IS_MISSING = ("No module named", "not met", "not installed", "pip install")
+NOT_VALID = "Does not validate against"
+"""Its words if an object of several possible types cannot be made."""
 
 
 class FederatedParser(LightningArgumentParser):
@@ -122,19 +95,10 @@ class FederatedParser(LightningArgumentParser):
                     chosen["init_args"] = Namespace(**given)  # type: ignore[no-untyped-call]
         return found
 
-    def parse_args(  # type: ignore[override]  # of overloads
-        self, args: Any = None, *more: Any, **options: Any
-    ) -> Namespace:
-        """Parse arguments; a list may be given without brackets, as `a,b`, wherever one is taken."""
+    def parse_args(self, *args: Any, **options: Any) -> Namespace:  # type: ignore[override]  # of overloads
+        """Parse arguments, and forget the configurations of earlier ones."""
         self.configurations = []
-        try:
-            parsed: Namespace = super().parse_args(args, *more, **options)
-        except ConfigError as error:
-            found = BARE_LIST.search(str(error))
-            bracketed = [] if found is None else with_values(args or [], partial(_bracketed, found))
-            if bracketed in ([], args):
-                raise
-            return self.parse_args(bracketed, *more, **options)
+        parsed: Namespace = super().parse_args(*args, **options)
         return parsed
 
     def parse_string(self, *args: Any, **options: Any) -> Namespace:
@@ -144,53 +108,36 @@ class FederatedParser(LightningArgumentParser):
         return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Stop with jsonargparse's message in plain words and the nearest names.
+        """Stop with jsonargparse's message in one line, and the nearest names.
 
         Raises:
             ConfigError: always.
         """
-        lines = explain_class(message) or self._refused_option(message)
-        lines = lines or [*_readable(message), *self._near_names(message)]
-        raise ConfigError("\n".join(lines)) from ex
+        text = " ".join(PLACE.sub(r"--\1:", str(message)).split())
+        found = None if any(one in text for one in HINTS) else UNKNOWN.search(text)
+        hint = self._hint(found[1], found[2], text) if found else ""
+        raise ConfigError(f"{text}; {hint}" if hint else text) from ex
 
-    def _near_names(self, message: str) -> list[str]:
-        """Names of options or commands close to one that does not exist."""
-        command = UNKNOWN_COMMAND.search(message)
-        if command is not None and self._subcommands_action is not None:
-            commands = {name: name for name in COMMANDS} | MEANT
-            meant = [commands[one] for one in nearest(command[1], commands)]
-            return [did_you_mean(command[1], (), "`--help` says what each command does", first=meant)]
-        found = UNKNOWN.search(message)
-        if found is None:
-            refused = "is not accepted" in message and CLASS_OPTIONS not in message
-            return [CLASS_OPTIONS] if refused else []
-        known = [option for parser in self._parsers() for option in parser._option_string_actions]
-        option = "--" + found[1].lstrip("-")
+    def _hint(self, words: str, name: str, text: str) -> str:
+        """The nearest command, option or class to one that does not exist."""
+        if words.startswith("invalid"):
+            commands = {one: one for one in COMMANDS} | MEANT
+            meant = [commands[one] for one in nearest(name, commands)]
+            return did_you_mean(name, (), "`--help` says what each command does", first=meant)
+        if words.startswith("Option"):  # this is the parser of a class
+            gone = instead_of(f"model.algorithm.{name}")
+            known = [one.dest for one in self._actions]
+            otherwise = "`--help` and, as `fit --model.algorithm.help NAME`, that of a class list options"
+            return "; ".join(gone) or did_you_mean(name, known, otherwise)
+        if not words.startswith(("unrecognized", "does")):
+            place, _, inner = text.partition(":")
+            return "" if " --" in inner else near_class(place.removeprefix("--"), name)
+        parsers = [self, *(self._subcommands_action._name_parser_map.values() if self._subcommands_action else ())]
+        known = [option for parser in parsers for option in parser._option_string_actions]
+        option = "--" + name.lstrip("-")
         if option in known:  # it is given before the command
-            return [f"options come after the command, as in `fit {option} …`"]
-        return [_near_option(option, known, "`--help` after a command lists its options")]
-
-    def _parsers(self) -> list[Any]:
-        """This parser, and those of the commands below it."""
-        return [self, *(self._subcommands_action._name_parser_map.values() if self._subcommands_action else ())]
-
-    def _refused_option(self, message: str) -> list[str]:
-        """Lines about an option that a class or a section does not have, with the nearest; none if none is near."""
-        found = REFUSED_OPTION.match(" ".join(_readable(message)))
-        if found is None:
-            return []
-        place, name, near = found.groups()
-        if gone := instead_of(f"{place or 'model.algorithm'}.{name}"):
-            return gone
-        if name in SAME:
-            known = [option for parser in self._parsers() for option in parser._option_string_actions]
-            meant = _of_same_part(name, known)[:1]
-        elif place is None:  # this is the parser of the class
-            meant = nearest(name, [one.dest for one in self._actions])
-        else:
-            meant = [f"--{place}.{near}"] if near else []
-        refused = f"{f'--{place}: ' if place else ''}Option '{name}' is not accepted"
-        return [refused, *(f"did you mean {one}?" for one in meant)] if meant else []
+            return f"options come after the command, as in `fit {option} …`"
+        return _near_option(option, known)
 
     def instantiate(self, namespace: Namespace, *args: Any, **kwargs: Any) -> Namespace:
         """Make the objects, and raise the `ConfigError` that jsonargparse wraps for an object that may be null.
@@ -204,9 +151,9 @@ class FederatedParser(LightningArgumentParser):
         except (ValueError, ModuleNotFoundError) as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
-            if REFUSED_BY_OBJECT not in str(error) and not isinstance(error, ModuleNotFoundError):
+            if NOT_VALID not in str(error) and not isinstance(error, ModuleNotFoundError):
                 raise
-            raise ConfigError("\n".join(_refused_by_object(str(error)))) from error
+            raise ConfigError(" ".join(str(error).split())) from error
 
 
 def command_parser(command: str, usage: str | None, about: str) -> FederatedParser:
@@ -228,46 +175,10 @@ def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:
     return text
 
 
-def _bracketed(found: re.Match[str], option: str, value: str) -> str:
-    return f"[{value}]" if (option, value) == (found[1], found[2]) else value
-
-
-def _refused_by_object(message: str) -> list[str]:
-    """Explain that an object, such as a logger, cannot be made."""
-    lines = [line for line in _readable(message) if REFUSED_BY_OBJECT not in line and "xpected" not in line]
-    if any(words in message for words in PACKAGE_IS_MISSING):
-        lines.append(
-            'extras bring the packages of loggers: pip install -e ".[tensorboard]", pip install -e ".[mlflow]"'
-        )
-    return ["an object cannot be made:", *lines]
-
-
-def _of_same_part(meant: str, known: list[str]) -> list[str]:
-    """Options whose last part is that of another one, or its name in other programs."""
-    last = meant.lstrip("-").rpartition(".")[2]
-    return [one for one in dict.fromkeys(known) if one.endswith("." + SAME.get(last, last))]
-
-
-def _near_option(meant: str, known: list[str], otherwise: str) -> str:
+def _near_option(meant: str, known: list[str]) -> str:
     """Hint at options of the same last part, else those that begin like this one, else those of a similar spelling."""
     options = list(dict.fromkeys(one for one in known if not one.endswith(".help")))
-    near = _of_same_part(meant, options) or [one for one in options if one.startswith(meant)][:3]
-    return did_you_mean(meant, options, otherwise, cutoff=0.8, most=2, first=near)
-
-
-def _readable(message: str) -> list[str]:
-    """A message of jsonargparse in as many lines as it takes."""
-    lines = [line.strip().removeprefix("- ") for line in str(message).splitlines()]
-    kept = [line for line in lines if line and not line.startswith(LEFT_OUT_FROM_START)]
-    kept = [line for line in kept if not any(words in line for words in LEFT_OUT)]
-    for pattern, word in WORDS:
-        kept = [pattern.sub(word, line) for line in kept]
-    first, *rest = dict.fromkeys(NO_SECTIONS if one.startswith("Unexpected config:") else one for one in kept)
-    while first.endswith(":") and rest and OF_CLASS.match(rest[0]) and not rest[0].startswith(f"{first[:-1]}."):
-        first, rest = f"{first[:-1]}.{rest[0][2:]}", rest[1:]
-    if first.endswith(":") and not rest:  # a part of an option that is a single value
-        return [f"{first} it takes a value, and has no parts; give it without a dot"]
-    together = f"{first} {'; '.join(rest)}"
-    if first.endswith(":") and len(together) <= 100:
-        return [together]
-    return [first, *(f"  {line}" for line in rest[:10])]
+    last = meant.lstrip("-").rpartition(".")[2]
+    near = [one for one in options if one.endswith("." + SAME.get(last, last))]
+    near = near or [one for one in options if one.startswith(meant)][:3]
+    return did_you_mean(meant, options, "`--help` after a command lists its options", cutoff=0.8, most=2, first=near)

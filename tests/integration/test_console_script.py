@@ -32,4 +32,4 @@ def test_the_script_finds_classes_in_the_current_folder(tmp_path):
 def test_the_script_respects_a_safe_path(tmp_path):
     ended = fit(tmp_path, PYTHONSAFEPATH="1")
     assert ended.returncode == 2
-    assert "--model.algorithm: there is no class own.Mine" in ended.stderr
+    assert "No module named 'own'" in ended.stderr

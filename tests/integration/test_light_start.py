@@ -9,6 +9,7 @@ import pytest
 from lightning.pytorch.cli import LightningCLI
 
 from lit_fed.cli import FederatedCLI
+from lit_fed.command_line import light_start
 
 ROUND_WITHOUT = {
     "lightning", "torchmetrics", "torchvision", "scipy", "sklearn", "pandas", "matplotlib", "networkx", "torch._dynamo",
@@ -82,6 +83,27 @@ def test_rooms_and_first_round_load_no_more_than_they_need(network, tmp_path):
         "metric": True,
         "counter": [2, "torch.utils.flop_counter"],
     }
+
+
+def test_a_name_that_a_fake_lacks_loads_the_module(monkeypatch):
+    fake = light_start._Later("colorsys")
+    monkeypatch.setitem(sys.modules, "colorsys", fake)
+    assert fake.hsv_to_rgb(0, 0, 1) == (1, 1, 1)
+    assert sys.modules["colorsys"] is not fake
+
+
+@pytest.mark.parametrize("broken", ["BASES = {'Metric': 'torchmetrics.nowhere'}", "_as_it_is = None"])
+def test_a_fake_that_does_not_fit_is_not_used(broken):
+    program = f"""
+from lit_fed.command_line import light_start
+light_start.{broken}
+with light_start.light_start():
+    pass
+import lightning.pytorch, torch, torchmetrics
+print(torchmetrics.MeanMetric.__name__, torch._dynamo.optimize.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "MeanMetric optimize\n", done.stderr
 
 
 @pytest.fixture

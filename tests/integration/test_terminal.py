@@ -23,7 +23,6 @@ from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, WITHOUT_LIGHTNING, start_page
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.settings import CLASSES
-from lit_fed.errors import ConfigError
 
 OWN = [
     (setting, one)
@@ -150,15 +149,3 @@ def test_log_file_gets_plain_lines(capsys, monkeypatch, tmp_path):
     last = next(tmp_path.rglob("last.ckpt"))
     main(["predict", "--ckpt_path", str(last), "--output", str(tmp_path / "predictions.csv")])
     assert "predict, 4/4 clients" in capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.parametrize("kind", [tuple[int, ...], tuple[int, ...] | None])
-def test_lists_need_no_brackets(kind):
-    parser = FederatedParser()
-    parser.add_argument("--sizes", type=kind)
-    parser.add_argument("--name", type=str)
-    for given in (["--sizes", "8,4"], ["--sizes=8,4"], ["--sizes", "[8, 4]"]):
-        assert tuple(parser.parse_args([*given, "--name", "8,4"]).sizes) == (8, 4)
-    assert parser.parse_args(["--name", "8,4"]).name == "8,4"
-    with pytest.raises(ConfigError, match="--sizes"):
-        parser.parse_args(["--sizes", "8,x"])

@@ -73,22 +73,21 @@ def clients(root, **changes):
         (["--model.algoritm", "FedEM"], ["--model.algoritm", "did you mean --model.algorithm?"]),
         (["--lr", "0.1"], ["--lr", "did you mean --model.solver.lr?"]),
         (["--trainer.epochs", "3"], ["--trainer.epochs", "--trainer.max_epochs"]),
-        (["FedEM"], ["FedEM", "--help"]),
+        (["FedEM"], ["unrecognized arguments: FedEM"]),
         (["--model.algorithm"], ["--model.algorithm", "expected one argument"]),
-        (["--model.algorithm", "fedem"], ["there is no class fedem", "FedEM"]),
+        (["--model.algorithm", "fedem"], ["did you mean FedEM?"]),
         (["--model.algorithm", "my.module.Own"], ["my.module.Own", "No module named 'my'"]),
-        (["--model.solver.lr", "fast"], ["--model.solver.lr: expected float", "fast"]),
-        (["--trainer.max_epochs", "ten"], ["--trainer.max_epochs: expected int", "ten"]),
+        (["--model.solver.lr", "fast"], ["--model.solver.lr: ", "Given value: fast"]),
         (["--trainer.max_epochs", "-3"], ["max_epochs", "-3"]),
         (
             ["--data.partition", "Dirichlet", "--data.partition.alpha", "x"],
-            ["partition", "alpha", "expected float", "x"],
+            ["partition", "alpha", "float", "x"],
         ),
         (["--data.dataset.download", "true"], ["--data.dataset", "'download' is not accepted", ".help NAME"]),
         (["--data.dataset", "CIFAR10"], ["--data.dataset.root data", "CIFAR10", "--data.dataset.download true"]),
         (["--trainer.accelerator", "tpu"], ["--trainer.accelerator", "tpu", "cpu"]),
         (["--trainer.strategy", "fed"], ["strategy", "'fed'", "auto"]),
-        (["--trainer.callbacks+=Nope"], ["--trainer.callbacks", "there is no class Nope"]),
+        (["--trainer.callbacks+=Nope"], ["--trainer.callbacks", "Nope"]),
         (["--config", "."], ["--config", "not a file"]),
         (["--ckpt_path", __file__], ["--ckpt_path", "test_wrong_input.py", "cannot be read"]),
     ],
@@ -101,7 +100,6 @@ def test_arguments(capsys, tmp_path, arguments, parts):
         assert any(one in said for one in part.split("|")), said
     assert not list(tmp_path.rglob("*.ckpt"))
     assert not (tmp_path / "out").exists()
-    assert "<class" not in said
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_arguments(capsys, tmp_path, arguments, parts):
         (["predict"], ["--ckpt_path is not set"]),
         (["personalize", "--ckpt_path", "nothing.ckpt"], ["nothing.ckpt", "no such file"]),
         (["partition", "--outptu", "x"], ["--outptu", "did you mean --output?"]),
-        (["partition", "--data.dataset", "Nope"], ["there is no class Nope", "Digits"]),
+        (["partition", "--data.dataset", "Nope"], ["--data.dataset", "Nope", "Digits"]),
         (["fit", "--model.algorithm.help", "Nope"], ["--model.algorithm.help", "Nope"]),
     ],
 )

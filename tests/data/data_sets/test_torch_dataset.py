@@ -177,8 +177,8 @@ def test_a_class_path_with_its_arguments(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("test_torch_dataset.Clisp", "there is no class test_torch_dataset.Clisp (module 'test_torch_dataset' has"),
-        ("Nothing", "--data.dataset.source takes the path of a class that derives from torch.utils.data.Dataset"),
+        ("test_torch_dataset.Clisp", "module 'test_torch_dataset' has no attribute 'Clisp'"),
+        ("Nothing", "--source: - Expected a path but Nothing"),
         (
             "clips.py",
             "--data.dataset.source clips.py: this is a file, and the option takes a class; give its name behind",
@@ -189,4 +189,4 @@ def test_class_paths_that_are_none(given, said, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*FIT, "--data.dataset.source", given])
     assert stopped.value.code == 2
-    assert said in capsys.readouterr().err.replace("\n  ", " ")
+    assert said in capsys.readouterr().err
