@@ -137,7 +137,7 @@ class FederatedParser(LightningArgumentParser):
         option = "--" + name.lstrip("-")
         if option in known:  # it is given before the command
             return f"options come after the command, as in `fit {option} …`"
-        return _near_option(option, known)
+        return "; ".join(instead_of(option[2:])) or _near_option(option, known)
 
     def instantiate(self, namespace: Namespace, *args: Any, **kwargs: Any) -> Namespace:
         """Make the objects, and raise the `ConfigError` that jsonargparse wraps for an object that may be null.
