@@ -189,11 +189,7 @@ WRONG = [
     ("FedALA", {"sample_fraction": 0.0}, r"sample_fraction is 0\.0; give a number in \(0, 1\]"),
     ("FedALA", {"start_passes": 0}, "start_passes is 0; give a whole number >= 1"),
     ("FedAMP", {"sigma": 0.0}, r"sigma is 0\.0; give a number > 0"),
-    ("FedDR", {"relaxation": 2.0}, r"relaxation is 2\.0; give a number in \(0, 2\)"),
-    ("FedDR", {"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
-    ("FLHC", {"metric": "hamming"}, "metric is hamming; give euclidean, manhattan or cosine"),
     ("HeurFedAMP", {"self_attention": 1.1}, r"self_attention is 1\.1; give a number in \[0, 1\]"),
-    ("Reptile", {"outer_lr": 0.0}, r"outer_lr is 0\.0; give a number > 0"),
     ("Scaffnew", {"communication_probability": 0.0}, r"communication_probability is 0\.0; give a number in \(0, 1\]"),
     ("UCFL", {"min_variance": 0.0}, r"min_variance is 0\.0; give a number > 0"),
 ]

@@ -20,14 +20,14 @@ SMALL = SMALL | {"OfficialFedEM": {"shuffle_per_component": False}}  # they draw
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {
     "APFL", "ConsensusADMM", "Ditto", "EASGD", "FFALoRA", "FedADMM", "FedAdagrad", "FedAdam",
-    "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDR", "FedDyn", "FedEM",
+    "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDyn", "FedEM",
     "FedNTD", "FedNova", "FedOpt", "FedProx", "FedYogi", "KNNPer", "L2GD", "MOON",
-    "OfficialFedEM", "Oracle", "ProxAvg", "Reptile", "ResponsibilityFedEM", "SCAFFOLD",
+    "OfficialFedEM", "Oracle", "ProxAvg", "ResponsibilityFedEM", "SCAFFOLD",
     "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
-DOUBLED = {"FedADMM", "FedDR"}
+DOUBLED = {"FedADMM"}
 """Those whose clients send twice their way, as reflected or augmented models."""
 
 STEERED_BY_NOISY_STATE = {
