@@ -20,7 +20,7 @@ from federated_round import (
 from quiet import quiet_trainer
 
 from lit_fed import FederatedDataModule, FederatedModule
-from lit_fed.algorithms import AFL, L2GD, FedAvg, FedAvgPlus, FedEM, FedProx, FedSGD, FedU, Local, QFedAvg, Scaffnew
+from lit_fed.algorithms import AFL, L2GD, FedAvg, FedAvgPlus, FedEM, FedProx, FedSGD, FedU, Local, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits
@@ -180,9 +180,7 @@ def test_a_run_goes_on_with_the_same_solvers_alone(tmp_path):
             fitted(tmp_path, other, rounds=3, ckpt_path=last)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [AFL(), FedSGD(), FedU(), L2GD(), QFedAvg(), Scaffnew()], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("algorithm", [AFL(), FedSGD(), FedU(), L2GD(), QFedAvg()], ids=lambda one: type(one).__name__)
 def test_one_rate_is_needed_by_some(algorithm):
     settings = Compatibility(algorithm, solver=LocalSolver(client_lr={"a": 0.5}))
     with pytest.raises(ConfigError, match=f"client_lr is given, and {type(algorithm).__name__} .*; leave it out"):

@@ -23,7 +23,6 @@ PROTECTED = {
     "FedAvg", "FedAvgM", "FedAvgPlus", "FedBABU", "FedBuff", "FedDyn", "FedEM",
     "FedNTD", "FedNova", "FedOpt", "FedProx", "FedYogi", "KNNPer", "L2GD", "MOON",
     "OfficialFedEM", "Oracle", "ProxAvg", "ResponsibilityFedEM", "SCAFFOLD",
-    "Scaffnew",
 }  # fmt: skip
 """Those whose samples reach the server through the steps of the local solver alone, and through noisy mixtures."""
 
@@ -37,7 +36,6 @@ STEERED_BY_NOISY_STATE = {
     "ResponsibilityFedEM",
     "MOON",
     "SCAFFOLD",
-    "Scaffnew",
     *DOUBLED,
     "ConsensusADMM",
     "EASGD",
@@ -131,13 +129,7 @@ def with_another_sample(train, row):
     return Split(x, y, train.offsets)
 
 
-@named(
-    [
-        one
-        for one in ALL
-        if name_of(one) in PROTECTED - {"L2GD", "Scaffnew", "EASGD", "FedAdagrad", "FedAdam", "FedYogi"}
-    ]
-)
+@named([one for one in ALL if name_of(one) in PROTECTED - {"L2GD", "EASGD", "FedAdagrad", "FedAdam", "FedYogi"}])
 def test_a_sample_moves_what_is_learnt_by_no_more_than_the_bound(algorithm):
     """Messages of one step differ by η·2C/L at most when one sample is another one."""
     train, sent = make_clients([6, 6], seed=3), []

@@ -37,7 +37,6 @@ OTHERWISE = [
 COUNTED_OTHERWISE = {
     "FedFOMO": "a client's own new model costs nothing, as it has it; what it is sent holds it",
     "ConsensusADMM": "z costs nothing in a round for who got it at the end of the last; what is sent holds it",
-    "Scaffnew": "the mean costs nothing in a round for who got it at the end of the last; what is sent holds it",
     **dict.fromkeys(
         ["L2GD", "L2SGDPlus"], "x̄ comes back as part of the averaging; it is sent with the steps towards it"
     ),
