@@ -37,7 +37,8 @@ OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test
 RELATIVES = {
     "dca": "MixtureDCA", "adca": "MixtureDCA", "l2sgd": "L2GD with --model.algorithm.gradient stochastic",
     "mapper": "APFL", "pfedmac": "PFedMe", "reptile": "FedAvgPlus, with --model.weighting uniform",
-    "maml": "PerFedAvg", **dict.fromkeys(["proxskip", "scaffnew"], "SCAFFOLD"), "flhc": "ClusteredFL with --model.algorithm.linkage complete",
+    "maml": "PerFedAvg", **dict.fromkeys(["proxskip", "scaffnew"], "SCAFFOLD"),
+    "flhc": "ClusteredFL with --model.algorithm.linkage complete",
     "fedasync": "FedBuff with --model.algorithm.buffer_size 1", "mime": "SCAFFOLD, or FedAvgM", "apple": "FedFOMO",
     "fedcac": "FedALA", "pfldyn": "FedDyn", **dict.fromkeys(["fedpd", "fedsplit", "feddr"], "FedADMM"),
     "dittol2sgd": "L2SGDPlus", "meanregularizedmtl": "MOCHA, or FedU", "fedemapfl": "APFL",
