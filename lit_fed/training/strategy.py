@@ -35,6 +35,9 @@ MOST_SECONDS = 30 * 24 * 3600
 SECONDS_TO_END = 10
 """Seconds that rank zero waits for the end of the ranks that it started."""
 
+SECONDS_TO_NOTICE = 60
+"""Seconds after the end of a rank in which rank zero may end by a failed collective."""
+
 NOBODY = "nobody else"
 """Stands for a process group of this rank alone, for `reduce`. A string compares equal after deepcopy."""
 
@@ -78,18 +81,18 @@ class FederatedLauncher(_SubprocessScriptLauncher):
             )
         return ", ".join(_ended(rank, end) for rank, end in (causes or ends).items())  # 1: errors, and lost ranks
 
-    def _watch(self, trainer: Trainer | None) -> None:
+    def _watch(self, trainer: Any) -> None:
         """End a run whose main thread cannot, since a collective of NCCL does not notice that another rank ended."""
-        while not any(process.poll() for process in self.procs):
-            if all(process.returncode == 0 for process in self.procs):
-                return
+        while any(process.poll() != 0 for process in self.procs):
             time.sleep(1)
-        timeout = trainer.strategy.timeout if trainer is not None else SECONDS_OF_A_COLLECTIVE
-        time.sleep(timeout / 2)
-        if trainer is None or trainer.state.status != "interrupted":
-            sys.stderr.write(f"lit_fed: {self.lost_ranks(timeout)}; --ckpt_path last goes on from the last round\n")
-            sys.stderr.flush()
-            os._exit(1)
+            if not any(process.returncode for process in self.procs):
+                continue
+            time.sleep(SECONDS_TO_NOTICE)
+            if trainer.state.status == "running":
+                lost = self.lost_ranks(trainer.strategy.timeout)
+                sys.stderr.write(f"lit_fed: {lost}; --ckpt_path last goes on from the last finished round\n")
+                sys.stderr.flush()
+                os._exit(1)
 
     def _see_to_their_end(self) -> None:
         for process in self.procs:

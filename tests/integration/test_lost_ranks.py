@@ -5,9 +5,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,6 +87,18 @@ def test_a_rank_is_lost_if_it_ended_otherwise_than_by_losing_one_itself(programs
     launcher.procs = [subprocess.Popen(["sh", "-c", one]) for one in programs]
     assert launcher.lost_ranks(7.0).startswith(what)
     assert [process.wait(10) is None for process in launcher.procs] == [False, False]
+
+
+def test_a_starter_that_hangs_in_a_collective_ends(monkeypatch, capsys):
+    """As in one of NCCL, which does not notice that another rank ended."""
+    monkeypatch.setattr(strategy, "SECONDS_TO_NOTICE", 0)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    launcher = strategy.FederatedLauncher(LightningEnvironment(), 2, 1)
+    launcher.procs = [subprocess.Popen(["sh", "-c", "exit 3"])]
+    trainer = SimpleNamespace(state=SimpleNamespace(status="running"), strategy=SimpleNamespace(timeout=7.0))
+    with pytest.raises(SystemExit):
+        launcher._watch(trainer)
+    assert capsys.readouterr().err.startswith("lit_fed: rank 1 ended with status 3; --ckpt_path last goes on")
 
 
 def test_a_killed_starter_leaves_no_rank_behind(tmp_path):
