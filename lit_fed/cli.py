@@ -40,7 +40,6 @@ from lit_fed.deployment.settings import check_modules, classes_in, trusted_argum
 from lit_fed.errors import ClientError, ConfigError, DivergedError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
 from lit_fed.system.folder_lock import FolderLock
-from lit_fed.system.heartbeat import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.hooks import federated, results_folder
@@ -48,6 +47,7 @@ from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
+from lit_fed.training.strategy import LostRanksError
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
 
@@ -308,7 +308,7 @@ class FederatedCLI(LightningCLI):
         except Terminated as error:
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
         except (LostRanksError, LostNodesError) as lost:
-            raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=getattr(lost, "speaks", None)) from lost
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise
@@ -413,7 +413,7 @@ def main(args: ArgsType = None) -> None:
     except (ConfigError, DivergedError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
     except CutShort as stop:
-        _stop(f"lit_fed: {stop.message}", int(str(stop.code)), speaks=stop.speaks)
+        _stop(f"lit_fed: {stop.message}", int(str(stop.code)))
     except Terminated as stop:
         _stop("lit_fed: terminated", int(str(stop.code)))
     except (ClientError, WriteError) as error:
@@ -453,8 +453,8 @@ def _run(args: ArgsType) -> None:
             FederatedCLI(args)
 
 
-def _stop(message: str, status: int, *, speaks: bool | None = None) -> NoReturn:
-    if speaks or (speaks is None and int(os.environ.get("LOCAL_RANK", "0")) == 0):
+def _stop(message: str, status: int) -> NoReturn:
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         sys.stderr.write(message + "\n")
     sys.stderr.flush()
     raise SystemExit(status)

@@ -33,7 +33,6 @@ from lit_fed.core.types import ClientBlock, Phase, PhaseTraffic, ServingBlock, S
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
 from lit_fed.metrics.pooled import Pool
 from lit_fed.rounds import FederatedRounds
-from lit_fed.system.heartbeat import sign_of_life
 
 __all__ = [
     "BlockPredictions", "MeasuresElsewhere", "add_scores", "client_scores", "evaluate", "measure", "predict_block",
@@ -252,6 +251,5 @@ def _reported(federation: FederatedRounds, client_ids: np.ndarray, train: Split,
             block = block._replace(client_ids=block.client_ids.to(sums.device))
             for rows, found in measure(federation, block, seen=True):
                 sums[rows] += found[:, :2]
-                sign_of_life()
     number, loss = all_reduce(sums).cpu().unbind(1)
     return np.array([float(f"{one:.5g}") for one in (loss / number).tolist()])

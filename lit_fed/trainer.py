@@ -11,7 +11,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +31,6 @@ from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
-from lit_fed.system.heartbeat import LostRanksError, check_timeout
 from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model
@@ -50,7 +48,7 @@ from lit_fed.training.peft_folder import save_client
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
-from lit_fed.training.strategy import FederatedStrategy, prepare_data
+from lit_fed.training.strategy import SECONDS_OF_A_COLLECTIVE, FederatedStrategy
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
@@ -65,11 +63,10 @@ class FederatedTrainer(Trainer):
     Without a logger the run is stored in `runs/<algorithm>/version_<n>/`.
 
     Args:
-        timeout: seconds that ranks wait for a rank that finishes no client; then the run ends on every rank.
+        timeout: seconds that a rank waits for the others in a collective of `fed_ddp`; then the run ends on every rank.
     """
 
-    def __init__(self, *args: Any, timeout: float = 300, **kwargs: Any) -> None:
-        check_timeout(timeout)
+    def __init__(self, *args: Any, timeout: float = SECONDS_OF_A_COLLECTIVE, **kwargs: Any) -> None:
         refuse_arguments(kwargs)
         kwargs["max_epochs"] = rounds_of(kwargs)
         # every rank takes its slice of the cohort itself, and each round has its own data loader
@@ -94,7 +91,6 @@ class FederatedTrainer(Trainer):
         self._signal_connector: Any = StopRequests(self)
         if isinstance(self.strategy, FederatedStrategy):
             self.strategy.timeout = timeout
-            self._data_connector.prepare_data = partial(prepare_data, self)  # type: ignore[method-assign]
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
             end_with_parent()
 
@@ -128,7 +124,7 @@ class FederatedTrainer(Trainer):
             ConfigError: if an argument is invalid, before anything is computed.
             KeyboardInterrupt: after Ctrl-C.
             Terminated: after a SIGTERM to any rank, at the end of the round.
-            LostRanksError: if another rank died, or exceeded the timeout.
+            LostRanksError: if another rank ended, or exceeded the timeout.
         """
         module = federated(model)
         note = module.history.begin(
@@ -153,13 +149,16 @@ class FederatedTrainer(Trainer):
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt where Lightning exits with status 1, and the exception of a rank that was ended."""
+        """Raise KeyboardInterrupt where Lightning exits with status 1, and name the rank behind a failed collective."""
         try:
             yield
         except Terminated:
             raise
-        except LostRanksError as lost:
-            raise {"terminated": Terminated(), "interrupted": KeyboardInterrupt()}.get(lost.how, lost) from None
+        except RuntimeError as error:
+            lost = self.strategy.lost_ranks(error) if isinstance(self.strategy, FederatedStrategy) else None
+            if lost is None:
+                raise
+            raise lost from error
         except SystemExit:
             if self.interrupted:
                 raise KeyboardInterrupt from None

@@ -25,9 +25,7 @@ from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
-from lit_fed.system.heartbeat import sign_of_life
 from lit_fed.training.hooks import FederatedCallback, federated
-from lit_fed.training.module import FederatedModule
 from lit_fed.training.refusals import refuse_callbacks
 from lit_fed.training.round_logger import RoundLogger
 
@@ -100,12 +98,6 @@ class _FirstCallback(FederatedCallback):
         for logger in trainer.loggers if stage == "fit" else ():
             if isinstance(logger, RoundLogger):
                 logger.agree(trainer.strategy.broadcast)
-
-    def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        sign_of_life()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int

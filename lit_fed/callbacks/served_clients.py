@@ -16,7 +16,6 @@ from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.system.files import whole_file
-from lit_fed.system.heartbeat import exchange
 from lit_fed.system.packages import pd
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import prediction_table
@@ -84,8 +83,7 @@ class ServedClients(Callback):
         if not (dist.is_available() and dist.is_initialized()):
             return self._blocks
         ranks: Any = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        with exchange():
-            dist.gather_object(self._blocks, ranks)
+        dist.gather_object(self._blocks, ranks)
         return [block for blocks in ranks or () for block in blocks]
 
 

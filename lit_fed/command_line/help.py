@@ -40,7 +40,7 @@ MEANING = {
     "trainer.enable_model_summary": "print the layers of the network; by default, do not.",
     "trainer.deterministic": "refuse operations whose results vary from run to run, or `warn` of them.",
     "trainer.benchmark": "let cuDNN choose the fastest algorithm by trying; null leaves it to PyTorch.",
-    "trainer.timeout": "seconds that a rank may keep the others waiting, finishing no client; then all end.",
+    "trainer.timeout": "seconds that a rank may keep the others waiting in a collective; then all end.",
     "trainer.profiler": "`simple` or `advanced`: print how long each part of the run took.",
     "trainer.detect_anomaly": "look for NaN in gradients, slowly.",
     "trainer.plugins": "plugins of Lightning: precision, cluster environment, reading and writing of checkpoints.",

@@ -6,8 +6,6 @@ changes a float32 result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -27,7 +25,6 @@ __all__ = [
     "cast_like",
     "exact_average",
     "gather_rows",
-    "guard_collectives",
     "num_ranks",
     "server_average",
     "stacked_average",
@@ -38,15 +35,6 @@ PIECE = 2**18
 """Elements added at once, to fit into CPU caches."""
 
 
-_guard: Callable[[], AbstractContextManager[None]] = nullcontext
-
-
-def guard_collectives(guard: Callable[[], AbstractContextManager[None]]) -> None:
-    """Set the context entered around each collective of this process, for example one that waits for all ranks."""
-    global _guard
-    _guard = guard
-
-
 def num_ranks() -> int:
     """Number of ranks; 1 in a single process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -55,8 +43,7 @@ def num_ranks() -> int:
 def all_reduce(value: Tensor) -> Tensor:
     """Sum over ranks; the value itself in a single process."""
     if num_ranks() > 1:
-        with _guard():
-            dist.all_reduce(value)
+        dist.all_reduce(value)
     return value
 
 
@@ -75,8 +62,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     packed = torch.zeros(max(counts), sum(widths), dtype=torch.uint8, device=client_ids.device)
     packed[: flat[0].shape[0]] = torch.cat(flat, dim=1)
     gathered = [torch.empty_like(packed) for _ in counts]
-    with _guard():
-        dist.all_gather(gathered, packed)
+    dist.all_gather(gathered, packed)
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [

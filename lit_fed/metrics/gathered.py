@@ -7,18 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lit_fed.metrics.pooled import Pool
-from lit_fed.system.heartbeat import exchange
 
 __all__ = ["ClientTable"]
-
-
-def _of_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
-    """Gather the tables of all ranks; unlike torchmetrics' own exchange it names a lost rank."""
-    with exchange():
-        return gather_all_tensors(state, group)
 
 
 class ClientTable(Metric):
@@ -34,7 +26,7 @@ class ClientTable(Metric):
     rows: Tensor
 
     def __init__(self, num_clients: int, num_components: int = 0, num_metrics: int = 0, **kwargs: Any) -> None:
-        super().__init__(**{"dist_sync_fn": _of_all_ranks} | kwargs)
+        super().__init__(**kwargs)
         zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
         self.add_state("rows", zeros, dist_reduce_fx="sum")
         self.pool = Pool()

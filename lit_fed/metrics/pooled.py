@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lit_fed.core.reduce import num_ranks
 from lit_fed.metrics.chosen import ChosenMetrics
-from lit_fed.system.heartbeat import exchange
 
 __all__ = ["Pool"]
 
@@ -57,10 +56,9 @@ class Pool:
             shapes = torch.zeros(2, MOST_AXES, dtype=torch.int64)  # number of axes, and their sizes; 0 without samples
             for row, one in zip(shapes, each, strict=True):
                 row[: one.ndim if self._parts else 0] = torch.tensor([one.ndim, *one.shape[1:]])
-            with exchange():
-                shapes = torch.stack(gather_all_tensors(shapes.to(device))).amax(0).cpu()
-                owner = torch.cat(gather_all_tensors(owner.to(device))).cpu()
-                each = [torch.cat(gather_all_tensors(one.double().flatten().to(device))).cpu() for one in each]
+            shapes = torch.stack(gather_all_tensors(shapes.to(device))).amax(0).cpu()
+            owner = torch.cat(gather_all_tensors(owner.to(device))).cpu()
+            each = [torch.cat(gather_all_tensors(one.double().flatten().to(device))).cpu() for one in each]
             types = torch.float32, label_type
             each = [
                 one.to(kind).view(len(owner), *map(int, row[1 : int(row[0])]))

@@ -26,15 +26,11 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class CutShort(SystemExit):
-    """A command was ended from outside; the message tells how to resume.
+    """A command was ended from outside; the message tells how to resume."""
 
-    Attributes:
-        speaks: whether this rank prints it; None: the first of each machine does.
-    """
-
-    def __init__(self, message: str, status: int, *, speaks: bool | None = None) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(status)
-        self.message, self.speaks = message, speaks
+        self.message = message
 
 
 class Terminated(SIGTERMException):

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,35 +18,32 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 
-from lit_fed.core.reduce import guard_collectives
 from lit_fed.errors import ConfigError
-from lit_fed.system.heartbeat import (
-    LostRanksError,
-    check_timeout,
-    exchange,
-    rank_monitor,
-    rendezvous,
-    use_monitor,
-    waiting_for_work,
-)
-from lit_fed.training.stopping import Terminated
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["FederatedLauncher", "FederatedStrategy", "prepare_data", "same_on_every_rank"]
+__all__ = ["SECONDS_OF_A_COLLECTIVE", "FederatedLauncher", "FederatedStrategy", "LostRanksError", "same_on_every_rank"]
+
+SECONDS_OF_A_COLLECTIVE = 1800.0
+"""Default timeout of a collective, as torch's own: it covers downloads and figures, which one rank makes alone."""
+
+MOST_SECONDS = 30 * 24 * 3600
+"""Upper limit of the timeout; must fit torch's milliseconds."""
 
 SECONDS_TO_END = 10
-"""Seconds that rank zero waits at its end for the ranks that it started; also the slack of torch's timeouts."""
+"""Seconds that rank zero waits for the end of the ranks that it started."""
+
+SECONDS_TO_NOTICE = 60
+"""Seconds after the end of a rank in which rank zero may end by a failed collective."""
 
 NOBODY = "nobody else"
 """Stands for a process group of this rank alone, for `reduce`. A string compares equal after deepcopy."""
 
-STARTED_BY = "LIT_FED_STARTED_BY"
-"""Environment variable with the process id that started a rank."""
+
+class LostRanksError(RuntimeError):
+    """A collective failed: another rank ended, or exceeded the timeout."""
 
 
 class FederatedLauncher(_SubprocessScriptLauncher):
@@ -56,21 +53,46 @@ class FederatedLauncher(_SubprocessScriptLauncher):
         """Start the other ranks of this machine, unless a launcher does, and run the function."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
-            os.environ[STARTED_BY] = str(os.getpid())
             self._call_children_scripts()
             atexit.register(self._see_to_their_end)
+            threading.Thread(target=self._watch, args=(trainer,), name="rank-watch", daemon=True).start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
 
-    def ended(self) -> set[int]:
-        """Local ranks that have ended."""
-        return {number for number, process in enumerate(self.procs, 1) if process.poll() is not None}
+    def lost_ranks(self, timeout: float) -> str:
+        """Say which of the started ranks is lost, after a failed collective, and kill those that hang.
 
-    def kill_ranks(self, local_ranks: set[int]) -> None:
-        """Kill ranks."""
-        for number, process in enumerate(self.procs, 1):
-            if number in local_ranks:
-                process.kill()
+        Args:
+            timeout: of the collective, in seconds.
+        """
+        until = time.monotonic() + SECONDS_TO_END
+        while time.monotonic() < until and any(process.poll() is None for process in self.procs):
+            time.sleep(0.05)
+        first = self.cluster_environment.node_rank() * self.num_processes
+        ends = {first + number: process.poll() for number, process in enumerate(self.procs, 1)}
+        for process in self.procs:
+            process.kill()
+        causes = {rank: end for rank, end in ends.items() if end not in (None, 0, 1)}
+        hung = [f"rank {rank}" for rank, end in ends.items() if end is None]
+        if hung and not causes:
+            return (
+                f"{', '.join(hung)} kept the others waiting for more than {timeout:g} seconds: stopped, or slower than "
+                "--trainer.timeout; raise that if only slow"
+            )
+        return ", ".join(_ended(rank, end) for rank, end in (causes or ends).items())  # 1: errors, and lost ranks
+
+    def _watch(self, trainer: Any) -> None:
+        """End a run whose main thread cannot, since a collective of NCCL does not notice that another rank ended."""
+        while any(process.poll() != 0 for process in self.procs):
+            time.sleep(1)
+            if not any(process.returncode for process in self.procs):
+                continue
+            time.sleep(SECONDS_TO_NOTICE)
+            if trainer.state.status == "running":
+                lost = self.lost_ranks(trainer.strategy.timeout)
+                sys.stderr.write(f"lit_fed: {lost}; --ckpt_path last goes on from the last finished round\n")
+                sys.stderr.flush()
+                os._exit(1)
 
     def _see_to_their_end(self) -> None:
         for process in self.procs:
@@ -81,28 +103,35 @@ class FederatedLauncher(_SubprocessScriptLauncher):
                 process.wait()
 
 
+def _ended(rank: int, status: int | None) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"ended with status {status}"
+    return f"rank {rank} {how}"
+
+
 class FederatedStrategy(DDPStrategy):
     """Process group and launcher of DDP without its wrapper: each client trains a whole model on one rank.
 
-    On CPUs every rank uses one thread, since more ranks use cores better than more threads. Before each collective all
-    ranks report to rank zero (`RankMonitor`), so that all end with a `LostRanksError` if one is missing, whatever the
-    backend.
+    On CPUs every rank uses one thread, since more ranks use cores better than more threads.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if "timeout" in kwargs:
             raise ConfigError("--trainer.strategy.timeout is set; give --trainer.timeout, in seconds")
         super().__init__(*args, **kwargs)
-        self.timeout = 300.0
+        self.timeout = SECONDS_OF_A_COLLECTIVE
 
     @property
     def timeout(self) -> float:
-        """Seconds that ranks wait for one without a sign of life."""
-        return self._seconds
+        """Seconds that a rank waits for the others in a collective, and at the start."""
+        return self._timeout.total_seconds()  # type: ignore[union-attr]
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._seconds = check_timeout(seconds)
+        if isinstance(seconds, bool) or not 1 <= seconds <= MOST_SECONDS:
+            raise ConfigError(
+                f"--trainer.timeout is {seconds}; give the seconds that a rank may keep the others waiting, from 1 to "
+                f"{MOST_SECONDS}"
+            )
         self._timeout = timedelta(seconds=seconds)
 
     def _configure_launcher(self) -> None:
@@ -115,98 +144,26 @@ class FederatedStrategy(DDPStrategy):
             torch.set_num_threads(1)
 
     def setup_distributed(self) -> None:
-        """Find the other ranks, then let torch connect them.
-
-        Raises:
-            LostRanksError: if one is missing.
-        """
-        self.set_world_ranks()
-        environment = self.cluster_environment
-        assert environment is not None
-        if self.world_size > 1 and not dist.is_initialized():
-            address = environment.main_address, environment.main_port
-            hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            monitor = rendezvous(
-                self.global_rank, self.world_size, self.timeout, address, hosted=hosted, gone=self._ended_ranks
-            )
-            use_monitor(monitor)
-            guard_collectives(exchange)
-            with exchange(), self._ending_if_stuck():
-                super().setup_distributed()
-            if dist.get_backend() == "gloo":  # of NCCL's, Lightning takes care
-                atexit.register(_leave_group)
-            return
+        alone = not dist.is_initialized()
         super().setup_distributed()
+        if alone and dist.get_backend() == "gloo":  # of NCCL's group, Lightning takes care
+            atexit.register(_leave_group)
 
-    @contextmanager
-    def _ending_if_stuck(self) -> Iterator[None]:
-        """Kill the process if a blocking call exceeds the timeout: rank 0 hosts torch's store and may be stopped."""
-        lost = LostRanksError("silent", [0], self.timeout, speaks=self.global_rank == 1)
-
-        def end() -> None:
-            if lost.speaks:
-                sys.stderr.write(f"lit_fed: {lost}\n")
-                sys.stderr.flush()
-            os._exit(1)
-
-        timer = threading.Timer(self.timeout + SECONDS_TO_END, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _ended_ranks(self) -> set[int]:
-        """Ranks that this one started and that have ended."""
-        first = self.node_rank * self.num_processes
-        return {first + number for number in self._own_launcher.ended()}
-
-    @property
-    def _own_launcher(self) -> FederatedLauncher:
-        assert isinstance(self._launcher, FederatedLauncher)
-        return self._launcher
-
-    def on_exception(self, exception: BaseException) -> None:
-        super().on_exception(exception)
-        if (monitor := rank_monitor()) is not None:
-            kinds = {Terminated: "terminated", KeyboardInterrupt: "interrupted"}
-            monitor.leave(kinds.get(type(exception), "failed"))
-        if isinstance(exception, LostRanksError):
-            first = self.node_rank * self.num_processes
-            self._own_launcher.kill_ranks({rank - first for rank in exception.ranks})
-            if exception.speaks and 0 in exception.ranks:
-                atexit.register(_end_first_rank)
-
-    # ------------------------------------------------------------------ exchanges
-    def setup(self, trainer: Trainer) -> None:
-        """Set up the module; outside a fit Lightning broadcasts rank 0's state, in a fit `configure_ddp` does."""
-        with nullcontext() if trainer.state.fn == TrainerFn.FITTING else exchange():
-            super().setup(trainer)
+    def lost_ranks(self, error: RuntimeError) -> LostRanksError | None:
+        """The error of a lost rank for that of a failed collective; None for any other error."""
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            return None
+        if isinstance(self._launcher, FederatedLauncher) and self._launcher.procs:
+            return LostRanksError(self._launcher.lost_ranks(self.timeout))
+        return LostRanksError(f"another rank ended, or exceeded --trainer.timeout, {self.timeout:g} seconds")
 
     def configure_ddp(self) -> None:
         assert self.model is not None
-        with exchange():
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
-                dist.broadcast(tensor.data, 0)
-
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        with exchange():
-            super().barrier(*args, **kwargs)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        with exchange():
-            return super().broadcast(obj, src)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            dist.broadcast(tensor.data, 0)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        if group == NOBODY:
-            return tensor
-        with exchange():
-            return super().reduce(tensor, group, reduce_op)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        with exchange():
-            return super().all_gather(tensor, group, sync_grads)
+        return tensor if group == NOBODY else super().reduce(tensor, group, reduce_op)
 
 
 def _leave_group() -> None:
@@ -215,26 +172,9 @@ def _leave_group() -> None:
         dist.destroy_process_group()
 
 
-def _end_first_rank() -> None:
-    """Kill the process that started this one, if it hangs or is stopped."""
-    if os.environ.get(STARTED_BY) == str(os.getppid()):
-        with suppress(ProcessLookupError):
-            os.kill(os.getppid(), signal.SIGKILL)
-
-
 def same_on_every_rank(trainer: Trainer) -> dict[str, Any]:
     """Arguments of `self.log` for a number that is equal on all ranks: no reduction, which is slow, and no warning."""
     return {"sync_dist": True, "sync_dist_group": NOBODY} if isinstance(trainer.strategy, FederatedStrategy) else {}
-
-
-def prepare_data(trainer: Trainer) -> None:
-    """Download missing files on one rank of each machine; the others wait, but unlike Lightning's not without end."""
-    owners: list[Any] = [trainer.datamodule, trainer.lightning_module]  # type: ignore[attr-defined]
-    with waiting_for_work():
-        for one in owners:
-            if one is not None and trainer.local_rank == 0 and (one.prepare_data_per_node or trainer.node_rank == 0):
-                one.prepare_data()
-    trainer.strategy.barrier("prepare_data")
 
 
 StrategyRegistry.register(

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from contextlib import ExitStack, chdir, contextmanager, nullcontext
+from contextlib import ExitStack, chdir, contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -149,15 +149,8 @@ def forking():
 
 def _leave_ranks():
     """Be no rank any more, after a command whose other ranks Lightning started."""
-    from lit_fed.core.reduce import guard_collectives
-    from lit_fed.system import heartbeat
-
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    if (monitor := heartbeat.rank_monitor()) is not None:
-        monitor.close()
-        heartbeat.use_monitor(None)
-        guard_collectives(nullcontext)
 
 
 def _end_wandb():

@@ -1,34 +1,33 @@
-"""Ranks that die, stop or are asked to end: all of them end, one says which is missing, and the run goes on exactly."""
+"""Ranks that die, stop or are asked to end: all of them end, the starter says which is missing, and the run goes on."""
 
 import atexit
 import contextlib
 import os
 import signal
-import socket
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
 from running import SMALL, command_line, ended, folder, forked, history, in_two_ranks, numbers, of_ranks, run, start
 
 from lit_fed import FederatedTrainer
 from lit_fed.core.reduce import all_reduce
-from lit_fed.system import heartbeat
-from lit_fed.system.heartbeat import LostRanksError
+from lit_fed.training import strategy
 
-TIMEOUT = 2
-TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", str(TIMEOUT)]
+TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
 QUIET = [
     "--trainer.enable_progress_bar", "false", "--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures=false",
     "--model.algorithm", "FedEM",  # a run says what `auto` is here
 ]  # fmt: skip
 LAST = "the last finished round is in last.ckpt, --ckpt_path last goes on from it"
-COMPLETE = "the training is complete: the same fit with --ckpt_path last makes the test and its files again"
-DIED = "died: killed, or crashed"
-SILENT = f"kept the others waiting for more than {TIMEOUT} seconds: stopped, killed or slower than --trainer.timeout"
+ENDED = "another rank ended, or exceeded --trainer.timeout, 1800 seconds"
 
 
 def arguments(out, *more):
@@ -55,65 +54,94 @@ def whole(tmp_path_factory):
     return outcome(out)
 
 
-def cut(out, lost, *more):
-    """Two ranks, of which one is lost: how each ended, and what each said."""
-    ranks = [start(arguments(out, *more), **one) for one in of_ranks(2)]
-    other, missing = ranks[1 - lost], ranks[lost]
-    err = other.communicate(timeout=60)[1]
-    missing.process.join(1)
-    missing.kill()  # as torchrun does with one that is stopped
-    err_of_missing = missing.communicate(timeout=60)[1]
-    return (other.returncode, err), (missing.returncode, err_of_missing)
+def nobody_is_left(session):
+    """Whether all processes of a session end soon."""
+    until = time.monotonic() + 30
+    while processes_of(session) and time.monotonic() < until:
+        time.sleep(0.1)
+    return not processes_of(session)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize(("name", "what"), [("SIGKILL", DIED), ("SIGSTOP", SILENT)])
-def test_the_other_rank_names_a_lost_one_and_the_run_goes_on_exactly(tmp_path, whole, lost, name, what):
-    (status, said), (_, nothing) = cut(tmp_path, lost, *sent(lost, name))
-    assert status == 1, said
-    assert said.startswith(f"lit_fed: rank {lost} {what}"), said
-    assert said.endswith(f"; {LAST}\n")
-    assert len(said.splitlines()) == 1
-    assert nothing == ""
-    if (name, lost) in (("SIGKILL", 1), ("SIGSTOP", 0)):
-        finished = run(arguments(tmp_path, "--ckpt_path", "last"), ranks=2)
-        assert finished.returncode == 0, finished.stderr
-        assert outcome(tmp_path) == whole
+def test_the_starter_names_a_lost_rank_and_the_run_goes_on_exactly(tmp_path, whole):
+    fit = start(arguments(tmp_path, *sent(1, "SIGKILL")))
+    said = fit.communicate(timeout=120)[1]
+    assert (fit.returncode, said) == (1, f"lit_fed: rank 1 was killed by SIGKILL; {LAST}\n")
+    assert nobody_is_left(fit.pid)
+    finished = run(arguments(tmp_path, "--ckpt_path", "last"), ranks=2)
+    assert finished.returncode == 0, finished.stderr
+    assert outcome(tmp_path) == whole
 
 
 @pytest.mark.parametrize(
-    ("rank", "moment", "advice"),
-    [(0, "client", LAST), (1, "client", LAST), (0, "test", COMPLETE), (1, "test", COMPLETE)],
+    ("programs", "what"),
+    [
+        (["exit 1", "exit 2"], "rank 2 ended with status 2"),
+        (["kill -9 $$", "exit 1"], "rank 1 was killed by SIGKILL"),
+        (["exit 1", "sleep 60"], "rank 2 kept the others waiting for more than 7 seconds: stopped, or slower than"),
+        (["exit 1", "exit 1"], "rank 1 ended with status 1, rank 2 ended with status 1"),
+    ],
 )
-def test_sigterm_to_one_rank_ends_both(tmp_path, whole, rank, moment, advice):
-    more = () if moment == "client" else ("--trainer.max_epochs", "1")
-    work = partial(command_line, arguments(tmp_path, *sent(rank, "SIGTERM", moment), *more))
+def test_a_rank_is_lost_if_it_ended_otherwise_than_by_losing_one_itself(programs, what, monkeypatch):
+    monkeypatch.setattr(strategy, "SECONDS_TO_END", 1)
+    launcher = strategy.FederatedLauncher(LightningEnvironment(), 3, 1)
+    launcher.procs = [subprocess.Popen(["sh", "-c", one]) for one in programs]
+    assert launcher.lost_ranks(7.0).startswith(what)
+    assert [process.wait(10) is None for process in launcher.procs] == [False, False]
+
+
+def test_a_starter_that_hangs_in_a_collective_ends(monkeypatch, capsys):
+    """As in one of NCCL, which does not notice that another rank ended."""
+    monkeypatch.setattr(strategy, "SECONDS_TO_NOTICE", 0)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    launcher = strategy.FederatedLauncher(LightningEnvironment(), 2, 1)
+    launcher.procs = [subprocess.Popen(["sh", "-c", "exit 3"])]
+    trainer = SimpleNamespace(state=SimpleNamespace(status="running"), strategy=SimpleNamespace(timeout=7.0))
+    with pytest.raises(SystemExit):
+        launcher._watch(trainer)
+    assert capsys.readouterr().err.startswith("lit_fed: rank 1 ended with status 3; --ckpt_path last goes on")
+
+
+def test_a_killed_starter_leaves_no_rank_behind(tmp_path):
+    fit = start(arguments(tmp_path, *sent(0, "SIGKILL")))
+    said = fit.communicate(timeout=120)[1]
+    assert (fit.returncode, said) == (-signal.SIGKILL, "")
+    assert nobody_is_left(fit.pid)
+
+
+def test_ctrl_c_ends_all_ranks(tmp_path):
+    """A terminal sends it to all processes at once."""
+    fit = start(arguments(tmp_path, "--trainer.max_epochs", "100000"))
+    last = folder(tmp_path, "FedEM") / "checkpoints/last.ckpt"
+    until = time.monotonic() + 60
+    while not last.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    for one in processes_of(fit.pid):
+        os.kill(int(one), signal.SIGINT)
+    said = fit.communicate(timeout=60)[1]
+    assert (fit.returncode, said) == (130, f"lit_fed: interrupted; {LAST}\n")
+    assert nobody_is_left(fit.pid)
+
+
+@pytest.mark.parametrize(("lost", "said"), [(0, ""), (1, f"lit_fed: {ENDED}; {LAST}\n")])
+def test_the_other_rank_of_a_launcher_ends_in_a_line(tmp_path, lost, said):
+    """As under torchrun, which names the lost rank."""
+    ranks = [start(arguments(tmp_path, *sent(lost, "SIGKILL")), **one) for one in of_ranks(2)]
+    ends = [(one.communicate(timeout=60)[1], one.returncode) for one in ranks]
+    assert ends[1 - lost] == (said, 1)
+    assert ends[lost] == ("", -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_one_rank_ends_both(tmp_path, whole, rank):
+    work = partial(command_line, arguments(tmp_path, *sent(rank, "SIGTERM")))
     ranks = in_two_ranks(work, timeout=60, check=False)
     said = [one.stderr for one in ranks]
     assert [one.returncode for one in ranks] == [143, 143], said
-    assert said == [f"lit_fed: terminated; {advice}\n", ""]
-    if (rank, moment) == (0, "client"):
+    assert said == [f"lit_fed: terminated; {LAST}\n", ""]
+    if rank == 0:
         finished = run(arguments(tmp_path, "--ckpt_path", "last"), ranks=2)
         assert finished.returncode == 0, finished.stderr
         assert outcome(tmp_path) == whole
-
-
-def test_an_interrupt_of_one_rank_ends_both(tmp_path):
-    ranks = in_two_ranks(partial(command_line, arguments(tmp_path, *sent(1, "SIGINT"))), timeout=60, check=False)
-    assert [one.returncode for one in ranks] == [130, 130]
-    assert [one.stderr for one in ranks] == [f"lit_fed: interrupted; {LAST}\n", ""]
-
-
-def test_a_stopped_rank_zero_that_started_the_others_is_not_left_behind(tmp_path):
-    """Started by Lightning, in a session that is looked through."""
-    fit = start(arguments(tmp_path, *sent(0, "SIGSTOP"), "--trainer.max_epochs", "2"))
-    said = fit.communicate(timeout=300)[1]
-    assert fit.returncode == -signal.SIGKILL, said
-    assert said == f"lit_fed: rank 0 {SILENT}; raise that if only slow; {LAST}\n"
-    until = time.monotonic() + 60
-    while (left := processes_of(fit.pid)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not left
 
 
 def processes_of(session):
@@ -125,21 +153,6 @@ def processes_of(session):
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(path.parent.name)
     return found
-
-
-def join_where_nobody_answers(out):
-    heartbeat.SECONDS_TO_START = 1.0
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        try:
-            heartbeat.rendezvous(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
-        except LostRanksError as lost:
-            out.write_text(str(lost))
-        os._exit(0)  # a thread of torch still waits for an answer
-
-
-def test_a_rank_zero_that_was_stopped_while_it_started_is_not_waited_for_without_end(tmp_path):
-    assert ended(forked(join_where_nobody_answers, tmp_path / "said"), 60) == 0
-    assert (tmp_path / "said").read_text().startswith("rank 0 did not start within 1 seconds: stopped, killed, or slow")
 
 
 def end_as_a_rank(out):

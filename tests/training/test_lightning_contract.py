@@ -52,14 +52,13 @@ def test_private_names_of_callbacks_and_signals_exist():
     assert "_signal_connector.register_signal_handlers()" in inspect.getsource(Trainer._run)
 
 
-def test_private_names_of_launcher_and_data_connector_exist():
+def test_private_names_of_launcher_exist():
     source = inspect.getsource(_SubprocessScriptLauncher.launch)
     order = ["validate_settings", "_call_children_scripts()", "_launch_process_observer", "_set_num_threads_if_needed"]
     places = [source.index(part) for part in order]
     assert places == sorted(places), "FederatedLauncher does the same without the observer"
     assert "self._launcher = _SubprocessScriptLauncher(" in inspect.getsource(DDPStrategy._configure_launcher)
     assert '"timeout": self._timeout' in inspect.getsource(DDPStrategy.setup_distributed)
-    assert "self._data_connector.prepare_data()" in inspect.getsource(Trainer._run)
 
 
 def test_the_server_steps_inside_manual_optimisation():
