@@ -21,10 +21,11 @@ from lit_fed.core.types import Tree
 from lit_fed.deployment.messages import facts_from_json, session_name
 from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import settings_from_json
-from lit_fed.deployment.wire import Packet, WireError
+from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ConfigError
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
+from lit_fed.system.readers import FormError
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
 
@@ -36,13 +37,13 @@ def keep_training(training: NodeTraining, packet: Packet) -> Packet:
     """Write the data for serving this node's clients after the training; returns the confirming answer.
 
     Raises:
-        WireError: if it does not have the form of this training, or lacks a client of this node.
+        FormError: if it does not have the form of this training, or lacks a client of this node.
         ClientError: naming a client whose state is missing or damaged.
     """
     training.check(packet.facts)
     clients, _ = training.prepare(packet)
     if training.names.keys() - set(clients):
-        raise WireError("the server leaves out a client of this node")
+        raise FormError("the server leaves out a client of this node")
     for one in (one for one, version in training.states.versions.items() if version >= 0):
         training.states.read(one)
     facts = {name: value for name, value in packet.facts.items() if name not in ("settings", "needed")}

@@ -21,9 +21,10 @@ from lit_fed.deployment.kept import keep_training, kept_versions
 from lit_fed.deployment.messages import REFUSALS, read_question, read_session, session_name
 from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import settings_from_json
-from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
+from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ClientError, ConfigError, WriteError, logged
 from lit_fed.system.files import write_atomically
+from lit_fed.system.readers import FormError
 
 __all__ = ["Node"]
 
@@ -46,7 +47,7 @@ def _refusing(code: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # foreign options can make a library raise anything
-        kind = "" if isinstance(error, ConfigError | WireError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, ConfigError | FormError) else f"{type(error).__name__}: "
         raise RefusalError(code, f"{kind}{error}") from error
 
 
@@ -80,7 +81,7 @@ class Node:
         """The answer to a packet. An error is sent as a code only; its text goes to this node's log."""
         try:
             return to_bytes(self._answer(from_bytes(data)))
-        except WireError as error:
+        except FormError as error:
             code, text = "packet", str(error)
         except RefusalError as error:
             code, text = error.code, str(error)

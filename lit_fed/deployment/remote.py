@@ -32,10 +32,11 @@ from lit_fed.deployment.messages import (
     worked_of_answer,
 )
 from lit_fed.deployment.node_pool import Most, NodePool
-from lit_fed.deployment.wire import MOST_FLOAT, Packet
+from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.readers import MOST_FLOAT
 from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.privacy.client_level import clips_messages
 
@@ -256,7 +257,7 @@ class RemoteTrainer:
 
         Each question is complete, so any process of a node can answer it; only the settings are sent once.
         `each` holds lists of facts in the order of `ids`, `form` is that of a client's part of the answer, and `read`
-        reads a node's answer about these of its clients, or raises `WireError`. See also `NodePool.ask`.
+        reads a node's answer about these of its clients, or raises `FormError`. See also `NodePool.ask`.
         """
         rounds, directory, needed = self.rounds, self.pool.directory, self._store.needed(ids)
         common = common | {

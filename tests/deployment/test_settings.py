@@ -11,9 +11,9 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Sequences
 from lit_fed.deployment.messages import facts_from_json
 from lit_fed.deployment.settings import settings_from_json
-from lit_fed.deployment.wire import WireError
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
+from lit_fed.system.readers import FormError
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
 
@@ -76,7 +76,7 @@ def test_targets_arrive(monkeypatch, tmp_path):
     assert (made.target, made.target.shortest) == (own.target, 0.5)
     sent = json.loads(json.dumps(facts(own.target).public.plain()))
     assert facts_from_json(sent, made.target).target == own.target
-    with pytest.raises(WireError, match="labels are Times, which this version cannot learn"):
+    with pytest.raises(FormError, match="labels are Times, which this version cannot learn"):
         facts_from_json(sent)
 
 
