@@ -69,14 +69,12 @@ VERSION = whole(0)  # of a client's state
 
 REFUSALS = {
     "packet": "the question cannot be read",
-    "folders": "it was started without a folder that it needs, or with one that it cannot use",
-    "no settings": "no settings were sent: the server is a program; give `Node` those of its module",
-    "settings": "the classes that the settings name cannot be made there",
+    "folders": "it was started without a folder or a configuration that it needs, or with one that it cannot use",
+    "settings": "its own configuration has other settings, which its log names; start both sides from the same file",
     "start": (
         "the models that clients start from are others here, or data and settings do not go together; install the same "
         "version of torch, have the same files of a pretrained network on both, and leave out --init_from"
     ),
-    "noise seed": "the settings hold the seed of this node's noise, which the server could then subtract",
     "clients": "its clients are others than at the start; start the server's command again",
     "states missing": "the file of a client's state is missing; give it the folder --states that it had before",
     "states damaged": "the file of a client's state cannot be read; put it back from a copy",

@@ -23,22 +23,18 @@ from lit_fed.deployment.messages import (
 )
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import MOST_HEADER, Packet, from_bytes, to_bytes
-from lit_fed.errors import ConfigError, logged
+from lit_fed.errors import ConfigError, LostNodesError, logged
 from lit_fed.system.readers import FormError
 
-__all__ = ["ClientDirectory", "LostNodesError", "Missing", "Most", "NodePool"]
+__all__ = ["ClientDirectory", "Missing", "Most", "NodePool"]
 
 Missing = Literal["wait", "stop", "drop"]
 
-HOPELESS = [f"says: {REFUSALS[code]}" for code in ("no settings", "settings", "start", "noise seed")]
+HOPELESS = [f"says: {REFUSALS[code]}" for code in ("settings", "start")]
 """Refusals of the server's settings."""
 
 PAUSES = (1.0, 30.0)
 """Seconds before a node is asked again after an unusable answer, at first and at most; the pause doubles each time."""
-
-
-class LostNodesError(RuntimeError):
-    """Required nodes gave no usable answer."""
 
 
 class Most(NamedTuple):

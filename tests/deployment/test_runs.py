@@ -22,9 +22,8 @@ from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.federation import Federation
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
-from lit_fed.errors import ConfigError, NotFiniteError
+from lit_fed.errors import ConfigError, LostNodesError, NotFiniteError
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy

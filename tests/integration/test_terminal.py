@@ -17,12 +17,11 @@ from running import command_line, forked, run
 
 import lit_fed.callbacks
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
-from lit_fed.command_line.classes import subclasses
+from lit_fed.command_line.classes import CLASSES, subclasses
 from lit_fed.command_line.deployed import DEPLOYED, run_deployed
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, WITHOUT_LIGHTNING, start_page
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
 
 OWN = [
