@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import AwayError
 from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
+
+CONFIG = ["--config", str(PACKAGE.parent / "configs/algorithm/fedavg.yaml")]
 
 FIT = [
     "--model.algorithm", "FedEM", "--data.dataset", "ClientFolder",
@@ -70,41 +73,33 @@ from lit_fed.__main__ import main
 print(sorted({'torch', 'lightning', 'numpy', 'jsonargparse', 'aiohttp', 'cryptography'} & set(sys.modules)), flush=True)
 main()
 """
-    given = ["client", "--sever", "x:1", "--server", "y:1", "--data.root", ".", "--states", str(tmp_path)]
+    given = [
+        "client",
+        "--sever",
+        "x:1",
+        "--server",
+        "y:1",
+        "--config",
+        "x",
+        "--data.root",
+        ".",
+        "--states",
+        str(tmp_path),
+    ]
     ended = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "[]\n")
     assert ended.stderr == "lit_fed: unrecognized arguments: --sever x:1\ndid you mean --server?\n"
 
 
-def test_a_node_loads_no_lightning():
-    """What stands at the top of the files that a node imports; to load them all would take seconds."""
-    found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client", "lit_fed.algorithms"]
-    while open_names:
-        name = open_names.pop()
-        place = PACKAGE.parent.joinpath(*name.split("."))
-        path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-        if name in found or not path.is_file():
-            continue
-        found[name] = text = path.read_text()
-        if "find_classes(__name__" in text:  # a folder whose files are all imported
-            open_names += [f"{name}.{one.stem}" for one in place.glob("[!_]*")]
-        for line in re.findall(r"^(?:from|import) [^(\n]+$|^from [^(\n]+\([^)]+\)", text, re.MULTILINE):
-            module, *names = re.findall(r"[\w.]+", line)[1:]
-            assert module.partition(".")[0] not in {"lightning", "jsonargparse", "aiohttp", "wandb"}, name
-            parents = [module.rsplit(".", cut)[0] for cut in range(module.count(".") + 1)]
-            open_names += [*parents, *(f"{module}.{one}" for one in names)]
-    assert {"lit_fed.clients.session", "lit_fed.data.data_sets.base", "lit_fed.algorithms.fedem"} < found.keys()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "missing: --server, --data.root, --states"),
-        (["--server", "x"], "missing: --data.root, --states"),
+        ([], "missing: --server, --config, --data.root, --states"),
+        (["--server", "x"], "missing: --config, --data.root, --states"),
         (["serve"], "client serve: no such command; give one of measure, predict, export, or options"),
-        (["measure"], "missing: --data.root"),
-        (["predict", "--data.root", "{clients}"], "missing: --states, --output"),
-        (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --states, --client"),
+        (["measure"], "missing: --config, --data.root"),
+        (["predict", "--data.root", "{clients}"], "missing: --config, --states, --output"),
+        (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --config, --states, --client"),
         (["export", "--data.root", "{clients}", "--output", "{clients}/x.pt", "--client", "a"], "end the file's name"),
         (["measure", "--data.root", "{clients}/none"], "--data.root .*none: no such folder"),
         (["measure", "--data.root", "{clients}"], "states holds nothing of a finished training"),
@@ -126,7 +121,7 @@ def test_nodes_that_cannot_start_say_why(clients, tmp_path, monkeypatch, argumen
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "empty").mkdir()
     filled = [one.format(clients=clients, empty=tmp_path / "empty") for one in arguments]
-    states = [] if "missing" in message else ["--states", str(tmp_path / "states")]
+    states = [] if "missing" in message else ["--states", str(tmp_path / "states"), *CONFIG]
     with pytest.raises(ConfigError, match=message):
         command("client", *filled, *states)
 
@@ -135,7 +130,7 @@ def test_a_folder_of_states_is_for_one_node(clients, tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with FolderLock(tmp_path / "states", "", ""):
         found = refused(["client", "--server", "localhost:9", "--data.root", str(clients), "--states",
-                         str(tmp_path / "states"), "--name", "anna"])  # fmt: skip
+                         str(tmp_path / "states"), "--name", "anna", *CONFIG])  # fmt: skip
     assert "is at work in it" in found
     assert found.endswith("give each node its own folder")
 
@@ -150,7 +145,7 @@ def test_a_node_without_a_server_ends_in_order_only_after_the_training(clients, 
     monkeypatch.setattr(client, "run_node", away)
     monkeypatch.setattr(node, "Node", lambda *_: SimpleNamespace(over=over, handle=bytes))
     states = str(tmp_path / "states")
-    given = ["--server", "localhost:9", "--data.root", str(clients), "--states", states, "--name", "a"]
+    given = ["--server", "localhost:9", "--data.root", str(clients), "--states", states, "--name", "a", *CONFIG]
     if not over:
         with pytest.raises(ConfigError, match=r"^\d{4}-\S+Z --server localhost:9: cannot be reached for 1 s; start it"):
             command("client", *given)
@@ -175,7 +170,10 @@ from lit_fed.command_line import client
 sys.modules['lit_fed.deployment.node'] = type(sys)('node')
 sys.modules['lit_fed.deployment.node'].Node = lambda *_: type('Node', (), {{'handle': bytes}})
 place, states = {str(clients)!r}, {str(tmp_path)!r}
-client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', states, '--name', 'a'])
+client.settings_in = lambda *_: ()
+client.run_client(
+    ['--server', 'localhost:9', '--data.root', place, '--states', states, '--name', 'a', '--config', 'x'], None
+)
 """
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as node:
         lines = [timed(node.stderr.readline()) for _ in range(2)]
@@ -277,7 +275,7 @@ def start_node(folder, name, address):
     """A node's process, with what has been made for it."""
     return start([
         "client", "--server", address, "--data.root", str(folder / name), "--states", str(folder / f"states-{name}"),
-        "--tls", str(folder / "tls" / name),
+        "--tls", str(folder / "tls" / name), "--config", str(folder / "run.yaml"),
     ])  # fmt: skip
 
 
@@ -310,6 +308,7 @@ def test_a_killed_node_changes_nothing(folder):
         "--data.batch_size", "4", "--trainer.max_epochs", "20", "--trainer.default_root_dir", str(folder / "runs"),
     ]  # fmt: skip
     lit_fed.cli.main([*fit, "--name", "simulated", "--data.dataset.root", str(folder / "all")])
+    shutil.copy(folder / "runs/simulated/version_0/config.yaml", folder / "run.yaml")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     server = start([
@@ -350,8 +349,9 @@ def nodes_give_the_numbers(folder, run_folder):
     wanted = pd.read_csv(run_folder / "clients.csv", dtype=str).set_index("client")
     for name, clients in CLIENTS.items():
         own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
+        own += ["--config", str(folder / "run.yaml")]
         for what in ("measure", "predict"):
-            client.run_client([what, *own, "--output", str(folder / f"{name}-{what}.csv")])
+            command("client", what, *own, "--output", str(folder / f"{name}-{what}.csv"))
         rows = pd.read_csv(folder / f"{name}-measure.csv", dtype=str).set_index("client")
         said = pd.read_csv(folder / f"{name}-predict.csv")
         assert set(rows.index) == set(clients)

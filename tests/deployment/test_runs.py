@@ -280,7 +280,8 @@ def test_what_makes_no_sense_on_nodes_is_refused(folders, tmp_path):
         fit(tmp_path / "peers", InProcessFederation(transport), FederatedModule(DFedEM()))
     with pytest.raises(ConfigError, match="unseen_fraction"):
         fit(tmp_path / "unseen", InProcessFederation(transport), module_of(), unseen_fraction=0.2)
-    with pytest.raises(LostNodesError, match="give `Node` those of its module"):
+    transport.nodes = make_nodes(folders, tmp_path / "with_file", module_of().settings, {"solver": {}})
+    with pytest.raises(LostNodesError, match="its own configuration has other settings, which its log names"):
         fit(tmp_path / "no_settings", InProcessFederation(transport), module_of())
 
 
@@ -320,7 +321,7 @@ def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):
     nodes = {}
     for node, x in (("anna", pixels[0]), ("ben", np.float32(pixels[1]))):
         write_clients(tmp_path / node, {node: (x, y, x, y)})
-        nodes[node] = Node(tmp_path / node, tmp_path / f"states_{node}")
+        nodes[node] = Node(tmp_path / node, tmp_path / f"states_{node}", FederatedModule().settings)
     data = FederatedDataModule(InProcessFederation(InProcess(nodes)))
     with pytest.raises(
         ConfigError, match="node ben are stored as float32, but on node anna as uint8; store those of all"
@@ -373,7 +374,7 @@ def test_other_inputs_on_a_node_are_refused(tmp_path):
 def test_masks_on_nodes_are_said(tmp_path, capsys):
     x, y = np.zeros((4, 1, 2, 2), np.float32), np.arange(16).reshape(4, 2, 2) % 2
     write_clients(tmp_path / "anna", {"anna": (x, y, x, y)})
-    node = Node(tmp_path / "anna", tmp_path / "states")
+    node = Node(tmp_path / "anna", tmp_path / "states", FederatedModule().settings)
     FederatedDataModule(InProcessFederation(InProcess({"anna": node}))).setup()
     assert "labels are taken for masks of 2 classes\n" in capsys.readouterr().err
 

@@ -16,11 +16,12 @@ import pytest
 from running import command_line, forked, run
 
 import lit_fed.callbacks
+import lit_fed.cli
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
 from lit_fed.command_line.classes import CLASSES, subclasses
 from lit_fed.command_line.deployed import DEPLOYED, run_deployed
 from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS, WITHOUT_LIGHTNING, start_page
+from lit_fed.command_line.start_page import COMMANDS, OF_DEPLOYMENT, start_page
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 
@@ -40,7 +41,7 @@ def said(arguments):
     """Standard output of a command that ends well before it runs anything."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as stopped:
-        run_deployed(arguments[0], arguments[1:], None) if arguments[0] in DEPLOYED else main(arguments)
+        run_deployed(arguments[0], arguments[1:], lambda: lit_fed.cli) if arguments[0] in DEPLOYED else main(arguments)
     assert stopped.value.code in (0, None)
     return out.getvalue()
 
@@ -57,7 +58,7 @@ def test_version_and_start_page_need_no_torch():
 
 def test_start_page_lists_all_commands_in_80_columns():
     assert set(COMMANDS) == {*FederatedCLI.subcommands(), *WITHOUT_TRAINER, *DEPLOYED}
-    assert set(DEPLOYED) == set(WITHOUT_LIGHTNING)
+    assert set(DEPLOYED) == set(OF_DEPLOYMENT)
     assert all(len(line) <= 80 for line in start_page().splitlines())
     assert all(f"\n  {name} " in start_page() for name in COMMANDS)
 
