@@ -13,9 +13,7 @@ from references.fedem_numpy import fedem_round
 from lit_fed import CrossEntropy, FedEM, FederatedDataModule, FederatedModule, Sequences
 from lit_fed.callbacks import RunReport
 from lit_fed.callbacks.guarantees import guarantee_of
-from lit_fed.cli import ArgumentsCLI
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.command_line.client import node_settings
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation, num_factors
 from lit_fed.core.targets import Criterion, Multiclass, Regression
@@ -172,20 +170,3 @@ def test_privacy_does_not_cover_the_counts(tmp_path):
     module = fitted(tmp_path, LEARNED, privacy=privacy, data=data_of(client_sampling="poisson", client_fraction=0.5))
     learned = "the class frequencies of --model.loss, learned without noise"
     assert guarantee_of(module)["privacy/not_covered"].endswith(f"and {learned}")
-
-
-# ---------------------------------------------------------------------- clients on machines of their own
-def written(*given):
-    return node_settings(ArgumentsCLI(["fit", "--model.loss", "CrossEntropy", *given]))
-
-
-def test_nodes_take_weights_and_refuse_to_count(tmp_path):
-    (tmp_path / "loss.yaml").write_text("class_path: CrossEntropy\ninit_args: {weight: [1, 2.5], in_e_step: true}\n")
-    options = (
-        ("--model.loss.weight", "[1, 2.5]", "--model.loss.in_e_step", "true"),
-        ("--model.loss", str(tmp_path / "loss.yaml")),
-    )
-    for one in options:
-        assert written(*one)[0].loss == CrossEntropy((1.0, 2.5), in_e_step=True)
-    with pytest.raises(ConfigError, match="inverse_frequency, and nodes do not tell how many labels of each class"):
-        written("--model.loss.weight", "inverse_frequency")

@@ -20,7 +20,8 @@ from running import run, start
 
 import lit_fed.cli
 from lit_fed.command_line import client
-from lit_fed.command_line.deployed import run_deployed
+from lit_fed.command_line.deployed import DEPLOYED, run_deployed
+from lit_fed.command_line.start_page import COMMANDS, OF_DEPLOYMENT
 from lit_fed.deployment import node
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import AwayError
@@ -52,6 +53,16 @@ def refused(arguments):
     with pytest.raises(ConfigError) as found:
         command(*arguments)
     return str(found.value)
+
+
+@pytest.mark.parametrize("name", OF_DEPLOYMENT)
+def test_help_of_commands(name, capsys):
+    with pytest.raises(SystemExit):
+        command(name, "--help")
+    page = capsys.readouterr().out
+    assert page.startswith(f"usage: python -m lit_fed {name}{' local' if name == 'federation' else ''} [options]")
+    assert COMMANDS[name][:40] in page
+    assert set(DEPLOYED) == set(OF_DEPLOYMENT)
 
 
 def test_certificates_say_who_needs_what(tmp_path, capsys):

@@ -18,9 +18,12 @@ from lit_fed import FedAvg, FedAvgPlus, FedEM, FederatedModule, FederatedTrainer
 from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.segmentation import Segmentation, flat_masks
+from lit_fed.core.types import Population
 from lit_fed.data import ClientFolder
+from lit_fed.data.augmentation import check_augmentation, mask_form
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.deployment.federation import Federation
+from lit_fed.deployment.federation import Federation, RemoteSplit
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError, LostNodesError, NotFiniteError
@@ -369,6 +372,15 @@ def test_other_inputs_on_a_node_are_refused(tmp_path):
     data = FederatedDataModule(InProcessFederation(InProcess(make_nodes(folders, tmp_path / "states"))))
     with pytest.raises(ConfigError, match=r"inputs on node ben are ids \[3\] int64, marks .* on node anna ids .* mask"):
         data.setup()
+
+
+def test_masks_on_nodes_are_positions_too():
+    """The server has sizes alone, and checks augmentation without a picture."""
+    labels = torch.zeros(0, 8, 8, dtype=torch.long)
+    flat = flat_masks(RemoteSplit(torch.tensor([2, 3]), torch.zeros(0, 1, 8, 8), labels, "nodes"))
+    assert (flat.y.shape, flat.sizes.tolist(), flat.num_samples) == ((0, 64), [2, 3], 5)
+    seen = Population(flat, flat, flat, ["ann", "bob"])
+    check_augmentation("RandomCrop(8, padding=1)", seen, "Nodes", None, mask_form(Segmentation(3), (8, 8)))
 
 
 def test_masks_on_nodes_are_said(tmp_path, capsys):

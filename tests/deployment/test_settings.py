@@ -9,7 +9,7 @@ from federated_round import facts
 import lit_fed.cli
 from lit_fed.command_line.client import node_settings, settings_in
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.targets import Sequences
+from lit_fed.core.targets import CrossEntropy, Sequences
 from lit_fed.deployment.messages import facts_from_json
 from lit_fed.deployment.settings import common_settings, refuse_other_settings
 from lit_fed.errors import ConfigError
@@ -97,6 +97,18 @@ def test_no_node_tells_a_server_its_mixture_weights(asked):
     said = r"FedEM (averages by mixture weights that each client sends|lets each client choose)"
     with pytest.raises(ConfigError, match=said):
         written("--model.algorithm", *asked)
+
+
+def test_nodes_take_weights_of_classes_and_refuse_to_count(tmp_path):
+    (tmp_path / "loss.yaml").write_text("class_path: CrossEntropy\ninit_args: {weight: [1, 2.5], in_e_step: true}\n")
+    options = (
+        ("--model.loss", "CrossEntropy", "--model.loss.weight", "[1, 2.5]", "--model.loss.in_e_step", "true"),
+        ("--model.loss", str(tmp_path / "loss.yaml")),
+    )
+    for one in options:
+        assert written(*one)[0].loss == CrossEntropy((1.0, 2.5), in_e_step=True)
+    with pytest.raises(ConfigError, match="inverse_frequency, and nodes do not tell how many labels of each class"):
+        written("--model.loss", "CrossEntropy", "--model.loss.weight", "inverse_frequency")
 
 
 def test_seeds_of_noise_and_patterns_of_names_are_not_in_common():
