@@ -50,6 +50,7 @@ class Posted:
     most_bytes: int
     answer: asyncio.Future[bytes]
     key: str = field(default_factory=lambda: secrets.token_hex(16))
+    fetched: bool = False
 
 
 @dataclass(eq=False)
@@ -169,7 +170,12 @@ class Mailbox:
             except TimeoutError:
                 return None
         member.check(process)
+        member.packet.fetched = True
         return member.packet
+
+    def is_at_work(self, link: Any) -> bool:
+        """Whether a connection's node has fetched a packet and not answered it."""
+        return any(one.link is link and one.packet is not None and one.packet.fetched for one in self.members.values())
 
     def look_around(self, seconds: float) -> None:
         """Report nodes that are gone; to be called every so many seconds."""

@@ -44,18 +44,24 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the server for nodes.
+    """Limits of the server for nodes and for connections without a request ("strangers").
 
     Args:
         most_bytes: maximum size of one answer, whatever the question allows.
         poll_seconds: how long a request for work is held open.
+        idle_seconds: timeout of a connection without a complete request; one whose node is at work may stay.
         stall_seconds: timeout of a body that makes no progress, in either direction.
+        handshakes: strangers at a time; further ones wait.
+        per_address: strangers from one address; further ones are closed.
         least_speed: minimum average speed of an answer, in bytes per second.
     """
 
     most_bytes: int = 2**31
     poll_seconds: float = 25.0
+    idle_seconds: float = 20.0
     stall_seconds: float = 30.0
+    handshakes: int = 64
+    per_address: int = 48
     least_speed: float = 1000.0
 
 

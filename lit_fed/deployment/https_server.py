@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,12 +40,14 @@ LISTEN, TLS = "--data.dataset.listen", "--data.dataset.tls"
 
 HANDSHAKE_SECONDS = 10.0
 SECONDS_BETWEEN_LOOKS = 0.25
-LONGEST_WORK = 1e7
-"""Seconds that a connection may be silent while its node works."""
+MOST_REASONS = 100
 
 LONGEST_PROCESS = 64
 SOON = 30
 """Days before a certificate expires from which the operator is warned."""
+
+SPARE = 64
+"""File descriptors that are kept for the process's own files."""
 
 SECONDS_TO_DISMISS = 2.0
 """For nodes to hear that the training is over."""
@@ -155,22 +159,18 @@ class HttpsServer:
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop, self._serving = asyncio.get_running_loop(), asyncio.current_task()
-        requests = Requests(self._mailbox, self._limits, with_tls=self._tls is not None)
+        connections = Connections(self._listener, self._tls, self._limits, self._mailbox.say)
+        requests = Requests(self._mailbox, connections, self._limits, with_tls=self._tls is not None)
         server = web.Server(
             requests.handle, handler_cancellation=True, access_log=None, logger=SILENT, auto_decompress=False,
-            lingering_time=1.0, keepalive_timeout=LONGEST_WORK,
+            lingering_time=1.0,
         )  # fmt: skip
-        limit = HANDSHAKE_SECONDS if self._tls else None
-        listening = await self._loop.create_server(
-            server, sock=self._listener, ssl=self._tls, ssl_handshake_timeout=limit
-        )
         started.set()
         try:
-            while True:
-                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-                self._mailbox.look_around(SECONDS_BETWEEN_LOOKS)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(connections.accept(server))
+                group.create_task(connections.look_around(self._mailbox.is_at_work, self._mailbox.look_around))
         finally:
-            listening.close()
             for one in server.connections:
                 hang_up(one)
             while any(one.transport is not None for one in server.connections):
@@ -209,15 +209,113 @@ def _listening(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Connections:
+    """Accepts connections, limits those without a request ("strangers"), and closes idle ones."""
+
+    def __init__(
+        self, listener: socket.socket, tls: ssl.SSLContext | None, limits: http.Limits, say: Callable[[str], None]
+    ) -> None:
+        self.listener, self.tls, self.limits, self.say = listener, tls, limits, say
+        self._strangers: dict[Any, asyncio.Future[None]] = {}  # connections before their first request
+        self._silent_since: dict[Any, float] = {}  # connections between two requests
+        self._hosts: Counter[str] = Counter()  # strangers by address
+        self._tasks: set[asyncio.Task] = set()
+        self._told: set[str] = set()
+
+    async def accept(self, make: Callable[[], Any]) -> None:
+        """Accept connections until cancelled; `make` gives the protocol of each."""
+        loop, places = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.handshakes)
+        while True:
+            await places.acquire()
+            try:
+                connection, address = await loop.sock_accept(self.listener)
+            except OSError:  # too many open files: some will be closed
+                places.release()
+                await asyncio.sleep(1.0)
+                continue
+            if not self._has_room(connection, address[0]):
+                connection.close()
+                places.release()
+                await asyncio.sleep(0)
+                continue
+            self._hosts[address[0]] += 1
+            task = loop.create_task(self._welcome(make(), connection, address[0]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: places.release())
+
+    async def _welcome(self, protocol: Any, connection: socket.socket, host: str) -> None:
+        """Shake hands and wait for the first request."""
+        loop = asyncio.get_running_loop()
+        asked = self._strangers[protocol] = loop.create_future()
+        limit = HANDSHAKE_SECONDS if self.tls else None
+        try:
+            http.keep_alive(connection)
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit)
+            await asyncio.wait([asked], timeout=self.limits.idle_seconds)
+            if not asked.done():
+                hang_up(protocol)
+        except OSError as error:  # also those of TLS
+            connection.close()
+            if isinstance(error, ssl.SSLError):
+                self._refuse(f"refused a connection from {host}: {error.reason or 'no TLS'}")
+        finally:
+            self._strangers.pop(protocol, None)
+            self._hosts[host] -= 1
+            self._hosts += Counter()  # drops addresses with a count of 0
+
+    def _has_room(self, connection: socket.socket, host: str) -> bool:
+        """Whether a connection may stay. A new descriptor has the lowest free number, so it tells how many are open."""
+        most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
+        if 0 < most - SPARE <= connection.fileno():
+            self._refuse(f"refused connections: {most} files may be open (ulimit -n), of which {SPARE} are kept free")
+            return False
+        if self._hosts[host] >= self.limits.per_address:
+            self._refuse(f"refused connections from {host}: {self.limits.per_address} are open without a request")
+            return False
+        return True
+
+    def _refuse(self, line: str) -> None:
+        """Report a refusal, each reason once."""
+        if line not in self._told and len(self._told) < MOST_REASONS:
+            self._told.add(line)
+            self.say(line)
+
+    def begin(self, protocol: Any) -> None:
+        """A request has come."""
+        asked = self._strangers.get(protocol)
+        if asked is not None and not asked.done():
+            asked.set_result(None)
+        self._silent_since.pop(protocol, None)
+
+    def end(self, protocol: Any) -> None:
+        """A request is answered."""
+        self._silent_since[protocol] = asyncio.get_running_loop().time()
+
+    async def look_around(self, may_be_silent: Callable[[Any], bool], also: Callable[[float], None]) -> None:
+        """Close idle connections until cancelled, and call `also` with the seconds since its last call."""
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            now = asyncio.get_running_loop().time()
+            for protocol, since in list(self._silent_since.items()):
+                late = now - since > self.limits.idle_seconds and not may_be_silent(protocol)
+                if late:
+                    hang_up(protocol)
+                if late or protocol.transport is None:
+                    del self._silent_since[protocol]
+            also(SECONDS_BETWEEN_LOOKS)
+
+
 class Requests:
     """Answers requests; none of their contents gets into an error or a log."""
 
-    def __init__(self, mailbox: Mailbox, limits: http.Limits, *, with_tls: bool) -> None:
-        self.mailbox, self.limits, self.with_tls = mailbox, limits, with_tls
+    def __init__(self, mailbox: Mailbox, connections: Connections, limits: http.Limits, *, with_tls: bool) -> None:
+        self.mailbox, self.connections, self.limits, self.with_tls = mailbox, connections, limits, with_tls
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
-        http.keep_alive(request.transport.get_extra_info("socket"))
+        self.connections.begin(request.protocol)
         try:
             return await self._answer(request)
         except RefusedError as refused:
@@ -228,6 +326,8 @@ class Requests:
         except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stalled or broke off
             hang_up(request.protocol)
             raise ConnectionResetError from None
+        finally:
+            self.connections.end(request.protocol)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         asks_for_work = request.method == "GET" and request.path_qs == http.WORK

@@ -10,7 +10,7 @@ from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.https_protocol import NAME, PROCESS, WORK, Limits, address_of, version_headers
 from lit_fed.errors import ConfigError
 
-QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.4, stall_seconds=0.3)
+QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.4, idle_seconds=0.5, stall_seconds=0.3)
 
 
 PATIENCE = 30.0

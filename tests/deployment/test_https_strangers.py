@@ -82,6 +82,8 @@ def test_certificates_of_another_authority_are_refused(start_server, tls, other_
     server = start_server(tls)
     stranger = folder_of(tmp_path / "stranger", other_tls / "anna" / "node", tls)
     assert "certificates do not fit (Remote end closed" in refused(server, stranger)
+    until(lambda: server.said)
+    assert server.said == ["refused a connection from 127.0.0.1: CERTIFICATE_VERIFY_FAILED"]
     assert "certificates do not fit (self-signed certificate in certificate chain)" in refused(
         server, other_tls / "anna"
     )
@@ -127,8 +129,10 @@ def test_without_a_certificate_or_with_old_tls_there_is_no_answer(start_server, 
     ben = process(server, tls=tls / "ben")
     ben._headers[NAME] = "anna"  # says nothing beside a certificate
     assert ben.ask("GET", WORK).status == 204
+    until(lambda: len(server.said) == 4)
     assert server.wait_for(1, 1.0) == ["ben"]
-    assert server.said == ["ben is here"]
+    reasons = {line.partition("127.0.0.1: ")[2] for line in server.said if line != "ben is here"}
+    assert reasons == {"PEER_DID_NOT_RETURN_A_CERTIFICATE", "UNSUPPORTED_PROTOCOL", "HTTP_REQUEST"}
 
 
 def test_names_that_are_not_on_the_list_are_refused(start_server, tls):
@@ -268,6 +272,23 @@ def test_garbage_leaves_no_trace(plain, still_serves, capfd):
 
 
 # ---------------------------------------------------------------------- patience
+@pytest.mark.parametrize("beginning", [b"", b"GET /v1/work HTTP/1.1\r\nLit-Fed-Name: an"])
+def test_silent_strangers_are_sent_away(plain, beginning):
+    with connected(plain) as stranger:
+        stranger.sendall(beginning)
+        start = time.monotonic()
+        read_to_end(stranger)
+        assert QUICK.idle_seconds / 2 < time.monotonic() - start < 10.0
+
+
+def test_strangers_take_turns(start_server, still_serves):
+    server = start_server(limits=https_protocol.Limits(idle_seconds=0.2, handshakes=2))
+    strangers = [connected(server) for _ in range(6)]
+    still_serves(server)
+    for one in strangers:
+        one.close()
+
+
 def test_an_answer_that_stands_still_is_broken_off(plain, posted):
     path, waiting = posted
     with connected(plain) as liar:

@@ -92,13 +92,14 @@ def test_a_connection_that_broke_is_no_news(start_server, process, monkeypatch):
     assert server.said == ["anna is here"]
 
 
-def test_a_node_at_work_keeps_its_connection(start_server, process):
+def test_a_node_at_work_keeps_its_connection_and_others_do_not(start_server, process):
     server = start_server()
-    anna = process(server)
+    idle, anna = process(server, "ben"), process(server)
+    assert idle.ask("GET", WORK).status == 204
     waiting = InBackground(call, server, {"anna": b"work"})
     packet = fetch(anna)
-    time.sleep(1.0)
-    assert server.said == ["anna is here"]
+    until(lambda: "ben disconnected" in server.said)
+    assert "anna disconnected before it answered; its question stays open" not in server.said
     anna.answer(packet, b"done")
     assert waiting.result() == {"anna": b"done"}
 

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import itertools
+import os
 import socket
 import ssl
 import threading
@@ -18,7 +19,7 @@ from lit_fed.deployment.https_protocol import ANSWERS, NAME, PACKET, PROCESS, WO
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.errors import ConfigError
 
-QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.3, stall_seconds=0.2, least_speed=50_000)
+QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.3, idle_seconds=0.3, stall_seconds=0.2, least_speed=50_000)
 ESCAPES = "\x1b]0;owned\x07\x1b[2J"
 
 
@@ -251,7 +252,7 @@ def test_of_two_connections_of_one_process_the_newer_one_stays(server, tls):
 
 def test_an_answer_has_a_least_speed(start_server, tls):
     """A byte now and then does not keep an answer open for as long as it likes."""
-    limits = Limits(most_bytes=10_000_000, poll_seconds=0.3, stall_seconds=0.3, least_speed=100_000)
+    limits = Limits(most_bytes=10_000_000, poll_seconds=0.3, idle_seconds=0.5, stall_seconds=0.3, least_speed=100_000)
     server = start_server(tls, limits=limits)
     waiting = InBackground(server.call, {"ben": b"work"}, most_bytes={"ben": 50_000}, seconds=PATIENCE)
     with contextlib.closing(node_of(server, tls, "ben")) as ben:
@@ -268,6 +269,44 @@ def test_an_answer_has_a_least_speed(start_server, tls):
     server.close()
     with contextlib.suppress(Exception):
         waiting.result()
+
+
+def test_descriptors_are_kept_for_the_process(start_server, monkeypatch):
+    """Where the system's limit is near, new connections are closed, and those that there are go on."""
+    server = start_server(limits=Limits(poll_seconds=0.3, idle_seconds=5.0))
+    node = ServingThread(lambda packet: packet[::-1], server.address, None, name="anna")
+    server.wait_for(1, PATIENCE)
+    free = os.dup(0)
+    os.close(free)
+    monkeypatch.setattr("os.sysconf", lambda name: free + https_server.SPARE)
+    strangers = [joined(server) for _ in range(20)]
+    assert [sent_and_read(one, b"") for one in strangers] == [b""] * 20
+    assert server.call({"anna": b"abc"}, most_bytes={"anna": 9}, seconds=PATIENCE) == {"anna": b"cba"}
+    assert sum("files may be open (ulimit -n)" in line for line in server.said) == 1
+    for one in strangers:
+        one.close()
+    assert node.ended is None
+
+
+def test_one_address_leaves_places_for_strangers_of_others(start_server):
+    server = start_server(limits=Limits(poll_seconds=0.3, idle_seconds=5.0, per_address=3))
+    strangers = [joined(server) for _ in range(6)]
+    until(lambda: any("3 are open without a request" in line for line in server.said))
+    ended = [one for one in strangers if not sent_and_read_soon(one)]
+    assert len(ended) == 3
+    for one in strangers:
+        one.close()
+
+
+def sent_and_read_soon(connection):
+    """Whether a connection is still open."""
+    connection.settimeout(0.2)
+    try:
+        return bool(connection.recv(1))
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
 
 
 # ---------------------------------------------------------------------- the node's end
