@@ -39,6 +39,8 @@ from running import start
 from sklearn.datasets import load_digits
 from trials import TRIAL, facts, go_on, keep, newest_folder, rounds_logged, written
 
+from lit_fed.cli import ArgumentsCLI
+from lit_fed.command_line.client import node_settings
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.node import Node
@@ -65,7 +67,7 @@ class NodeProcess:
     def start(self) -> None:
         """Start a new process."""
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_live, args=(self.name, self.site.folder, self.site.address), daemon=True)
+        self.process = context.Process(target=_live, args=(self.name, self.site), daemon=True)
         self.process.start()
 
     def kill(self) -> None:
@@ -74,12 +76,13 @@ class NodeProcess:
         self.process.join()
 
 
-def _live(name: str, folder: Path, address: str) -> None:
+def _live(name: str, site: "Site") -> None:
+    folder = site.folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    node = Node(folder / "data" / name, folder / "states" / name)
+    node = Node(folder / "data" / name, folder / "states" / name, *site.settings)
     while True:
-        run_node(node.handle, Link(address, folder / "tls" / name, None, PATIENCE, lambda line: None))
+        run_node(node.handle, Link(site.address, folder / "tls" / name, None, PATIENCE, lambda line: None))
 
 
 class Site:
@@ -90,6 +93,7 @@ class Site:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.nodes: list[NodeProcess] = []
+        self.settings: tuple[Any, ...] = ()
         make_certificates(["127.0.0.1"], self.names, folder / "tls")
         self._write_clients(num_unseen)
 
@@ -109,8 +113,9 @@ class Site:
                 np.savez(place / kind / f"client-{number:02d}.npz", **arrays)
 
     # ------------------------------------------------------------------ processes
-    def start_nodes(self) -> None:
-        """Start all nodes."""
+    def start_nodes(self, given: Sequence[str]) -> None:
+        """Start all nodes, with the settings of these arguments of `fit`."""
+        self.settings = node_settings(ArgumentsCLI(["fit", *COMMON, *given]))
         self.nodes = [NodeProcess(name, self) for name in self.names]
 
     def stop_nodes(self) -> None:
@@ -119,12 +124,13 @@ class Site:
             one.kill()
         self.nodes = []
 
-    def start_command(self, name: str) -> subprocess.Popen[str]:
-        """Start a node by its command."""
+    def start_command(self, name: str, config: Path) -> subprocess.Popen[str]:
+        """Start a node by its command, with the configuration of a run."""
         folders = {"--data.root": "data", "--states": "states", "--tls": "tls"}
         given = [part for option, kind in folders.items() for part in (option, str(self.folder / kind / name))]
         # --stay, so that its memory can be read afterwards
-        command = [sys.executable, "-m", "lit_fed", "client", "--server", self.address, *given, "--stay"]
+        command = [sys.executable, "-m", "lit_fed", "client", "--server", self.address, "--config", str(config), *given]
+        command.append("--stay")
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
     def _arguments(self, name: str, given: Sequence[str]) -> list[str]:
@@ -228,10 +234,11 @@ def rounds(number: int) -> list[str]:
 def equality(folder: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """Compare runs on four nodes with the simulation, bit by bit."""
     found, site = [], Site(folder, 4)
-    site.start_nodes()
     try:
         for number, (name, given) in enumerate(RUNS.items()):
             given = [*given, *rounds(5)]
+            site.stop_nodes()
+            site.start_nodes(given)
             one = site.simulate(f"simulated-{number}", given)
             other = site.finish(f"federated-{number}", site.start_server(f"federated-{number}", given))
             found.append({"run": name, "differences": differences(one, other)})
@@ -253,7 +260,7 @@ def costs(folder: Path, chosen: argparse.Namespace, num_rounds: int = 20) -> lis
         try:
             for one in site.names:
                 before = time.monotonic()
-                nodes.append(site.start_command(one))
+                nodes.append(site.start_command(one, simulated / "config.yaml"))
                 assert nodes[-1].stderr is not None
                 nodes[-1].stderr.readline()  # "… are ready; asking …"
                 ready.append(time.monotonic() - before)
@@ -286,7 +293,7 @@ def kills(folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     whole = site.simulate("whole", given)
     turns = [name for name in ("server", *site.names) for _ in range(chosen.times)]
     rng.shuffle(turns)
-    site.start_nodes()
+    site.start_nodes(given)
     times = dict.fromkeys(("server", *site.names), 0)
     record: dict[str, Any] = {"times": times, "runs": 0, "not exact": [], "rounds": chosen.rounds}
     try:
@@ -332,7 +339,7 @@ def fifty(folder: Path, chosen: argparse.Namespace, num_rounds: int = 20) -> dic
     gone = rng.sample(range(num_nodes), num_nodes // 5)
     at = sorted(rng.uniform(2, num_rounds - 2) for _ in gone)
     begun = time.monotonic()
-    site.start_nodes()
+    site.start_nodes([*RUNS["FedEM"], "--model.faults.on_bad_client", "drop"])
     try:
         server, memory = site.start_server("many", given), 0.0
         for node, instant in zip(gone, at, strict=True):
