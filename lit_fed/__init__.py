@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         if _is_module(name):  # `from lit_fed import rounds` needs no other room
             return importlib.import_module(f"lit_fed.{name}")
-        for room in _ROOMS:
+        for room in _rooms():
             module = importlib.import_module(room)
             if name in module.__all__:
                 return getattr(module, name)
@@ -73,6 +73,12 @@ def _is_module(name: str) -> bool:
     return find_spec(f"lit_fed.{name}") is not None
 
 
+@functools.cache
+def _rooms() -> list[str]:
+    """The rooms that are there: `deployment` may be absent."""
+    return [room for room in _ROOMS if _is_module(room.split(".")[1])]
+
+
 def __dir__() -> list[str]:
     """All of these names."""
-    return sorted({"__version__"}.union(*(importlib.import_module(room).__all__ for room in _ROOMS)))
+    return sorted({"__version__"}.union(*(importlib.import_module(room).__all__ for room in _rooms())))

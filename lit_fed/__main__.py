@@ -11,9 +11,9 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from lit_fed.command_line.light_start import light_start
-from lit_fed.command_line.start_page import WITHOUT_LIGHTNING, answer
+from lit_fed.command_line.start_page import OF_DEPLOYMENT, answer
 
-__all__ = ["main"]
+__all__ = ["command_line", "main"]
 
 
 def main() -> None:
@@ -28,12 +28,10 @@ def main() -> None:
     if handled:
         signal.signal(signal.SIGINT, _leave)
     run: Callable[[], None]
-    if sys.argv[1] in WITHOUT_LIGHTNING:
-        from lit_fed.command_line.deployed import main as run_deployed
-
-        run = partial(run_deployed, _command_line)
+    if sys.argv[1] in OF_DEPLOYMENT:
+        run = partial(importlib.import_module("lit_fed.command_line.deployed").main, command_line)
     else:
-        run = _command_line().main
+        run = command_line().main
 
     try:
         if handled:
@@ -49,7 +47,8 @@ def main() -> None:
             signal.signal(signal.SIGINT, _leave)
 
 
-def _command_line() -> ModuleType:
+def command_line() -> ModuleType:
+    """The command line of all other commands, which loads Lightning."""
     with light_start():
         return importlib.import_module("lit_fed.cli")
 

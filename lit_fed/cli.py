@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import shlex
@@ -25,9 +26,14 @@ from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.command_line.arguments import default_name, giving_way, options_in, prepared, with_values
-from lit_fed.command_line.classes import check_parsed, options_of_other_classes
+from lit_fed.command_line.classes import (
+    check_modules,
+    check_parsed,
+    classes_in,
+    options_of_other_classes,
+    trusted_arguments,
+)
 from lit_fed.command_line.compare import compare_parser, compare_runs
-from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
 from lit_fed.command_line.partition import partition_parser, show_partition
@@ -35,9 +41,7 @@ from lit_fed.command_line.report import report_parser, report_runs, write_report
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.deployment.node_pool import LostNodesError
-from lit_fed.deployment.settings import check_modules, classes_in, trusted_arguments
-from lit_fed.errors import ClientError, ConfigError, DivergedError, WriteError, notice
+from lit_fed.errors import ClientError, ConfigError, DivergedError, LostNodesError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.trainer import FederatedTrainer
@@ -51,6 +55,9 @@ from lit_fed.training.strategy import LostRanksError
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
 
+
+if "federation" in COMMANDS:  # else the folder is absent; its data sets are found by name once they are imported
+    importlib.import_module("lit_fed.deployment.federation")
 
 KEYWORDS = {"last": LAST, "previous": PREVIOUS}
 """Words for checkpoints of the newest run of a name, and their files."""
@@ -79,7 +86,6 @@ WITHOUT_TRAINER = {
     "compare": compare_parser,
     "report": report_parser,
     "sweep": sweep_parser,
-    "flower-app": flower_app_parser,
     "benchmark": benchmark_parser,
 }
 """Commands that need no trainer, and the functions that make their parsers."""
@@ -378,6 +384,9 @@ def with_command(error: DamagedCheckpointError, given: Sequence[str]) -> str:
 class ArgumentsCLI(FederatedCLI):
     """The command line up to its parsed arguments: makes no objects and runs nothing."""
 
+    def _set_seed(self) -> None:
+        """Draw nothing."""
+
     def instantiate_classes(self) -> None:
         """Make no objects."""
 
@@ -444,8 +453,6 @@ def _run(args: ArgsType) -> None:
         report_runs(given[1:])
     elif given[:1] == ["sweep"]:
         run_sweep(given[1:], arguments_of, FederatedCLI)
-    elif given[:1] == ["flower-app"]:
-        write_flower_app(given[1:], ArgumentsCLI)
     elif given[:1] == ["benchmark"]:
         run_benchmark(given[1:], UntestedCLI)
     else:

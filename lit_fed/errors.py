@@ -15,13 +15,17 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
-    "Check", "ClientError", "ConfigError", "DivergedError", "NotFiniteError", "WriteError", "check_settings",
-    "logged", "notice", "refuse_ignored_defaults", "stamped",
+    "Check", "ClientError", "ConfigError", "DivergedError", "LostNodesError", "NotFiniteError", "WriteError",
+    "check_settings", "logged", "notice", "refuse_ignored_defaults", "stamped",
 ]  # fmt: skip
 
 
 class ConfigError(ValueError):
     """Wrong input, found before training starts; the message names the value, the place and the fix."""
+
+
+class LostNodesError(RuntimeError):
+    """Machines of clients that a run needs gave no usable answer."""
 
 
 class ClientError(RuntimeError):

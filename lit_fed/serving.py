@@ -132,6 +132,9 @@ class MeasuresElsewhere(Protocol):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """See `lit_fed.serving.measure`."""
 
+    def keep(self) -> None:
+        """Let the machines of the clients keep what serving these needs, when a fit is over."""
+
 
 def measure(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None,

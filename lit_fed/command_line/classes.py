@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,57 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch import nn
 from torch.utils.data import Dataset
 
+from lit_fed.clients.session import ModelSettings
 from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
-from lit_fed.deployment.settings import CLASSES
-from lit_fed.errors import ConfigError
+from lit_fed.core.graphs.topology import Topology
+from lit_fed.core.local_solver import LocalSolver, is_rule_of_torch
+from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.targets import Loss, Target
+from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.partitions.base import Partition
+from lit_fed.data.poison import Poison
+from lit_fed.errors import ConfigError, notice
 from lit_fed.models.base import Network, refuse_lightning, size_names
 from lit_fed.system.discovery import subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
+from lit_fed.system.whitelist import Whitelist, without_writes
+from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.wrappers.mixture_start import MixtureStart
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.robust.attacks import Attack
+from lit_fed.wrappers.robust.rules import Rule
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
+from lit_fed.wrappers.selection import Selection
 
 __all__ = [
-    "as_function", "check_parsed", "near_class", "options_of_other_classes", "options_of_own_network", "refuse_file",
-    "with_function",
+    "CLASSES", "as_function", "check_modules", "check_parsed", "classes_in", "near_class", "options_of_other_classes",
+    "options_of_own_network", "refuse_file", "trusted_arguments", "with_function",
 ]  # fmt: skip
+
+CLASSES: dict[str, type] = {
+    "model.algorithm": Algorithm,
+    "model.algorithm.base": Algorithm,
+    "model.algorithm.start": MixtureStart,
+    "model.algorithm.surrogate": Surrogate,
+    "model.algorithm.topology": Topology,
+    "model.network": Network,
+    "model.loss": Loss,
+    "model.target": Target,
+    "model.privacy": Privacy,
+    "model.secure_aggregation": SecureAggregation,
+    "model.compression": Codec,
+    "model.downlink_compression": Codec,
+    "model.robust_aggregation": Rule,
+    "model.attack": Attack,
+    "model.selection": Selection,
+    "data.dataset": DataSet,
+    "data.partition": Partition,
+    "data.poison": Poison,
+}
+"""The settings that name a class, and the base of the classes that each takes."""
 
 NETWORK = "model.network"
 
@@ -171,6 +210,77 @@ def _check_options(option: str, chosen: Namespace) -> None:
 
 def _takes_null(parameter: Any) -> bool:
     return parameter.default is None or "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
+
+
+# ---------------------------------------------------------------------- arguments in a checkpoint
+def check_modules(trusted: Sequence[str]) -> None:
+    """Refuse names that are not names of modules.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    for name in trusted:
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+            meant = Path(name).stem if name.endswith(".py") else "my_module"
+            raise ConfigError(f"--trust {name}: give the name of a module that Python imports, such as {meant}")
+
+
+def classes_in(config: Any) -> set[str]:
+    """The paths of classes and functions in a parsed configuration, those of metrics and update rules among them."""
+    if isinstance(config, argparse.Namespace):  # jsonargparse's derives from it
+        config = vars(config)
+    if isinstance(config, Mapping):
+        own = {config["class_path"]} if isinstance(config.get("class_path"), str) else set()
+        own |= {one for name in ("metrics", "optimizer") for one in _paths_in(config.get(name))}
+        return own.union(*map(classes_in, config.values()))
+    return set().union(*map(classes_in, config)) if isinstance(config, list | tuple) else set()
+
+
+def _paths_in(given: Any) -> set[str]:
+    """The paths in a choice of metrics, where a key or a text may be one, or of a user-defined update rule."""
+    if isinstance(given, str):
+        return {one.strip() for one in given.split(",") if "." in one and not is_rule_of_torch(one)}
+    if isinstance(given, Mapping):
+        given = [*given, *given.values()]
+    return set().union(*map(_paths_in, given)) if isinstance(given, list | tuple) else set()
+
+
+def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], trusted: Sequence[str]) -> dict[str, Any]:
+    """The arguments in a checkpoint, if taking them runs no code but that of known packages.
+
+    Args:
+        stored: the arguments.
+        checkpoint: where they are from.
+        named: paths of classes that the command line names itself.
+        trusted: modules that the user trusts.
+
+    Returns:
+        The arguments, without those that write to a folder, which are named on stderr.
+
+    Raises:
+        ConfigError: naming the class, its module, the checkpoint and what to do; or a value of no argument.
+    """
+    known = Whitelist(checkpoint, (LocalSolver, *CLASSES.values()), is_rule_of_torch, named, trusted)
+    try:
+        given = json.loads(json.dumps(stored))
+    except (TypeError, ValueError, RecursionError):
+        known.refuse("arguments", "is no plain value")
+    sections: dict[str, Any] = {"model": ModelSettings, "data": FederatedDataModule}
+    if not isinstance(given, dict) or given.keys() - {"seed_everything", "trainer", *sections}:
+        known.refuse("arguments", "has other sections than those of a run")
+    trainer = given.get("trainer", {})
+    if not isinstance(trainer, dict) or trainer.keys() - {"precision"}:
+        known.refuse("trainer", "has other settings than the precision")
+    for key in ("seed_everything", *(f"trainer.{one}" for one in trainer)):
+        value = given.get(key) if key == "seed_everything" else trainer["precision"]
+        if not isinstance(value, str | int | None):
+            known.refuse(key, "is no plain value")
+    for name, of in sections.items():
+        known.check_plain(given.get(name, {}), name)
+        known.check_options(given.get(name, {}), of, name)
+    for place in without_writes(given.get("data"), "data"):
+        notice(f"--ckpt_path {checkpoint}: its {place} writes to a folder and is ignored; give --{place} yourself")
+    return given
 
 
 # ---------------------------------------------------------------------- networks that do not derive from Network

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.https_node import AwayError, Link, run_node
@@ -22,9 +25,10 @@ from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.packages import DataFrame, pd
 
 if TYPE_CHECKING:
+    from lit_fed.clients.session import ModelSettings
     from lit_fed.deployment.kept import KeptTraining
 
-__all__ = ["client_parser", "end_at_once", "run_client", "serving_parser"]
+__all__ = ["client_parser", "end_at_once", "node_settings", "run_client", "serving_parser", "settings_in"]
 
 PATIENCE = 3600.0
 
@@ -45,12 +49,11 @@ def client_parser() -> PlainParser:
         "`client export` serve this machine's clients, each with its own --help.",
     )
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
-    _add_folders(parser)
+    _add_files(parser)
     parser.add_argument(
         "--tls", metavar="DIR", help="folder with node.pem, node.key and ca.pem, which `lit-fed certificates` writes"
     )
     parser.add_argument("--name", metavar="NAME", help="of this node, where it has no certificate: on one machine")
-    _add_trust(parser)
     parser.add_argument(
         "--patience", type=float, default=PATIENCE, metavar="SECONDS",
         help="how long to go on without a server (default: %(default)g)",
@@ -61,7 +64,11 @@ def client_parser() -> PlainParser:
     return parser
 
 
-def _add_folders(parser: PlainParser) -> None:
+def _add_files(parser: PlainParser) -> None:
+    parser.add_argument(
+        "--config", action="append", required=True, metavar="FILE",
+        help="configuration of the run; the server's settings have to be these; may be given often, as of fit",
+    )  # fmt: skip
     parser.add_argument(
         "--data.root", dest="root", required=True, metavar="DIR",
         help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
@@ -72,13 +79,6 @@ def _add_folders(parser: PlainParser) -> None:
     )  # fmt: skip
 
 
-def _add_trust(parser: PlainParser) -> None:
-    parser.add_argument(
-        "--trust", action="append", default=[], metavar="MODULE",
-        help="module whose classes the server may ask for, besides those of lit_fed; may be given often",
-    )  # fmt: skip
-
-
 def serving_parser(command: str) -> PlainParser:
     """The arguments of a command that serves clients after the training."""
     parser = PlainParser(
@@ -86,7 +86,7 @@ def serving_parser(command: str) -> PlainParser:
         f"{SERVING[command]} Each client is served by its state and the shared state that this node kept when the "
         "training ended. No server is needed.",
     )
-    _add_folders(parser)
+    _add_files(parser)
     many = "; may be given often (default: all)"
     parser.add_argument(
         "--client", action="append", default=[], metavar="NAME", required=command == "export",
@@ -106,18 +106,17 @@ def serving_parser(command: str) -> PlainParser:
     parser.add_argument(
         "--run", default="", metavar="RUN", help="subfolder of --states (default: the training that ended last)"
     )
-    _add_trust(parser)
     return parser
 
 
-def run_client(arguments: list[str]) -> None:
-    """Run the command.
+def run_client(arguments: list[str], load: Callable[[], ModuleType]) -> None:
+    """Run the command; `load` imports `lit_fed.cli`.
 
     Raises:
         ConfigError: naming a refused argument, or the reason why the node cannot go on.
     """
     if arguments and arguments[0] in SERVING:
-        _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]))
+        _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]), load)
         return
     if arguments and not arguments[0].startswith("-"):
         raise ConfigError(f"client {arguments[0]}: no such command; give one of {', '.join(SERVING)}, or options alone")
@@ -131,7 +130,7 @@ def run_client(arguments: list[str]) -> None:
     with FolderLock(states, f"--states {given.states}", "give each node its own folder"):
         from lit_fed.deployment.node import Node  # loads PyTorch
 
-        node = Node(root, states, given.trust)
+        node = Node(root, states, *settings_in(given.config, load))
         logged(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
         while True:
             try:
@@ -144,6 +143,44 @@ def run_client(arguments: list[str]) -> None:
                 return
 
 
+def settings_in(configs: Sequence[str], load: Callable[[], ModuleType]) -> tuple[ModelSettings, dict[str, Any]]:
+    """The settings of a node from the files of its operator, see `node_settings`.
+
+    Args:
+        configs: the files, later ones over earlier ones.
+        load: imports `lit_fed.cli`.
+
+    Raises:
+        ConfigError: naming a file that cannot be read, or a setting that is refused.
+    """
+    for one in configs:
+        if not given_path(one, "--config").is_file():
+            raise ConfigError(f"--config {one}: no such file; give the configuration of the server's run")
+    return node_settings(load().ArgumentsCLI(["fit", *(part for one in configs for part in ("--config", one))]))
+
+
+def node_settings(parsed: Any) -> tuple[ModelSettings, dict[str, Any]]:
+    """The settings of a node from parsed arguments of `fit`: as objects, and as a server sends them.
+
+    A seed of noise is left out, since each node draws its own noise.
+
+    Raises:
+        ConfigError: naming a setting that no node takes.
+    """
+    from jsonargparse import Namespace
+
+    from lit_fed.command_line.parser import written
+    from lit_fed.deployment.settings import common_settings
+
+    parser, config = parsed._parser("fit"), parsed.config["fit"]
+    common = common_settings(json.loads(written(parser, config, format="json"))["model"])
+    settings = parser.instantiate(Namespace(model=config.model)).model.settings  # type: ignore[no-untyped-call]
+    if settings.privacy is not None:
+        settings = settings._replace(privacy=replace(settings.privacy, noise_seed=None))
+    settings.check_combination(deployed=True)
+    return settings, common
+
+
 def _folders(given: Namespace) -> tuple[Path, Path]:
     root, states = given_path(given.root, "--data.root"), given_path(given.states, "--states")
     if not root.is_dir():
@@ -151,7 +188,7 @@ def _folders(given: Namespace) -> tuple[Path, Path]:
     return root, states
 
 
-def _serve(command: str, given: Namespace) -> None:
+def _serve(command: str, given: Namespace, load: Callable[[], ModuleType]) -> None:
     """Serve clients after the training; an output that cannot be written is refused before anything is computed."""
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
     from lit_fed.training.export import check_program_file
@@ -163,7 +200,8 @@ def _serve(command: str, given: Namespace) -> None:
             raise ConfigError(f"--client is given {len(given.client)} times; a file holds the model of one client")
     else:
         path = None if given.output is None else check_table_file(given.output)
-    kept = KeptTraining(*_folders(given), given.run, given.trust)
+    folders = _folders(given)
+    kept = KeptTraining(*folders, *settings_in(given.config, load), given.run)
     clients = kept.find(given.client)
     if kept.left_out and not given.client:
         notice(f"{', '.join(kept.left_out)} took no part in the training, and is left out")

@@ -1,7 +1,8 @@
-"""The commands of real federations, which start without Lightning: `certificates`, `client` and `federation local`."""
+"""The commands of real federations: `certificates`, `client`, `federation local` and `flower-app`."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lit_fed.command_line.client import client_parser, run_client
+from lit_fed.command_line.client import client_parser, node_settings, run_client
 from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.certificates import DAYS, make_certificates
 from lit_fed.deployment.https_node import Link, run_node
@@ -36,15 +37,20 @@ SECONDS_TO_END = 5.0
 
 
 def run_deployed(command: str, arguments: list[str], load: Callable[[], ModuleType]) -> None:
-    """Run one of these commands; `load` imports `lit_fed.cli` for one that runs a fit.
+    """Run one of these commands; `load` imports `lit_fed.cli`, for those that take arguments of `fit`.
 
     Raises:
         ConfigError: naming a refused argument, or the reason why the command cannot go on.
     """
-    if command == "federation":
+    if command == "certificates":
+        write_certificates(arguments)
+    elif command == "client":
+        run_client(arguments, load)
+    elif command == "federation":
         run_local_federation(arguments, load)
     else:
-        {"certificates": write_certificates, "client": run_client}[command](arguments)
+        parse = load().ArgumentsCLI
+        importlib.import_module("lit_fed.command_line.flower_app").write_flower_app(arguments, parse)
 
 
 def main(load: Callable[[], ModuleType]) -> None:
@@ -124,7 +130,8 @@ def run_local_federation(arguments: list[str], load: Callable[[], ModuleType]) -
     if given.nodes < 1:
         raise ConfigError(f"--nodes is {given.nodes}; give a whole number >= 1")
     command_line = load()
-    config = _arguments(command_line.ArgumentsCLI(["fit", *of_fit]))
+    parsed = command_line.ArgumentsCLI(["fit", *of_fit])
+    config = _arguments(parsed)
     root = _folder_of(config["data"]["dataset"])
     names = [f"node-{number}" for number in range(1, given.nodes + 1)]
     with tempfile.TemporaryDirectory(prefix="lit-fed-") as place:
@@ -134,7 +141,7 @@ def run_local_federation(arguments: list[str], load: Callable[[], ModuleType]) -
         options = {"listen": address, "tls": str(folder / "tls"), "num_nodes": len(names), "nodes": names}
         config["data"]["dataset"] = {"class_path": "lit_fed.deployment.federation.Federation", "init_args": options}
         (folder / "fit.yaml").write_text(json.dumps(config))  # JSON is YAML
-        with _node_processes(names, folder, address):
+        with _node_processes(names, folder, address, node_settings(parsed)):
             command_line.main(["fit", "--config", str(folder / "fit.yaml")])
     notice("the states of these nodes are deleted with this command; nodes started by `lit-fed client` keep theirs")
 
@@ -186,11 +193,11 @@ def _free_address() -> str:
 
 
 @contextmanager
-def _node_processes(names: Sequence[str], folder: Path, address: str) -> Iterator[None]:
+def _node_processes(names: Sequence[str], folder: Path, address: str, settings: tuple[Any, Any]) -> Iterator[None]:
     """Run node processes, and end them on exit."""
     from lit_fed.deployment.node import Node
 
-    nodes = [Node(folder / "data" / name, folder / "states" / name) for name in names]
+    nodes = [Node(folder / "data" / name, folder / "states" / name, *settings) for name in names]
     context, threads = multiprocessing.get_context("fork"), max(1, (os.cpu_count() or 1) // len(names))
     started: list[ForkProcess] = []
     before = signal.signal(signal.SIGTERM, _terminated)
@@ -231,5 +238,12 @@ def _node(name: str, node: Any, link: Link, threads: int) -> None:
         raise SystemExit(2) from None
 
 
-DEPLOYED = {"certificates": certificates_parser, "client": client_parser, "federation": federation_parser}
+def _flower_app_parser() -> Any:
+    return importlib.import_module("lit_fed.command_line.flower_app").flower_app_parser()  # loads jsonargparse
+
+
+DEPLOYED: dict[str, Callable[[], Any]] = {
+    "certificates": certificates_parser, "client": client_parser, "federation": federation_parser,
+    "flower-app": _flower_app_parser,
+}  # fmt: skip
 """Commands, and the functions that make their parsers."""

@@ -1,4 +1,4 @@
-"""`lit-fed flower-app`: a training as an app of Flower, whose one file holds the whole configuration and no code."""
+"""`lit-fed flower-app`: a training as an app of Flower, which holds the whole configuration and no code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from lit_fed.command_line.arguments import CONFIG
+from lit_fed.command_line.client import node_settings
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.deployment.flower_apps import FlowerFederation
-from lit_fed.deployment.settings import classes_in, settings_from_json
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
 
@@ -26,6 +26,9 @@ ONE_PROCESS = {"strategy": ("auto",), "devices": (1, "1", "auto"), "num_nodes": 
 """Arguments of the trainer, and their values if one process has Flower's Grid."""
 
 LONGEST_NAME = 40
+
+OF_NODES = "nodes.yaml"
+"""File with the settings of the nodes, for their operators."""
 
 APP = '''\
 # Written by `lit-fed flower-app`; lit-fed has to be installed on the server and on all nodes.
@@ -76,15 +79,12 @@ def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) ->
     command_line = parse(["fit", *configs, "--data.dataset", DATASET, *others])
     config = json.loads(command_line.parser.dump(command_line.config, skip_unset=False, format="json"))["fit"]
     _check(config)
-    modules = {path.rpartition(".")[0] for path in classes_in(config["model"])}
-    settings = settings_from_json(config["model"], sorted(modules))
-    settings.check_combination(deployed=True)
+    _, common = node_settings(command_line)
     with new_folder(folder, owner=True) as partial:
         partial.mkdir()
         (partial / "pyproject.toml").write_text(_app(config), encoding="utf-8")
-    _tell(
-        folder, config, sorted(one for one in modules if one.partition(".")[0] not in ("", "lit_fed", "torchmetrics"))
-    )
+        (partial / OF_NODES).write_text(_yaml({"model": common}), encoding="utf-8")
+    _tell(folder, config)
 
 
 def _divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
@@ -133,16 +133,22 @@ def _app(config: dict[str, Any]) -> str:
     from importlib.metadata import version
 
     name = re.sub(r"[^a-z0-9]+", "-", f"lit-fed-{config['name']}".lower())[:LONGEST_NAME].strip("-")
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
-    return APP.format(name=name, version=version("lit-fed"), config=text.replace("\\", "\\\\").replace('"', '\\"'))
+    return APP.format(
+        name=name, version=version("lit-fed"), config=_yaml(config).replace("\\", "\\\\").replace('"', '\\"')
+    )
 
 
-def _tell(folder: Path, config: dict[str, Any], modules: list[str]) -> None:
+def _yaml(config: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _tell(folder: Path, config: dict[str, Any]) -> None:
     root = Path(config["trainer"]["default_root_dir"])
     where = "" if root.is_absolute() else ", beneath the folder in which flower-superlink was started"
-    trust = f' trust="{",".join(modules)}"' if modules else ""
     sys.stdout.write(
         f"app: {folder}\n"
-        f'nodes need: --node-config \'data-root="FOLDER" state-root="FOLDER"{trust}\'\n'
+        f"nodes need a copy of {folder / OF_NODES}: "
+        '--node-config \'config="FILE" data-root="FOLDER" state-root="FOLDER"\'\n'
         f"next: flwr run {folder} SUPERLINK; results: {root / config['name']} on the server{where}\n"
     )

@@ -6,12 +6,16 @@ import argparse
 import re
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean
 
-__all__ = ["COMMANDS", "WITHOUT_LIGHTNING", "PlainParser", "answer", "start_page"]
+__all__ = ["COMMANDS", "OF_DEPLOYMENT", "PlainParser", "answer", "start_page"]
+
+OF_DEPLOYMENT = ("flower-app", "certificates", "client", "federation")
+"""Commands in `deployed.py`, which may be absent with `lit_fed/deployment`; they start before Lightning is loaded."""
 
 COMMANDS = {
     "fit": "Train: federated rounds, then a test; all is kept in a folder.",
@@ -30,15 +34,14 @@ COMMANDS = {
     "client": "Work on this machine's data for a federation's server.",
     "federation": "Try a federation of several processes on one machine.",
 }
+if not Path(__file__).with_name("deployed.py").is_file():
+    COMMANDS = {name: what for name, what in COMMANDS.items() if name not in OF_DEPLOYMENT}
 
 EXAMPLES = (
     "fit --config configs/experiment/quickstart.yaml",
     "fit --config configs/experiment/quickstart.yaml --ckpt_path last",
     "test --ckpt_path runs/quickstart/version_0/checkpoints/last.ckpt",
 )
-
-WITHOUT_LIGHTNING = ("certificates", "client", "federation")
-"""Commands that are run before Lightning is loaded."""
 
 START = "lit-fed"
 
@@ -66,13 +69,16 @@ more:
 
 
 def answer(given: list[str]) -> bool:
-    """Answer `--help`, `--version` and a command line without any argument; returns whether it was one of these."""
+    """Answer `--help`, `--version`, no argument, and commands that are absent; returns whether it was one of these."""
     if given in (["-h"], ["--help"]):
         sys.stdout.write(start_page())
     elif given == ["--version"]:
         sys.stdout.write(f"lit_fed {version('lit-fed')}\n")
     elif not given:
         sys.stderr.write(start_page())
+        raise SystemExit(2)
+    elif given[0] in OF_DEPLOYMENT and given[0] not in COMMANDS:
+        sys.stderr.write(f"lit_fed: {given[0]}: lit_fed is installed here without its folder deployment\n")
         raise SystemExit(2)
     else:
         return False

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from lit_fed.data.data_sets.base import ClientDataSet, Names, names_of
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.deployment.messages import SPLITS
 from lit_fed.deployment.node_pool import Missing, NodePool
+from lit_fed.deployment.remote import RemoteTrainer, VersionStore
+from lit_fed.deployment.settings import common_settings
 from lit_fed.deployment.transport import Transport
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
@@ -131,6 +133,19 @@ class RemoteClients(ClientDataSet):
     def num_classes(self) -> int | None:  # type: ignore[override] # the base promises one number for the whole class
         """One more than the largest training label on any node; None where labels are not classes."""
         return self.pool.directory.num_classes
+
+    def new_store(self, num_clients: int) -> VersionStore:
+        return VersionStore(num_clients)
+
+    def client_trainer(self, module: Any, data: Any) -> RemoteTrainer:
+        seen, unseen = data.populations
+        module.settings.check_combination(deployed=True, missing=self.missing, poison=data.poison is not None)
+        model = module.history.arguments.get("model")
+        session = {
+            "model": None if model is None else common_settings(model), "facts": module.facts.public.plain(),
+            "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
+        }  # fmt: skip
+        return RemoteTrainer(self.pool, module.federation, (seen, unseen), session)
 
     def load(self) -> tuple[Population, Population | None]:
         directory = self.pool.directory

@@ -87,18 +87,18 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
 
     Args:
         data: the packet.
-        settings: settings of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules separated by
-            commas.
+        settings: settings of the SuperNode: `config`, the file of its operator, `data-root` and `state-root`.
     """
     try:
-        for name in ("data-root", "state-root"):
+        for name in ("config", "data-root", "state-root"):
             if not settings.get(name):
                 raise ConfigError(
                     f"the SuperNode was started without {name}; give it --node-config "
-                    '\'data-root="FOLDER" state-root="FOLDER"\''
+                    '\'config="FILE" data-root="FOLDER" state-root="FOLDER"\''
                 )
-        trusted = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
-        node = Node(str(settings["data-root"]), str(settings["state-root"]), trusted)
+        in_files = importlib.import_module("lit_fed.command_line.client").settings_in  # a room above this one
+        own = in_files([str(settings["config"])], importlib.import_module("lit_fed.__main__").command_line)
+        node = Node(str(settings["data-root"]), str(settings["state-root"]), *own)
     except ConfigError as error:
         logged(str(error))
         return to_bytes(Packet({"refused": "folders"}))

@@ -58,7 +58,7 @@ _SHARED: dict[str, tuple[Any, HttpsServer]] = {}
 SILENT = logging.Logger("lit_fed.deployment", logging.CRITICAL + 1)
 """For aiohttp, whose lines would repeat parts of what strangers send."""
 
-STARTED_BY = "lit-fed client --server {address} --data.root DIR --states DIR --tls DIR"
+STARTED_BY = "lit-fed client --server {address} --config FILE --data.root DIR --states DIR --tls DIR"
 
 
 class HttpsServer:

@@ -20,11 +20,12 @@ from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.deployment.messages import facts_from_json, session_name
 from lit_fed.deployment.node_training import NodeData, NodeTraining
-from lit_fed.deployment.settings import settings_from_json
-from lit_fed.deployment.wire import Packet, WireError
+from lit_fed.deployment.settings import refuse_other_settings
+from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ConfigError
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
+from lit_fed.system.readers import FormError
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
 
@@ -36,13 +37,13 @@ def keep_training(training: NodeTraining, packet: Packet) -> Packet:
     """Write the data for serving this node's clients after the training; returns the confirming answer.
 
     Raises:
-        WireError: if it does not have the form of this training, or lacks a client of this node.
+        FormError: if it does not have the form of this training, or lacks a client of this node.
         ClientError: naming a client whose state is missing or damaged.
     """
     training.check(packet.facts)
     clients, _ = training.prepare(packet)
     if training.names.keys() - set(clients):
-        raise WireError("the server leaves out a client of this node")
+        raise FormError("the server leaves out a client of this node")
     for one in (one for one, version in training.states.versions.items() if version >= 0):
         training.states.read(one)
     facts = {name: value for name, value in packet.facts.items() if name not in ("settings", "needed")}
@@ -82,7 +83,7 @@ class KeptTraining:
     """A finished training, from which a node serves its clients without the server.
 
     Args:
-        root, states, trusted, settings: those of the `Node` in the training; None: the settings in the file.
+        root, states, settings, written: those of the `Node` in the training.
         run: name of the run's folder of states; "": the training that finished last.
 
     Attributes:
@@ -96,9 +97,8 @@ class KeptTraining:
     """
 
     def __init__(
-        self, root: Path, states: Path, run: str = "", trusted: Sequence[str] = (),
-        settings: ModelSettings | None = None,
-    ) -> None:  # fmt: skip
+        self, root: Path, states: Path, settings: ModelSettings, written: dict[str, Any] | None = None, run: str = ""
+    ) -> None:
         path = _kept_file(states, run)
         try:
             sent, packet = _read(path)
@@ -107,10 +107,7 @@ class KeptTraining:
                 f"--states: {path} cannot be read: {os_error_text(error)}; put it back from a copy, or let the server "
                 "run the same fit with --ckpt_path last, which sends it again"
             ) from error
-        if settings is None:
-            if sent["model"] is None:
-                raise ConfigError("the server was a program that sent no settings; give those of its module")
-            settings = settings_from_json(sent["model"], trusted)
+        refuse_other_settings(sent["model"], written)
         self.run, self.facts = path.parent.name, facts_from_json(sent["facts"], settings.target)
         data = NodeData(root, states)
         self.left_out = data.keep_only(sent["ids"])

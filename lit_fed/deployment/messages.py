@@ -19,11 +19,10 @@ from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.deployment.wire import (
-    TYPES,
-    Packet,
-    WireError,
-    checked_tree,
+from lit_fed.deployment.wire import TYPES, Packet, checked_tree
+from lit_fed.errors import ConfigError
+from lit_fed.system.readers import (
+    FormError,
     keyed,
     list_of,
     number,
@@ -35,7 +34,6 @@ from lit_fed.deployment.wire import (
     tuple_of,
     whole,
 )
-from lit_fed.errors import ConfigError
 
 __all__ = [
     "POPULATIONS", "REFUSALS", "SPLITS", "ClientFacts", "Failure", "NodeFacts", "Worked", "facts_from_json",
@@ -71,14 +69,12 @@ VERSION = whole(0)  # of a client's state
 
 REFUSALS = {
     "packet": "the question cannot be read",
-    "folders": "it was started without a folder that it needs, or with one that it cannot use",
-    "no settings": "no settings were sent: the server is a program; give `Node` those of its module",
-    "settings": "the classes that the settings name cannot be made there",
+    "folders": "it was started without a folder or a configuration that it needs, or with one that it cannot use",
+    "settings": "its own configuration has other settings, which its log names; start both sides from the same file",
     "start": (
         "the models that clients start from are others here, or data and settings do not go together; install the same "
         "version of torch, have the same files of a pretrained network on both, and leave out --init_from"
     ),
-    "noise seed": "the settings hold the seed of this node's noise, which the server could then subtract",
     "clients": "its clients are others than at the start; start the server's command again",
     "states missing": "the file of a client's state is missing; give it the folder --states that it had before",
     "states damaged": "the file of a client's state cannot be read; put it back from a copy",
@@ -122,7 +118,7 @@ class NodeFacts(NamedTuple):
 def _sample(value: Any, place: str) -> tuple[str, list[int]]:
     kind, shape = tuple_of(one_of(*TYPES), SHAPE)(value, place)
     if torch.Size(shape).numel() > MOST_VALUES:
-        raise WireError(f"{place} is not of at most {MOST_VALUES} numbers")
+        raise FormError(f"{place} is not of at most {MOST_VALUES} numbers")
     return kind, shape
 
 
@@ -184,27 +180,27 @@ SESSION = record(
 
 
 def facts_from_json(plain: Any, target: Target | None = None) -> TrainingFacts:
-    """Facts of a training from JSON, with the target of its settings; a `WireError` names the wrong one."""
+    """Facts of a training from JSON, with the target of its settings; a `FormError` names the wrong one."""
     read = FACTS(plain, "facts")
     try:
         return TrainingFacts.from_plain(read, target)
     except ConfigError as error:
-        raise WireError(f"facts.target: {error}") from error
+        raise FormError(f"facts.target: {error}") from error
 
 
 def read_session(value: Any, place: str) -> dict[str, Any]:
     """The settings of a training, which a server sends once; the model's section is checked when it is built.
 
     Raises:
-        WireError: naming the wrong part.
+        FormError: naming the wrong part.
     """
     sent = SESSION(value, place)
     if len(set(sent["ids"].values())) != len(sent["ids"]):
-        raise WireError(f"{place}.ids is not one number for each client")
+        raise FormError(f"{place}.ids is not one number for each client")
     if not sent["solvers"].keys() <= sent["ids"].keys():
-        raise WireError(f"{place}.solvers names clients that are not on this node")
+        raise FormError(f"{place}.solvers names clients that are not on this node")
     if not (sent["model"] is None or isinstance(sent["model"], dict)):
-        raise WireError(f"{place}.model is not an object")
+        raise FormError(f"{place}.model is not an object")
     if sent["model"] is None or sent["model"].get("target") is not None:
         FACTS(sent["facts"], "facts")  # the class of the target is checked with the settings, when they are made
     else:
@@ -260,25 +256,25 @@ QUESTIONS = {"facts": record({"kind": one_of("facts"), "version": RELEASE})} | {
 
 
 def read_question(packet: Packet) -> dict[str, Any]:
-    """The facts of a question to a node; a `WireError` names the fact that is missing or wrong."""
+    """The facts of a question to a node; a `FormError` names the fact that is missing or wrong."""
     kind = packet.facts.get("kind")
     if not isinstance(kind, str) or kind not in QUESTIONS:
-        raise WireError("the kind of the question is not one of this version")
+        raise FormError("the kind of the question is not one of this version")
     facts: dict[str, Any] = QUESTIONS[kind](packet.facts, "the question")
     if kind == "facts":
         return facts
     clients = facts["clients"]
     if len(set(clients)) != len(clients):
-        raise WireError("the question names a client twice")
+        raise FormError("the question names a client twice")
     for name in ("versions", "multiplicity"):
         if len(facts.get(name, clients)) != len(clients):
-            raise WireError(f"the question has {name} for another number of clients than it names")
+            raise FormError(f"the question has {name} for another number of clients than it names")
     needed = facts["needed"]
     if needed is not None and any(
         version >= 0 and version not in needed.get(one, ())
         for one, version in zip(clients, facts["versions"], strict=True)
     ):
-        raise WireError("the question needs a version of a state that it does not list as needed")
+        raise FormError("the question needs a version of a state that it does not list as needed")
     return facts
 
 
@@ -306,7 +302,7 @@ def refusal_of(packet: Packet) -> str | None:
     """Code of a node's refusal, `session` if it needs the settings; None: it answers.
 
     Raises:
-        WireError: for an unknown refusal.
+        FormError: for an unknown refusal.
     """
     if "refused" in packet.facts:
         return str(record({"refused": one_of(*REFUSALS)})(packet.facts, "the refusal")["refused"])
@@ -319,17 +315,17 @@ def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
     """A node's facts of its clients; `version` is the server's.
 
     Raises:
-        WireError: if it is of another version, or malformed.
+        FormError: if it is of another version, or malformed.
     """
     found = record({"version": RELEASE, "facts": lambda value, _: value})(_bare(packet), "the answer")
     if found["version"] != version:
-        raise WireError(f"version {found['version'][:20]} of lit_fed, the server {version}; install the same on both")
+        raise FormError(f"version {found['version'][:20]} of lit_fed, the server {version}; install the same on both")
     facts = NodeFacts(**NODE_FACTS(found["facts"], "facts"))
     is_float = TYPES[facts.types["y"][0]].is_floating_point
     if any((one.largest_label is None) != is_float for one in facts.clients.values()):
-        raise WireError("facts.clients is not of labels of the type that facts.types says")
+        raise FormError("facts.clients is not of labels of the type that facts.types says")
     if facts.inputs is not None and facts.types["x"] != (facts.inputs.dtype.name, [facts.inputs.size]):
-        raise WireError("facts.inputs is not of samples of the type that facts.types says")
+        raise FormError("facts.inputs is not of samples of the type that facts.types says")
     return facts
 
 
@@ -337,13 +333,13 @@ def worked_of_answer(packet: Packet, ids: Collection[int], form: Tree) -> Worked
     """Results of the clients `ids` of a node in a phase.
 
     Raises:
-        WireError: unless each of them has failed, or sent a result of this form.
+        FormError: unless each of them has failed, or sent a result of this form.
     """
     facts = _answer(packet.facts, {"clients": CLIENTS, "failed": FAILURES}, "clients", ids)
     failed = {one: Failure(kind == "not finite", stage, name) for one, (kind, stage, name) in facts["failed"].items()}
     sent = [one for one in ids if one not in failed]
     if failed.keys() - set(ids) or packet.trees.keys() != {str(one) for one in sent}:
-        raise WireError("the answer is not one message or failure of each client")
+        raise FormError("the answer is not one message or failure of each client")
     return Worked(failed, {one: checked_tree(packet.trees[str(one)], form) for one in sent})
 
 
@@ -351,17 +347,17 @@ def rows_of_answer(packet: Packet, ids: Collection[int], width: int) -> Tensor:
     """Sums that a node measured for the C clients `ids`, [C, K = width] float64.
 
     Raises:
-        WireError: if it has another form.
+        FormError: if it has another form.
     """
     _answer(packet.facts, {"clients": CLIENTS}, "clients", ids)
     if packet.trees.keys() != {"rows"}:
-        raise WireError("the answer has no rows, or more than these")
+        raise FormError("the answer has no rows, or more than these")
     rows: Tensor = checked_tree(packet.trees["rows"], [torch.zeros(len(ids), width, dtype=torch.float64)])[0]
     return rows
 
 
 def kept_of_answer(packet: Packet, ids: Collection[int]) -> None:
-    """Check that a node has stored the data for serving these clients; otherwise raise `WireError`."""
+    """Check that a node has stored the data for serving these clients; otherwise raise `FormError`."""
     _answer(_bare(packet), {"kept": CLIENTS}, "kept", ids)
 
 
@@ -369,11 +365,11 @@ def _answer(facts: Mapping[str, Any], fields: Mapping[str, Any], clients: str, i
     """The fields of an answer, including the list of its clients."""
     found: dict[str, Any] = record(fields)(facts, "the answer")
     if found[clients] != list(ids):
-        raise WireError("the answer is of other clients than were asked")
+        raise FormError("the answer is of other clients than were asked")
     return found
 
 
 def _bare(packet: Packet) -> Mapping[str, Any]:
     if packet.trees:
-        raise WireError("the answer has tensors, and none were asked for")
+        raise FormError("the answer has tensors, and none were asked for")
     return packet.facts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import lit_fed
 from lit_fed.clients.session import ModelSettings
 from lit_fed.clients.store_files import KEPT_STATE
 from lit_fed.deployment.kept import keep_training, kept_versions
-from lit_fed.deployment.messages import REFUSALS, read_question, read_session, session_name
+from lit_fed.deployment.messages import read_question, read_session, session_name
 from lit_fed.deployment.node_training import NodeData, NodeTraining
-from lit_fed.deployment.settings import settings_from_json
-from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
+from lit_fed.deployment.settings import refuse_other_settings
+from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ClientError, ConfigError, WriteError, logged
 from lit_fed.system.files import write_atomically
+from lit_fed.system.readers import FormError
 
 __all__ = ["Node"]
 
@@ -45,8 +46,8 @@ def _refusing(code: str) -> Iterator[None]:
     """Turn every error in a block, all of whose input comes from the server, into a refusal with this code."""
     try:
         yield
-    except Exception as error:  # foreign options can make a library raise anything
-        kind = "" if isinstance(error, ConfigError | WireError) else f"{type(error).__name__}: "
+    except Exception as error:  # foreign numbers can make a library raise anything
+        kind = "" if isinstance(error, ConfigError | FormError) else f"{type(error).__name__}: "
         raise RefusalError(code, f"{kind}{error}") from error
 
 
@@ -57,8 +58,9 @@ class Node:
         root: folder with `seen/*.npz`, and `unseen/*.npz` of clients that are served but never train, as of
             `ClientFolder`.
         states: folder for the states of clients, and for the key of this node's digests and noise.
-        trusted: modules whose classes the server may ask for, in addition to those of lit_fed.
-        settings: settings of the training, if a program gives them to server and node; None: the server sends them.
+        settings: settings of the training, the same as the server's.
+        written: the section `model` that they were made of, from `common_settings`; the server's has to equal it. None:
+            a program gives the same settings to server and node.
 
     Attributes:
         over: the last training is finished, and the node has kept what serving its clients needs.
@@ -68,10 +70,10 @@ class Node:
     """
 
     def __init__(
-        self, root: str | Path, states: str | Path, trusted: Sequence[str] = (), settings: ModelSettings | None = None
+        self, root: str | Path, states: str | Path, settings: ModelSettings, written: dict[str, Any] | None = None
     ) -> None:
         self.root, self.states = Path(root).expanduser(), Path(states).expanduser()
-        self._trusted, self._settings = tuple(trusted), settings
+        self._settings, self._written = settings, written
         self.data = NodeData(self.root, self.states)
         self._training: NodeTraining | None = None
         self.over = False
@@ -80,7 +82,7 @@ class Node:
         """The answer to a packet. An error is sent as a code only; its text goes to this node's log."""
         try:
             return to_bytes(self._answer(from_bytes(data)))
-        except WireError as error:
+        except FormError as error:
             code, text = "packet", str(error)
         except RefusalError as error:
             code, text = error.code, str(error)
@@ -125,17 +127,10 @@ class Node:
             return None
         if sent["ids"].keys() != self.data.facts.clients.keys():
             raise RefusalError("clients", f"the server knows the clients {', '.join(sent['ids'])[:500]} of this node")
-        settings = self._settings
-        if settings is None:
-            if sent["model"] is None:
-                raise RefusalError("no settings", REFUSALS["no settings"])
-            with _refusing("settings"):
-                settings = settings_from_json(sent["model"], self._trusted)
-                settings.check_combination(deployed=True)  # or it could ask for what tells it a client's own weights
-            if settings.privacy is not None and settings.privacy.noise_seed is not None:
-                raise RefusalError("noise seed", REFUSALS["noise seed"])
+        with _refusing("settings"):
+            refuse_other_settings(sent["model"], self._written)
         with _refusing("start"):
-            self._training = NodeTraining(name, sent, settings, self.data, folder)
+            self._training = NodeTraining(name, sent, self._settings, self.data, folder)
         self._training.states.kept = kept_versions(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(sent))

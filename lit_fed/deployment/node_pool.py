@@ -22,22 +22,19 @@ from lit_fed.deployment.messages import (
     refusal_of,
 )
 from lit_fed.deployment.transport import Transport
-from lit_fed.deployment.wire import MOST_HEADER, Packet, WireError, from_bytes, to_bytes
-from lit_fed.errors import ConfigError, logged
+from lit_fed.deployment.wire import MOST_HEADER, Packet, from_bytes, to_bytes
+from lit_fed.errors import ConfigError, LostNodesError, logged
+from lit_fed.system.readers import FormError
 
-__all__ = ["ClientDirectory", "LostNodesError", "Missing", "Most", "NodePool"]
+__all__ = ["ClientDirectory", "Missing", "Most", "NodePool"]
 
 Missing = Literal["wait", "stop", "drop"]
 
-HOPELESS = [f"says: {REFUSALS[code]}" for code in ("no settings", "settings", "start", "noise seed")]
+HOPELESS = [f"says: {REFUSALS[code]}" for code in ("settings", "start")]
 """Refusals of the server's settings."""
 
 PAUSES = (1.0, 30.0)
 """Seconds before a node is asked again after an unusable answer, at first and at most; the pause doubles each time."""
-
-
-class LostNodesError(RuntimeError):
-    """Required nodes gave no usable answer."""
 
 
 class Most(NamedTuple):
@@ -169,7 +166,7 @@ class NodePool:
         Args:
             packets: the question to each of them.
             most: size of the answer that each may give; by default that of facts.
-            read: reads the answer of a node, or raises `WireError`.
+            read: reads the answer of a node, or raises `FormError`.
             may_drop: whether the caller can go on without an answer.
             seconds: timeout of an answer; None: that of the pool.
             sessions: the same questions with the settings of the training, for nodes that do not know them.
@@ -241,7 +238,7 @@ class _Asked:
                 self.answers[node] = read(node, answer)
                 del self.left[node]
                 return False
-        except WireError as error:
+        except FormError as error:
             self.said[node] = f"sends what cannot be used: {error}"
             return False
         if code != "session":

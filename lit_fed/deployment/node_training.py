@@ -33,11 +33,12 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import select_clients
 from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.messages import SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
-from lit_fed.deployment.wire import TYPES, Packet, WireError, checked_tree, digest_of_question
+from lit_fed.deployment.wire import TYPES, Packet, checked_tree, digest_of_question
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.system.files import whole_file
+from lit_fed.system.readers import FormError
 
 __all__ = ["NodeData", "NodeStates", "NodeTraining", "node_key"]
 
@@ -240,13 +241,13 @@ class NodeTraining:
         """Set round, versions and shared state from a question; its clients, and the shared state as each receives it.
 
         Raises:
-            WireError: if the question is not of this training.
+            FormError: if the question is not of this training.
         """
         facts, server = question.facts, self.server
         clients = facts["clients"]
         names = ["shared"] if "shared" in question.trees else [f"shared/{one}" for one in clients]
         if question.trees.keys() != set(names):
-            raise WireError("the question is without the shared state of its clients")
+            raise FormError("the question is without the shared state of its clients")
         server.rounds_done = facts["round"]
         self.rounds.schedule_rounds = facts["horizon"]
         self.rounds.terms = self.rounds.terms._replace(num_rounds=facts["num_rounds"])
@@ -263,13 +264,13 @@ class NodeTraining:
         return clients, sent
 
     def check(self, facts: dict[str, Any]) -> None:
-        """Check that the clients of a question are those of this training; `WireError` if they are not."""
+        """Check that the clients of a question are those of this training; `FormError` if they are not."""
         total, population = self.rounds.terms.num_clients, facts.get("population", "seen")
         mine = self.names if facts["kind"] == "keep" else self._own.get(population, {})
         if not mine.keys() >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
-            raise WireError("the question is of clients that are not on this node")
+            raise FormError("the question is of clients that are not on this node")
         if any(one >= total for one in facts.get("present", ())) or len(facts.get("draws") or [0] * total) != total:
-            raise WireError("the question is of more or fewer clients than the training has")
+            raise FormError("the question is of more or fewer clients than the training has")
 
     def train(self, packet: Packet) -> Packet:
         """Run the clients' work of a phase: messages are returned, states are written here."""

@@ -32,10 +32,11 @@ from lit_fed.deployment.messages import (
     worked_of_answer,
 )
 from lit_fed.deployment.node_pool import Most, NodePool
-from lit_fed.deployment.wire import MOST_FLOAT, Packet
+from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.readers import MOST_FLOAT
 from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.privacy.client_level import clips_messages
 
@@ -119,6 +120,7 @@ class RemoteTrainer:
     ) -> None:
         self.pool, self.rounds, self.populations, self.session = pool, rounds, populations, session
         self._informed: set[str] = set()  # nodes that know the settings, unless they were restarted
+        self._forms: dict[str, Tree] = {}  # of a client's message and metrics, by the name of the phase
         self._kept = False
 
     def check(self, network: nn.Module) -> None:
@@ -127,7 +129,7 @@ class RemoteTrainer:
     # ------------------------------------------------------------------ training
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase on the nodes of its clients; results come in the order of the block."""
-        form = _answer_form(job, self.rounds.server.initial_shared, self._device)
+        form = self._form(job)
         if job.block.is_placeholder:
             yield Trained(slice(0, 1), _versioned(form, -1), None)
             return
@@ -153,6 +155,23 @@ class RemoteTrainer:
             if isinstance(done, Failed) and not job.forgives(done.error):
                 raise done.error
             yield done
+
+    def _form(self, job: TrainJob) -> Tree:
+        """The form of a client's message and metrics: those of a client with one sample and no local step."""
+        if (name := job.block.phase.name) in self._forms:
+            return self._forms[name]
+        few, ids = job.block.data, torch.tensor([0], device=self._device)
+        x, y = (like.new_zeros(1, *like.shape[1:]) for like in (few.x, few.y))
+        split = Split(x, y, torch.tensor([0, 1]))
+        first = job.algorithm.state_init(job.ctx, self.rounds.server.initial_shared, split.client(0))
+        state = tree.map_leaves(lambda leaf: leaf.to(self._device).unsqueeze(0), first)
+        phase, nothing = job.block.phase._replace(client_ids=ids), torch.zeros(1, dtype=torch.float64)
+        block = job.block._replace(phase=phase, multiplicity=nothing, data=split)
+        ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None, job.batch_size)
+        done = next(iter(SequentialTrainer().train(ghost)))
+        assert isinstance(done, Trained)
+        form: Tree = tree.index((tuple(done.result.message), done.result.metrics), 0)
+        return self._forms.setdefault(name, form)
 
     def _taken(self, job: TrainJob, client_id: int, row: int, version: int, answer: Worked | None) -> Trained | Failed:
         """The result of one client, from the answer of its node."""
@@ -256,7 +275,7 @@ class RemoteTrainer:
 
         Each question is complete, so any process of a node can answer it; only the settings are sent once.
         `each` holds lists of facts in the order of `ids`, `form` is that of a client's part of the answer, and `read`
-        reads a node's answer about these of its clients, or raises `WireError`. See also `NodePool.ask`.
+        reads a node's answer about these of its clients, or raises `FormError`. See also `NodePool.ask`.
         """
         rounds, directory, needed = self.rounds, self.pool.directory, self._store.needed(ids)
         common = common | {
@@ -324,21 +343,6 @@ def _most_of(form: Tree, number: int) -> Most:
     leaves = tree.leaves(form)
     header = HEADER_BYTES + number * (256 + sum(64 + 24 * leaf.ndim for leaf in leaves))
     return Most(header + number * sum(leaf.numel() * leaf.element_size() for leaf in leaves), header)
-
-
-def _answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> Tree:
-    """The form of a client's message and metrics: those of a client with one sample and no local step."""
-    few, ids = job.block.data, torch.tensor([0], device=device)
-    x, y = (like.new_zeros(1, *like.shape[1:]) for like in (few.x, few.y))
-    split = Split(x, y, torch.tensor([0, 1]))
-    first = job.algorithm.state_init(job.ctx, initial_shared, split.client(0))
-    state = tree.map_leaves(lambda leaf: leaf.to(device).unsqueeze(0), first)
-    phase, nothing = job.block.phase._replace(client_ids=ids), torch.zeros(1, dtype=torch.float64)
-    block = job.block._replace(phase=phase, multiplicity=nothing, data=split)
-    ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None, job.batch_size)
-    done = next(iter(SequentialTrainer().train(ghost)))
-    assert isinstance(done, Trained)
-    return tree.index((tuple(done.result.message), done.result.metrics), 0)
 
 
 def _versioned(message: Tree, version: int) -> ClientResult:

@@ -3,9 +3,6 @@
 A packet holds the leaves of trees, not their structure, which both sides know from the algorithm (`checked_tree`).
 
     magic, 8 bytes | length of the header, 8 bytes | header, JSON in zlib | bytes of all leaves, one after another
-
-Facts are read by typed readers: each takes a value and its place, checks name, type, range and size, and returns the
-value as it is used, or raises `WireError`.
 """
 
 from __future__ import annotations
@@ -13,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,12 +22,9 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
+from lit_fed.system.readers import FormError
 
-__all__ = [
-    "MOST_FLOAT", "MOST_HEADER", "TYPES", "Packet", "Reader", "WireError", "checked_tree", "digest_of_question",
-    "from_bytes", "keyed", "list_of", "number", "number_of_text", "one_of", "optional", "record", "text", "to_bytes",
-    "tuple_of", "whole",
-]  # fmt: skip
+__all__ = ["MOST_HEADER", "TYPES", "Packet", "checked_tree", "digest_of_question", "from_bytes", "to_bytes"]
 
 MAGIC = b"litfed1\n"
 START = struct.Struct("<8sQ")
@@ -53,15 +46,9 @@ MOST_ITEMS, MOST_DEPTH, MOST_LETTERS = 2**21, 32, 2**16
 MOST_HEADER = 2**25
 """Bytes of an unpacked header, unless the question implies fewer."""
 
-MOST_FLOAT = 3.4028234663852886e38
-"""Largest finite float32: no sample has a larger loss, and no update a larger entry."""
 
 NO_PART_OF_QUESTION = ("kind", "needed", "settings", "version")
 """Facts that may differ when a question is repeated after a restart of either side."""
-
-
-class WireError(ValueError):
-    """Bytes that are not a packet, or not the expected one; the message repeats nothing of their content."""
 
 
 class Packet(NamedTuple):
@@ -86,7 +73,7 @@ def from_bytes(data: bytes, most_header: int = MOST_HEADER) -> Packet:
     """The inverse of `to_bytes`, with at most so many bytes of the unpacked header.
 
     Raises:
-        WireError: for anything else than its result.
+        FormError: for anything else than its result.
     """
     if len(data) < START.size:
         _no_packet("it is too short")
@@ -140,9 +127,9 @@ def _header(packed: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[An
             _no_packet("its header has too many parts")
         header = json.loads(plain, parse_constant=_no_packet)
     except (ValueError, RecursionError, zlib.error) as error:
-        if isinstance(error, WireError):
+        if isinstance(error, FormError):
             raise
-        raise WireError("no packet: its header cannot be read") from error
+        raise FormError("no packet: its header cannot be read") from error
     _check_plain(header)
     facts, forms = (header.get("facts"), header.get("trees")) if isinstance(header, dict) else (None, None)
     if not isinstance(facts, dict) or not isinstance(forms, dict) or len(header) != 2:
@@ -196,7 +183,7 @@ def _unpacked(packed: bytes, most: int) -> bytes:
 
 
 def _no_packet(what: str) -> NoReturn:
-    raise WireError(f"no packet: {what}")
+    raise FormError(f"no packet: {what}")
 
 
 # ---------------------------------------------------------------------- trees
@@ -206,132 +193,14 @@ def checked_tree(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tr
     Without `shapes` all axes but the first have to be equal.
 
     Raises:
-        WireError: naming the first that differs.
+        FormError: naming the first that differs.
     """
     wanted = list(tree.items(form))
     if len(leaves) != len(wanted):
-        raise WireError(f"{len(leaves)} tensors in the place of {len(wanted)}")
+        raise FormError(f"{len(leaves)} tensors in the place of {len(wanted)}")
     for leaf, (path, one) in zip(leaves, wanted, strict=True):
         axes = 0 if shapes else 1
         if leaf.dtype != one.dtype or leaf.ndim != one.ndim or leaf.shape[axes:] != one.shape[axes:]:
             kind, expected = (f"{_type_name(each)} of shape {list(each.shape)}" for each in (leaf, one))
-            raise WireError(f"{path} is {kind} in the place of {expected}")
+            raise FormError(f"{path} is {kind} in the place of {expected}")
     return tree.rebuild(form, leaves)
-
-
-# ---------------------------------------------------------------------- readers of facts
-Reader = Callable[[Any, str], Any]
-
-
-def whole(least: int = 0, most: int = 2**62) -> Reader:
-    """Read a whole number in [least, most].
-
-    Example:
-        >>> whole(0, 3)(True, "the round")
-        Traceback (most recent call last):
-        ...
-        lit_fed.deployment.wire.WireError: the round is not a whole number from 0 to 3
-    """
-    return _value(lambda one: type(one) is int and least <= one <= most, f"a whole number from {least} to {most}", int)
-
-
-def number(least: float = -MOST_FLOAT, most: float = MOST_FLOAT) -> Reader:
-    """Read a finite number in [least, most]."""
-
-    def fits(one: Any) -> bool:
-        return type(one) in (int, float) and math.isfinite(one) and least <= one <= most
-
-    return _value(fits, f"a number from {least:g} to {most:g}", float)
-
-
-def text(most: int, pattern: str = ".*") -> Reader:
-    """Read a printable text of at most so many letters that matches a pattern."""
-
-    def fits(one: Any) -> bool:
-        is_text = isinstance(one, str) and len(one) <= most and one.isprintable()
-        return is_text and re.fullmatch(pattern, one) is not None
-
-    return _value(fits, f"a printable text of at most {most} letters like {pattern}", str)
-
-
-def one_of(*values: Any) -> Reader:
-    """Read one of these values, of the same type."""
-
-    def fits(one: Any) -> bool:
-        return any(type(one) is type(value) and one == value for value in values)
-
-    return _value(fits, " or ".join(map(repr, values)), lambda one: one)
-
-
-def number_of_text(least: int = 0, most: int = 2**62) -> Reader:
-    """Read a whole number that is the key of a JSON object: its decimal digits without leading zeros."""
-    digits, inner = text(19, "0|[1-9][0-9]*"), whole(least, most)
-    return lambda value, place: inner(int(digits(value, place)), place)
-
-
-def optional(inner: Reader) -> Reader:
-    """Read None, or what another reader reads."""
-    return lambda value, place: None if value is None else inner(value, place)
-
-
-def list_of(inner: Reader, most: int, least: int = 0) -> Reader:
-    """Read a list of `least` to `most` entries."""
-
-    def read(value: Any, place: str) -> list[Any]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            _refuse(place, f"a list of {least} to {most} entries")
-        return [inner(one, place) for one in value]
-
-    return read
-
-
-def tuple_of(*inner: Reader) -> Reader:
-    """Read a list with one entry for each of these readers."""
-
-    def read(value: Any, place: str) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) != len(inner):
-            _refuse(place, f"a list of {len(inner)} entries")
-        return tuple(reader(one, place) for reader, one in zip(inner, value, strict=True))
-
-    return read
-
-
-def keyed(key: Reader, inner: Reader, most: int) -> Reader:
-    """Read an object whose names are data, of at most so many entries."""
-
-    def read(value: Any, place: str) -> dict[Any, Any]:
-        if not isinstance(value, dict) or len(value) > most:
-            _refuse(place, f"an object of at most {most} entries")
-        return {key(name, f"a name in {place}"): inner(one, place) for name, one in value.items()}
-
-    return read
-
-
-def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = ()) -> Reader:
-    """Read an object with exactly these names, of which some may be absent, also from the result."""
-
-    def read(value: Any, place: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            _refuse(place, "an object")
-        if missing := [name for name in fields if name not in value and name not in may_miss]:
-            _refuse(f"{place}.{missing[0]}", "there")
-        if len(value) > sum(name in value for name in fields):
-            _refuse(place, f"an object with no other names than {', '.join(fields)}")
-        return {name: fields[name](one, f"{place}.{name}") for name, one in value.items()}
-
-    return read
-
-
-def _value(fits: Callable[[Any], bool], wanted: str, made: Callable[[Any], Any]) -> Reader:
-    """Read a value that fits, and make something of it."""
-
-    def read(value: Any, place: str) -> Any:
-        if not fits(value):
-            _refuse(place, wanted)
-        return made(value)
-
-    return read
-
-
-def _refuse(place: str, wanted: str) -> NoReturn:
-    raise WireError(f"{place} is not {wanted}")

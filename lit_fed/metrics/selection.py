@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,12 +78,11 @@ class WantedMetric(NamedTuple):
         return self.given.__name__ if isinstance(self.given, type) else type(self.given).__name__
 
 
-def with_classes(given: MetricsGiven, find: Callable[[str], Any] = import_path) -> MetricsGiven:
+def with_classes(given: MetricsGiven) -> MetricsGiven:
     """Import user-defined classes: replace each path outside torchmetrics by its class.
 
     Args:
-        given: see `wanted_metrics`; paths must come from the local user, or `find` has to check them.
-        find: path -> class.
+        given: see `wanted_metrics`; paths must come from the local user.
 
     Raises:
         ConfigError: if there is no such class.
@@ -92,16 +91,16 @@ def with_classes(given: MetricsGiven, find: Callable[[str], Any] = import_path) 
         parts = [one.strip() for one in given.split(",")]
         if not any(map(_is_own, parts)):
             return given
-        return [_own_class(one, find) if _is_own(one) else one for one in parts]
+        return [_own_class(one) if _is_own(one) else one for one in parts]
     if isinstance(given, list | tuple):
-        return [with_classes(one, find) for one in given]
+        return [with_classes(one) for one in given]
     if isinstance(given, dict) and "class_path" in given:
         path = given["class_path"]
-        return given | {"class_path": _own_class(path, find)} if isinstance(path, str) and _is_own(path) else given
+        return given | {"class_path": _own_class(path)} if isinstance(path, str) and _is_own(path) else given
     if isinstance(given, dict):
         return {
-            _own_class(name, find) if isinstance(name, str) and _is_own(name) else name: (
-                one if one is None or (isinstance(one, dict) and "class_path" not in one) else with_classes(one, find)
+            _own_class(name) if isinstance(name, str) and _is_own(name) else name: (
+                one if one is None or (isinstance(one, dict) and "class_path" not in one) else with_classes(one)
             )
             for name, one in given.items()
         }
@@ -112,9 +111,9 @@ def _is_own(path: str) -> bool:
     return "." in path and not lies_below(path, "torchmetrics")
 
 
-def _own_class(path: str, find: Callable[[str], Any]) -> Any:
+def _own_class(path: str) -> Any:
     try:
-        return find(path)
+        return import_path(path)
     except (AttributeError, ImportError, ValueError) as error:
         raise _no_such_metric(path, error) from error
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.deployment.wire import Reader, WireError, keyed, list_of, optional, record, text, whole
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.names import LONGEST_SHOWN
+from lit_fed.system.readers import FormError, Reader, keyed, list_of, optional, record, text, whole
 from lit_fed.system.upgrade import upgraded
 
 __all__ = [
@@ -47,7 +47,7 @@ def _of(*kinds: type) -> Reader:
 
     def read(value: Any, place: str) -> Any:
         if not isinstance(value, kinds) or (isinstance(value, bool) and int in kinds):
-            raise WireError(f"{place} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+            raise FormError(f"{place} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
         return value
 
     return read
@@ -81,7 +81,7 @@ def _texts(value: Any, *, keys: bool) -> Iterator[str]:
 def _without_text(value: Any, place: str) -> Any:
     """Read numbers and tensors."""
     if found := next(_texts(value, keys=False), None):
-        raise WireError(f"{place} is not without text, it holds {found[:LONGEST_SHOWN]!r}")
+        raise FormError(f"{place} is not without text, it holds {found[:LONGEST_SHOWN]!r}")
     return value
 
 
@@ -217,7 +217,7 @@ def _check_types(content: dict[str, Any], place: str, fix: str) -> None:
             entries, key = (content[CHECKPOINT_KEY], name.partition(".")[2]) if name in own else (content, name)
             if key in entries:
                 reader(entries[key], name)
-    except WireError as error:
+    except FormError as error:
         raise ConfigError(f"{place}: its entry {error}; {fix}") from error
 
 

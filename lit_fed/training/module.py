@@ -17,6 +17,7 @@ from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.session import ModelSettings, Session
+from lit_fed.clients.store import ClientStore
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Loss, Target
@@ -24,8 +25,6 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBloc
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.deployment.federation import RemoteClients, RemoteSplit
-from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
@@ -208,12 +207,12 @@ class FederatedModule(LightningModule):
             if stage == "fit" and not self.history.resumes:
                 self._say_rate()
             self.history.fingerprint = data.fingerprint
-            self.build(facts, *data.populations)
+            self.build(facts, *data.populations, store=data.dataset.new_store(facts.num_clients))
         elif stage == "fit":
             self._fit_again(data, num_rounds)
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
-        if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
-            self.federation.client_trainer = self._remote_trainer(data)
+        if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
+            self.federation.client_trainer = data.dataset.client_trainer(self, data)
         data.plan_with(Planner(self.federation, self.trainer.precision_plugin.val_step_context))
         self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
@@ -227,7 +226,7 @@ class FederatedModule(LightningModule):
 
     def _settle_rate(self, facts: TrainingFacts, data: FederatedDataModule, stage: str) -> None:
         """Search the learning rate ahead of a new run; else a checkpoint that is loaded afterwards has it."""
-        self.settings.check_combination(deployed=isinstance(data.dataset, RemoteClients))
+        self.settings.check_combination(deployed=data.dataset.is_remote)
         if stage != "fit" or self.history.resumes:
             self._take_rate(0.0)
         else:
@@ -256,18 +255,6 @@ class FederatedModule(LightningModule):
         limits = [one for one in (self.trainer.max_epochs, self.trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
-    def _remote_trainer(self, data: FederatedDataModule) -> RemoteTrainer:
-        """The client trainer for clients on nodes."""
-        dataset, (seen, unseen) = data.dataset, data.populations
-        assert isinstance(dataset, RemoteClients)
-        self.settings.check_combination(deployed=True, missing=dataset.missing, poison=data.poison is not None)
-        assert isinstance(seen.train, RemoteSplit)
-        session = {
-            "model": sent_to_nodes(self.history.arguments.get("model")), "facts": self.facts.public.plain(),
-            "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
-        }  # fmt: skip
-        return RemoteTrainer(dataset.pool, self.federation, (seen, unseen), session)
-
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
         if self._searches and not self.settings.solver.lr:  # it was built for a test that was refused
@@ -278,15 +265,20 @@ class FederatedModule(LightningModule):
         self.federation.terms = self.federation.terms._replace(num_rounds=done + num_rounds)
         self.federation.schedule_rounds = num_rounds if done else None
 
-    def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
-        """Build the federation for these clients, the store of the seen ones, and the tables of results."""
+    def build(
+        self, facts: TrainingFacts, seen: Population, unseen: Population | None = None, store: ClientStore | None = None
+    ) -> None:
+        """Build the federation for these clients, the store of the seen ones, and the tables of results.
+
+        Args:
+            facts: sizes and terms of the training.
+            seen: the clients that train.
+            unseen: those that are only served.
+            store: the store of the seen clients; None: a new one with their states.
+        """
         self.build_shared(facts)
-        memory_bytes = self.settings.client_memory_gb * 1e9
-        self.store = self.federation.store = (
-            VersionStore(facts.num_clients)
-            if isinstance(seen.train, RemoteSplit)
-            else self.federation.new_store(seen.train, memory_bytes)
-        )
+        own = self.federation.new_store(seen.train, self.settings.client_memory_gb * 1e9) if store is None else store
+        self.store = self.federation.store = own
         each = self.algorithm.num_models if self.store.has_mixtures else 0, len(self.chosen_metrics)
         self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
         if unseen is not None:
@@ -364,7 +356,7 @@ class FederatedModule(LightningModule):
     def on_fit_end(self) -> None:
         """Delete client files of deleted checkpoints; let nodes store what serving their clients needs."""
         self.store.collect()
-        if isinstance(self.federation.client_trainer, RemoteTrainer):
+        if isinstance(self.federation.client_trainer, serving.MeasuresElsewhere):
             self.federation.client_trainer.keep()
 
     def _show_lr(self) -> None:
@@ -534,17 +526,6 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
         facts = facts._replace(sizes=data.populations[0].train.sizes)
     cap = settings.robustness.weight_cap if settings.privacy is None else settings.privacy.weight_cap
     return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
-
-
-def sent_to_nodes(model: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The settings for nodes, without the seed of the noise and without patterns of other nodes' clients."""
-    if model is None:
-        return None
-    by_client: dict[str, Any] = {"client_lr": {}, "client_work": {}, "client_batch_size": {}}
-    sent = model | ({"solver": model["solver"] | by_client} if "solver" in model else {})
-    options = (model.get("privacy") or {}).get("init_args") or {}
-    kept = {name: value for name, value in options.items() if name != "noise_seed"}
-    return sent | {"privacy": model["privacy"] | {"init_args": kept}} if options else sent
 
 
 def _wrapped(text: str) -> str:

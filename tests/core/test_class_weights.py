@@ -1,6 +1,5 @@
 """Weights of classes in the E-step, and those learned from the training labels, against numbers worked out by hand."""
 
-import json
 import math
 
 import numpy as np
@@ -14,7 +13,6 @@ from references.fedem_numpy import fedem_round
 from lit_fed import CrossEntropy, FedEM, FederatedDataModule, FederatedModule, Sequences
 from lit_fed.callbacks import RunReport
 from lit_fed.callbacks.guarantees import guarantee_of
-from lit_fed.cli import ArgumentsCLI
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation, num_factors
@@ -23,7 +21,6 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import ClientData, Split
 from lit_fed.data import Digits, Synthetic
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.deployment.settings import settings_from_json
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers import ClientPrivacy
 
@@ -173,22 +170,3 @@ def test_privacy_does_not_cover_the_counts(tmp_path):
     module = fitted(tmp_path, LEARNED, privacy=privacy, data=data_of(client_sampling="poisson", client_fraction=0.5))
     learned = "the class frequencies of --model.loss, learned without noise"
     assert guarantee_of(module)["privacy/not_covered"].endswith(f"and {learned}")
-
-
-# ---------------------------------------------------------------------- clients on machines of their own
-def section_of(*given):
-    cli = ArgumentsCLI(["fit", "--model.loss", "CrossEntropy", *given])
-    return json.loads(cli._parser("fit").dump(cli.config["fit"], skip_unset=False, format="json"))["model"]
-
-
-def test_nodes_take_weights_and_refuse_to_count(tmp_path):
-    (tmp_path / "loss.yaml").write_text("class_path: CrossEntropy\ninit_args: {weight: [1, 2.5], in_e_step: true}\n")
-    options = (
-        ("--model.loss.weight", "[1, 2.5]", "--model.loss.in_e_step", "true"),
-        ("--model.loss", str(tmp_path / "loss.yaml")),
-    )
-    for one in options:
-        assert settings_from_json(section_of(*one)).loss == CrossEntropy((1.0, 2.5), in_e_step=True)
-    settings = settings_from_json(section_of("--model.loss.weight", "inverse_frequency"))
-    with pytest.raises(ConfigError, match="inverse_frequency, and nodes do not tell how many labels of each class"):
-        settings.check_combination(deployed=True)

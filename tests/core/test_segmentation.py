@@ -28,12 +28,11 @@ from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, Ditto, FedADMM, FedNova, Lo
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.session import Session
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.segmentation import flat_masks, pixels_last
+from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion, Target
 from lit_fed.core.task import Task
-from lit_fed.core.types import Population, Split
-from lit_fed.data.augmentation import check_augmentation, make_augmentation, mask_form
-from lit_fed.deployment.federation import RemoteSplit
+from lit_fed.core.types import Split
+from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.training.export import save_program
@@ -267,15 +266,6 @@ def test_masks_are_inferred():
     with pytest.raises(ConfigError, match=r"the classes 0, 1, 2, 255, which.* --model.target.ignore_index 255"):
         data_of(pictures()[1])
     assert data_of(y, augment="RandomHorizontalFlip").target.ignored == -100
-
-
-def test_masks_on_nodes_are_positions_too():
-    """The server has sizes alone, and checks augmentation without a picture."""
-    split = RemoteSplit(torch.tensor([2, 3]), torch.zeros(0, 1, 8, 8), torch.zeros(0, 8, 8, dtype=torch.long), "nodes")
-    flat = flat_masks(split)
-    assert (flat.y.shape, flat.sizes.tolist(), flat.num_samples) == ((0, 64), [2, 3], 5)
-    seen = Population(flat, flat, flat, ["ann", "bob"])
-    check_augmentation("RandomCrop(8, padding=1)", seen, "Nodes", None, mask_form(TARGET, SHAPE))
 
 
 def test_a_fit_measures_dice_and_exports(tmp_path):

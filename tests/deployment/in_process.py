@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from lit_fed import FederatedModule
 from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import from_bytes
@@ -89,9 +90,10 @@ def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN, **shape) -> dict[str,
     return {node: root / node for node in [*nodes, "all"]}
 
 
-def make_nodes(folders, states: Path, **options) -> dict[str, Node]:
-    """The nodes of these folders."""
-    return {name: Node(folder, states / name, **options) for name, folder in folders.items() if name != "all"}
+def make_nodes(folders, states: Path, settings=None, written=None) -> dict[str, Node]:
+    """The nodes of these folders, by default with the settings of a module without arguments."""
+    settings = settings or FederatedModule().settings
+    return {name: Node(folder, states / name, settings, written) for name, folder in folders.items() if name != "all"}
 
 
 def same(one, other) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,8 @@ from running import run, start
 
 import lit_fed.cli
 from lit_fed.command_line import client
-from lit_fed.command_line.deployed import run_deployed
+from lit_fed.command_line.deployed import DEPLOYED, run_deployed
+from lit_fed.command_line.start_page import COMMANDS, OF_DEPLOYMENT
 from lit_fed.deployment import node
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import AwayError
@@ -26,6 +28,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
 
 ROOT = Path(__file__).parents[2]
+
+CONFIG = ["--config", str(ROOT / "configs/algorithm/fedavg.yaml")]
 
 FIT = [
     "--model.algorithm", "FedEM", "--data.dataset", "ClientFolder",
@@ -52,6 +56,16 @@ def refused(arguments):
     return str(found.value)
 
 
+@pytest.mark.parametrize("name", OF_DEPLOYMENT)
+def test_help_of_commands(name, capsys):
+    with pytest.raises(SystemExit):
+        command(name, "--help")
+    page = capsys.readouterr().out
+    assert page.startswith(f"usage: python -m lit_fed {name}{' local' if name == 'federation' else ''} [options]")
+    assert COMMANDS[name][:40] in page
+    assert set(DEPLOYED) == set(OF_DEPLOYMENT)
+
+
 def test_certificates_say_who_needs_what(tmp_path, capsys):
     arguments = ["--server", "server.example, 192.0.2.1", "--clients", "anna,ben", "--output", str(tmp_path / "tls")]
     command("certificates", *arguments)
@@ -71,41 +85,33 @@ from lit_fed.__main__ import main
 print(sorted({'torch', 'lightning', 'numpy', 'jsonargparse', 'aiohttp', 'cryptography'} & set(sys.modules)), flush=True)
 main()
 """
-    given = ["client", "--sever", "x:1", "--server", "y:1", "--data.root", ".", "--states", str(tmp_path)]
+    given = [
+        "client",
+        "--sever",
+        "x:1",
+        "--server",
+        "y:1",
+        "--config",
+        "x",
+        "--data.root",
+        ".",
+        "--states",
+        str(tmp_path),
+    ]
     ended = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "[]\n")
     assert ended.stderr == "lit_fed: unrecognized arguments: --sever x:1\ndid you mean --server?\n"
 
 
-def test_a_node_loads_no_lightning():
-    """What stands at the top of the files that a node imports; to load them all would take seconds."""
-    found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client", "lit_fed.algorithms"]
-    while open_names:
-        name = open_names.pop()
-        place = ROOT.joinpath(*name.split("."))
-        path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-        if name in found or not path.is_file():
-            continue
-        found[name] = text = path.read_text()
-        if "find_classes(__name__" in text:  # a folder whose files are all imported
-            open_names += [f"{name}.{one.stem}" for one in place.glob("[!_]*")]
-        for line in re.findall(r"^(?:from|import) [^(\n]+$|^from [^(\n]+\([^)]+\)", text, re.MULTILINE):
-            module, *names = re.findall(r"[\w.]+", line)[1:]
-            assert module.partition(".")[0] not in {"lightning", "jsonargparse", "aiohttp", "wandb"}, name
-            parents = [module.rsplit(".", cut)[0] for cut in range(module.count(".") + 1)]
-            open_names += [*parents, *(f"{module}.{one}" for one in names)]
-    assert {"lit_fed.clients.session", "lit_fed.data.data_sets.base", "lit_fed.algorithms.fedem"} < found.keys()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "missing: --server, --data.root, --states"),
-        (["--server", "x"], "missing: --data.root, --states"),
+        ([], "missing: --server, --config, --data.root, --states"),
+        (["--server", "x"], "missing: --config, --data.root, --states"),
         (["serve"], "client serve: no such command; give one of measure, predict, export, or options"),
-        (["measure"], "missing: --data.root"),
-        (["predict", "--data.root", "{clients}"], "missing: --states, --output"),
-        (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --states, --client"),
+        (["measure"], "missing: --config, --data.root"),
+        (["predict", "--data.root", "{clients}"], "missing: --config, --states, --output"),
+        (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --config, --states, --client"),
         (["export", "--data.root", "{clients}", "--output", "{clients}/x.pt", "--client", "a"], "end the file's name"),
         (["measure", "--data.root", "{clients}/none"], "--data.root .*none: no such folder"),
         (["measure", "--data.root", "{clients}"], "states holds nothing of a finished training"),
@@ -127,7 +133,7 @@ def test_nodes_that_cannot_start_say_why(clients, tmp_path, monkeypatch, argumen
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "empty").mkdir()
     filled = [one.format(clients=clients, empty=tmp_path / "empty") for one in arguments]
-    states = [] if "missing" in message else ["--states", str(tmp_path / "states")]
+    states = [] if "missing" in message else ["--states", str(tmp_path / "states"), *CONFIG]
     with pytest.raises(ConfigError, match=message):
         command("client", *filled, *states)
 
@@ -136,7 +142,7 @@ def test_a_folder_of_states_is_for_one_node(clients, tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with FolderLock(tmp_path / "states", "", ""):
         found = refused(["client", "--server", "localhost:9", "--data.root", str(clients), "--states",
-                         str(tmp_path / "states"), "--name", "anna"])  # fmt: skip
+                         str(tmp_path / "states"), "--name", "anna", *CONFIG])  # fmt: skip
     assert "is at work in it" in found
     assert found.endswith("give each node its own folder")
 
@@ -151,7 +157,7 @@ def test_a_node_without_a_server_ends_in_order_only_after_the_training(clients, 
     monkeypatch.setattr(client, "run_node", away)
     monkeypatch.setattr(node, "Node", lambda *_: SimpleNamespace(over=over, handle=bytes))
     states = str(tmp_path / "states")
-    given = ["--server", "localhost:9", "--data.root", str(clients), "--states", states, "--name", "a"]
+    given = ["--server", "localhost:9", "--data.root", str(clients), "--states", states, "--name", "a", *CONFIG]
     if not over:
         with pytest.raises(ConfigError, match=r"^\d{4}-\S+Z --server localhost:9: cannot be reached for 1 s; start it"):
             command("client", *given)
@@ -176,7 +182,10 @@ from lit_fed.command_line import client
 sys.modules['lit_fed.deployment.node'] = type(sys)('node')
 sys.modules['lit_fed.deployment.node'].Node = lambda *_: type('Node', (), {{'handle': bytes}})
 place, states = {str(clients)!r}, {str(tmp_path)!r}
-client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', states, '--name', 'a'])
+client.settings_in = lambda *_: ()
+client.run_client(
+    ['--server', 'localhost:9', '--data.root', place, '--states', states, '--name', 'a', '--config', 'x'], None
+)
 """
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as node:
         lines = [timed(node.stderr.readline()) for _ in range(2)]
@@ -278,7 +287,7 @@ def start_node(folder, name, address):
     """A node's process, with what has been made for it."""
     return start([
         "client", "--server", address, "--data.root", str(folder / name), "--states", str(folder / f"states-{name}"),
-        "--tls", str(folder / "tls" / name),
+        "--tls", str(folder / "tls" / name), "--config", str(folder / "run.yaml"),
     ])  # fmt: skip
 
 
@@ -311,6 +320,7 @@ def test_a_killed_node_changes_nothing(folder):
         "--data.batch_size", "4", "--trainer.max_epochs", "20", "--trainer.default_root_dir", str(folder / "runs"),
     ]  # fmt: skip
     lit_fed.cli.main([*fit, "--name", "simulated", "--data.dataset.root", str(folder / "all")])
+    shutil.copy(folder / "runs/simulated/version_0/config.yaml", folder / "run.yaml")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     server = start([
@@ -351,8 +361,9 @@ def nodes_give_the_numbers(folder, run_folder):
     wanted = pd.read_csv(run_folder / "clients.csv", dtype=str).set_index("client")
     for name, clients in CLIENTS.items():
         own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
+        own += ["--config", str(folder / "run.yaml")]
         for what in ("measure", "predict"):
-            client.run_client([what, *own, "--output", str(folder / f"{name}-{what}.csv")])
+            command("client", what, *own, "--output", str(folder / f"{name}-{what}.csv"))
         rows = pd.read_csv(folder / f"{name}-measure.csv", dtype=str).set_index("client")
         said = pd.read_csv(folder / f"{name}-predict.csv")
         assert set(rows.index) == set(clients)

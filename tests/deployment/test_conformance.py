@@ -25,10 +25,9 @@ from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import infer_target
 from lit_fed.deployment.kept import KeptTraining
-from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, LostNodesError
 from lit_fed.models import MLP, HuggingFaceCausalLM
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.wrappers.compatibility import Compatibility

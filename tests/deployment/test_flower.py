@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 from in_process import CLIENTS, equal_runs, node_folders
 
+import lit_fed.cli
 from lit_fed.cli import main
+from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment.certificates import make_certificates
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
@@ -106,7 +109,8 @@ class Site:
         self.nodes[name] = self.start(
             name, "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates",
             self.folder / "tls" / "ca.pem", "--auth-supernode-private-key", self.folder / f"home_{name}" / "key",
-            "--port", port, "--node-config", f'data-root="{data}" state-root="{self.folder / "states" / name}"',
+            "--port", port, "--node-config", f'config="{self.folder / "nodes.yaml"}" data-root="{data}" '
+            f'state-root="{self.folder / "states" / name}"',
             home=f"home_{name}",
         )  # fmt: skip
 
@@ -190,14 +194,17 @@ def simulated(folders, out, *arguments):
     return out / "simulated" / "run" / "version_0"
 
 
-def app_of(out, *arguments):
+def app_of(site, out, *arguments):
+    """An app, whose configuration the operators of the nodes get."""
     given = [*FIT, *arguments, "--name", "run", "--trainer.default_root_dir", str(out / "flower")]
-    main(["flower-app", "--data.dataset.num_nodes", str(len(NODES)), *given, "--output", str(out / "app")])
+    command = ["--data.dataset.num_nodes", str(len(NODES)), *given, "--output", str(out / "app")]
+    run_deployed("flower-app", command, lambda: lit_fed.cli)
+    shutil.copy(out / "app" / "nodes.yaml", site.folder)
     return out / "app", out / "flower" / "run" / "version_0"
 
 
 def test_fedem_equals_the_simulation(site, folders, tmp_path):
-    app, folder = app_of(tmp_path, "--model.algorithm", "FedEM")
+    app, folder = app_of(site, tmp_path, "--model.algorithm", "FedEM")
     run = site.begin(app)
     wanted = simulated(folders, tmp_path, "--model.algorithm", "FedEM")
     ended = site.end(run)
@@ -207,7 +214,7 @@ def test_fedem_equals_the_simulation(site, folders, tmp_path):
 
 def test_a_node_killed_in_a_round_changes_nothing(site, folders, tmp_path):
     """UCFL, whose clients are each sent a state of their own."""
-    app, folder = app_of(tmp_path, *UCFL)
+    app, folder = app_of(site, tmp_path, *UCFL)
     run = site.begin(app)
     wanted = simulated(folders, tmp_path, *UCFL)
     site.wait_for(folder / "checkpoints" / "last.ckpt")
@@ -219,7 +226,7 @@ def test_a_node_killed_in_a_round_changes_nothing(site, folders, tmp_path):
 
 
 def test_a_server_killed_in_a_run_goes_on_from_its_checkpoint(site, folders, tmp_path):
-    app, folder = app_of(tmp_path, "--model.algorithm", "SCAFFOLD")
+    app, folder = app_of(site, tmp_path, "--model.algorithm", "SCAFFOLD")
     run = site.begin(app)
     wanted = simulated(folders, tmp_path, "--model.algorithm", "SCAFFOLD")
     site.wait_for(folder / "checkpoints" / "last.ckpt")

@@ -7,28 +7,38 @@ from types import SimpleNamespace
 import pytest
 from in_process import InProcess, make_nodes
 
+import lit_fed.cli
+from lit_fed.command_line.client import settings_in
 from lit_fed.deployment import flower_apps
 from lit_fed.deployment.flower_apps import GRID, FlowerFederation, answer_of, run_fit
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
 
+CONFIG = {"model": {"algorithm": "FedAvg", "solver": {"lr": 0.1}}}
+
 FACTS = to_bytes(Packet({"kind": "facts", "version": "any"}))
 
 
 def test_a_node_answers_from_the_folders_of_its_supernode(folders, tmp_path):
-    settings = {"data-root": str(folders["anna"]), "state-root": str(tmp_path / "states")}
+    settings = {"config": in_a_file(tmp_path), "data-root": str(folders["anna"]), "state-root": str(tmp_path / "s")}
     assert set(from_bytes(answer_of(FACTS, settings)).facts["facts"]["clients"]) == {"a1", "a2"}
 
 
-@pytest.mark.parametrize("missing", ["data-root", "state-root"])
+def in_a_file(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("missing", ["config", "data-root", "state-root"])
 def test_a_node_without_folders_says_what_to_give_it(missing, folders, tmp_path, capsys):
-    settings = {"data-root": str(folders["anna"]), "state-root": str(tmp_path / "states")} | {missing: ""}
+    settings = {"config": in_a_file(tmp_path), "data-root": str(folders["anna"]), "state-root": str(tmp_path / "s")}
+    settings[missing] = ""
     assert from_bytes(answer_of(FACTS, settings)).facts == {"refused": "folders"}
     assert f"without {missing}; give it --node-config" in capsys.readouterr().err
 
 
 def test_a_node_without_clients_says_so_and_does_not_crash(tmp_path, capsys):
-    settings = {"data-root": str(tmp_path), "state-root": str(tmp_path / "states")}
+    settings = {"config": in_a_file(tmp_path), "data-root": str(tmp_path), "state-root": str(tmp_path / "states")}
     assert from_bytes(answer_of(FACTS, settings)).facts == {"refused": "folders"}
     assert "no folder `seen`" in capsys.readouterr().err
 
@@ -36,7 +46,7 @@ def test_a_node_without_clients_says_so_and_does_not_crash(tmp_path, capsys):
 def app_of(tmp_path, **settings):
     """What Flower hands to the app of a server."""
     config = {
-        "model": {"algorithm": "FedAvg", "solver": {"lr": 0.1}},
+        **CONFIG,
         "data": {
             "batch_size": 4,
             "dataset": {"class_path": "lit_fed.deployment.flower_apps.FlowerFederation", "init_args": {"num_nodes": 3}},
@@ -50,7 +60,7 @@ def app_of(tmp_path, **settings):
 
 @pytest.fixture
 def _nodes(folders, tmp_path, monkeypatch):
-    nodes = make_nodes(folders, tmp_path / "states")
+    nodes = make_nodes(folders, tmp_path / "states", *settings_in([in_a_file(tmp_path)], lambda: lit_fed.cli))
     monkeypatch.setattr(FlowerFederation, "connect", lambda self: InProcess(nodes) if GRID.get() == "grid" else None)
 
 

@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-from functools import partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +12,11 @@ from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_runs import fit
 
 from lit_fed import MLP, FedAvgPlus, FedEM, FederatedModule, FedPer
-from lit_fed.command_line.client import run_client
+from lit_fed.command_line import client
 from lit_fed.command_line.deployed import main
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment import kept
 from lit_fed.deployment.kept import KeptTraining
 from lit_fed.errors import ConfigError
-from lit_fed.system.checked_archive import load_checked
 
 
 def module_of(algorithm):
@@ -85,27 +82,23 @@ def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
     module = module_of(algorithm)
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     fit(tmp_path / "run", InProcessFederation(transport), module, rounds=2)
-    monkeypatch.setattr(kept, "settings_from_json", lambda model, trusted: module.settings)
-    path = next((tmp_path / "states/ben").glob("*/serving.pt"))
-    content = load_checked(path)
-    with path.open("w+b") as file:  # settings as the command line would have sent them
-        torch.save(content | {"facts": content["facts"].replace('"model": null', '"model": {}')}, file)
-    own = ["--data.root", str(folders["ben"]), "--states", str(tmp_path / "states/ben")]
+    monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))
+    own = ["--config", "run.yaml", "--data.root", str(folders["ben"]), "--states", str(tmp_path / "states/ben")]
     capsys.readouterr()
-    run_client(["measure", *own, "--output", str(tmp_path / "m.csv")])
+    client.run_client(["measure", *own, "--output", str(tmp_path / "m.csv")], None)
     assert "b9" in capsys.readouterr().out
-    run_client(["predict", *own, "--output", str(tmp_path / "p.csv")])
+    client.run_client(["predict", *own, "--output", str(tmp_path / "p.csv")], None)
     measured, said = pd.read_csv(tmp_path / "m.csv").set_index("client"), pd.read_csv(tmp_path / "p.csv")
     hits = (said["label"] == said["prediction"]).groupby(said["client"]).mean()
     assert measured["accuracy"].to_dict() == hits.to_dict()
     assert measured["population"].tolist() == ["seen", "seen", "unseen"]
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("m.csv", "p.csv")] == [0o600] * 2, "for their owner"
-    for client in ("b2", "b9"):
-        out = tmp_path / f"{client}.pt2"
-        run_client(["export", *own, "--client", client, "--output", str(out)])
-        x = np.load(next(folders["ben"].rglob(f"{client}.npz")))["x_test"]
+    for name in ("b2", "b9"):
+        out = tmp_path / f"{name}.pt2"
+        client.run_client(["export", *own, "--client", name, "--output", str(out)], None)
+        x = np.load(next(folders["ben"].rglob(f"{name}.npz")))["x_test"]
         found = torch.export.load(out).module()(torch.from_numpy(x)).detach()
-        wanted = said.loc[said["client"] == client, ["p_0", "p_1", "p_2"]]
+        wanted = said.loc[said["client"] == name, ["p_0", "p_1", "p_2"]]
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
@@ -157,8 +150,8 @@ def test_what_is_not_kept_is_said(folders, copied, tmp_path):
         KeptTraining(folders["ben"], tmp_path, settings=copied.settings)
     with pytest.raises(ConfigError, match="holds nothing of run abc"):
         kept_of(copied, folders, run="abc")
-    with pytest.raises(ConfigError, match="the server was a program that sent no settings"):
-        KeptTraining(folders["ben"], copied.states / "ben")
+    with pytest.raises(ConfigError, match="the server is a program that sends no settings"):
+        kept_of(copied, folders, written={"solver": {}})
     (path,) = copied.states.glob("ben/*/serving.pt")
     whole = path.read_bytes()
     for damaged in (b"", whole[:-9], whole[:400] + b"\xff" + whole[401:], pickle.dumps({"facts": "[]"})):
@@ -170,8 +163,8 @@ def test_what_is_not_kept_is_said(folders, copied, tmp_path):
 def test_a_state_that_is_lost_is_told_by_name(folders, copied, monkeypatch, capsys):
     for path in copied.states.glob("ben/*/b2.*.pt"):
         path.unlink()
-    monkeypatch.setattr(KeptTraining, "__init__", partialmethod(KeptTraining.__init__, settings=copied.settings))
-    own = ["--data.root", str(folders["ben"]), "--states", str(copied.states / "ben")]
+    monkeypatch.setattr(client, "settings_in", lambda configs, load: (copied.settings, None))
+    own = ["--config", "run.yaml", "--data.root", str(folders["ben"]), "--states", str(copied.states / "ben")]
     monkeypatch.setattr("sys.argv", ["lit-fed", "client", "measure", *own])
     with pytest.raises(SystemExit) as stopped:
         main(None)
@@ -179,7 +172,7 @@ def test_a_state_that_is_lost_is_told_by_name(folders, copied, monkeypatch, caps
     said = capsys.readouterr().err
     assert said.startswith("lit_fed: client 'b2' (3), its kept state: cannot be read from ")
     assert "b2." in said
-    run_client(["measure", *own, "--client", "b1"])
+    client.run_client(["measure", *own, "--client", "b1"], None)
 
 
 class Evil:

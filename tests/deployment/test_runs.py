@@ -18,13 +18,15 @@ from lit_fed import FedAvg, FedAvgPlus, FedEM, FederatedModule, FederatedTrainer
 from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.segmentation import Segmentation, flat_masks
+from lit_fed.core.types import Population
 from lit_fed.data import ClientFolder
+from lit_fed.data.augmentation import check_augmentation, mask_form
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.deployment.federation import Federation
+from lit_fed.deployment.federation import Federation, RemoteSplit
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
-from lit_fed.errors import ConfigError, NotFiniteError
+from lit_fed.errors import ConfigError, LostNodesError, NotFiniteError
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
@@ -281,7 +283,8 @@ def test_what_makes_no_sense_on_nodes_is_refused(folders, tmp_path):
         fit(tmp_path / "peers", InProcessFederation(transport), FederatedModule(DFedEM()))
     with pytest.raises(ConfigError, match="unseen_fraction"):
         fit(tmp_path / "unseen", InProcessFederation(transport), module_of(), unseen_fraction=0.2)
-    with pytest.raises(LostNodesError, match="give `Node` those of its module"):
+    transport.nodes = make_nodes(folders, tmp_path / "with_file", module_of().settings, {"solver": {}})
+    with pytest.raises(LostNodesError, match="its own configuration has other settings, which its log names"):
         fit(tmp_path / "no_settings", InProcessFederation(transport), module_of())
 
 
@@ -321,7 +324,7 @@ def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):
     nodes = {}
     for node, x in (("anna", pixels[0]), ("ben", np.float32(pixels[1]))):
         write_clients(tmp_path / node, {node: (x, y, x, y)})
-        nodes[node] = Node(tmp_path / node, tmp_path / f"states_{node}")
+        nodes[node] = Node(tmp_path / node, tmp_path / f"states_{node}", FederatedModule().settings)
     data = FederatedDataModule(InProcessFederation(InProcess(nodes)))
     with pytest.raises(
         ConfigError, match="node ben are stored as float32, but on node anna as uint8; store those of all"
@@ -371,10 +374,19 @@ def test_other_inputs_on_a_node_are_refused(tmp_path):
         data.setup()
 
 
+def test_masks_on_nodes_are_positions_too():
+    """The server has sizes alone, and checks augmentation without a picture."""
+    labels = torch.zeros(0, 8, 8, dtype=torch.long)
+    flat = flat_masks(RemoteSplit(torch.tensor([2, 3]), torch.zeros(0, 1, 8, 8), labels, "nodes"))
+    assert (flat.y.shape, flat.sizes.tolist(), flat.num_samples) == ((0, 64), [2, 3], 5)
+    seen = Population(flat, flat, flat, ["ann", "bob"])
+    check_augmentation("RandomCrop(8, padding=1)", seen, "Nodes", None, mask_form(Segmentation(3), (8, 8)))
+
+
 def test_masks_on_nodes_are_said(tmp_path, capsys):
     x, y = np.zeros((4, 1, 2, 2), np.float32), np.arange(16).reshape(4, 2, 2) % 2
     write_clients(tmp_path / "anna", {"anna": (x, y, x, y)})
-    node = Node(tmp_path / "anna", tmp_path / "states")
+    node = Node(tmp_path / "anna", tmp_path / "states", FederatedModule().settings)
     FederatedDataModule(InProcessFederation(InProcess({"anna": node}))).setup()
     assert "labels are taken for masks of 2 classes\n" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Settings of a training as the command line writes them, and what a node makes of them."""
+"""Settings of a node: its operator's file, which the server's settings have to equal."""
 
 import json
 from pathlib import Path
@@ -6,62 +6,73 @@ from pathlib import Path
 import pytest
 from federated_round import facts
 
-from lit_fed.cli import ArgumentsCLI
+import lit_fed.cli
+from lit_fed.command_line.client import node_settings, settings_in
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.targets import Sequences
+from lit_fed.core.targets import CrossEntropy, Sequences
 from lit_fed.deployment.messages import facts_from_json
-from lit_fed.deployment.settings import settings_from_json
-from lit_fed.deployment.wire import WireError
+from lit_fed.deployment.settings import common_settings, refuse_other_settings
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
+from lit_fed.system.readers import FormError
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "algorithm").glob("*.yaml"))
+QUICKSTART = Path(__file__).parents[2] / "configs" / "experiment" / "quickstart.yaml"
 
 
 def written(*arguments):
-    """The section `model` of a configuration that the command line writes, and the objects that it makes itself."""
-    cli = ArgumentsCLI(["fit", *arguments])
-    parser = cli._parser("fit")
-    plain = json.loads(parser.dump(cli.config["fit"], skip_unset=False, format="json"))
-    return plain["model"], parser.instantiate_classes(cli.config["fit"]).model.settings
+    """Settings of a node from arguments of `fit`, and their section `model`."""
+    return node_settings(lit_fed.cli.ArgumentsCLI(["fit", *arguments]))
 
 
-def plain(value):
-    """What equal settings have in common: functions that make networks are told by their class and options."""
-    made = getattr(value, "func", None)
-    return (made, value.keywords) if made is not None else value
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_algorithm_arrives_as_it_was_configured(config):
-    section, own = written("--config", str(config))
-    made = settings_from_json(section)
-    assert made.algorithm == own.algorithm
-    assert made.solver == own.solver
-
-
-def test_all_kinds_of_settings_arrive():
-    section, own = written(
+def test_settings_are_those_of_the_file(tmp_path):
+    """Also as a complete file that the command line has written."""
+    given = [
         "--model.network", "MLP", "--model.network.hidden_sizes", "[7, 5]", "--model.compression", "QSGD",
         "--model.faults.on_bad_client", "drop", "--model.faults.dropout", "[0.1, 0.2]", "--model.solver.lr", "0.3",
-        "--model.metrics", "AUROC,F1Score",
-    )  # fmt: skip
-    made = settings_from_json(section)
+        "--model.metrics", "AUROC,F1Score", "--model.target", "Sequences", "--model.target.ignore_index", "255",
+    ]  # fmt: skip
+    made, common = written(*given)
     assert made.solver == LocalSolver(lr=0.3)
     assert made.compression == QSGD()
-    assert made.faults == Faults(dropout=[0.1, 0.2], on_bad_client="drop") == own.faults
-    network = made.network((4,), 3)
-    assert isinstance(network, MLP)
-    assert str(network) == str(own.network((4,), 3))
-    same = own._replace(network=None, metrics=None)
-    assert made._replace(network=None, metrics=None) == same
+    assert made.faults == Faults(dropout=[0.1, 0.2], on_bad_client="drop")
+    assert made.target == Sequences(ignore_index=255)
+    assert isinstance(made.network((4,), 3), MLP)
+    (tmp_path / "run.json").write_text(json.dumps({"model": common}))
+    again, read = settings_in([str(tmp_path / "run.json")], lambda: lit_fed.cli)
+    assert again._replace(network=None) == made._replace(network=None)
+    refuse_other_settings(common, read)
 
 
-def test_targets_arrive(monkeypatch, tmp_path):
-    section, own = written("--model.target", "Sequences", "--model.target.ignore_index", "255")
-    assert settings_from_json(section).target == own.target == Sequences(ignore_index=255)
+def test_later_files_come_over_earlier_ones(tmp_path):
+    (tmp_path / "more.yaml").write_text("model: {algorithm: FedAvg}\n")
+    made, _ = settings_in([str(QUICKSTART), str(tmp_path / "more.yaml")], lambda: lit_fed.cli)
+    assert type(made.algorithm).__name__ == "FedAvg"
+    with pytest.raises(ConfigError, match=r"--config nowhere\.yaml: no such file"):
+        settings_in(["nowhere.yaml"], lambda: lit_fed.cli)
+
+
+def test_other_settings_of_the_server_are_refused_by_name():
+    """Nothing of what the server sends is imported, or made into an object."""
+    _, own = written("--model.algorithm", "FedAvg", "--model.solver.lr", "0.1")
+    sent = json.loads(json.dumps(own))
+    refuse_other_settings(sent, own)
+    sent["solver"]["lr"] = 0.2
+    with pytest.raises(ConfigError, match=r"^--model.solver.lr is 0.2 at the server and 0.1 here; give --config"):
+        refuse_other_settings(sent, own)
+    sent["network"], sent["more"] = {"class_path": "os.system\x1b[2J"}, [1]
+    with pytest.raises(ConfigError, match=r"--model.more is \[1\] .*--model.network.class_path is os.system\[2J at"):
+        refuse_other_settings(sent, own)
+    with pytest.raises(ConfigError, match="; and 30 more; give"):
+        refuse_other_settings({str(number): 1 for number in range(40 - len(own))}, dict.fromkeys(own, 2))
+    with pytest.raises(ConfigError, match="the server is a program that sends no settings"):
+        refuse_other_settings(None, own)
+    refuse_other_settings(sent, None)  # a program gives the same settings to both sides
+
+
+def test_user_defined_classes_need_no_trust(monkeypatch, tmp_path):
+    """The operator's file names them."""
     (tmp_path / "own_targets.py").write_text(
         "from dataclasses import dataclass\nfrom lit_fed import Likelihood\n\n\n@dataclass(frozen=True)\n"
         "class Times(Likelihood):\n    shortest: float = 1.0\n    num_outputs = 2\n\n"
@@ -69,30 +80,44 @@ def test_targets_arrive(monkeypatch, tmp_path):
         "    def predict(self, outputs):\n        return outputs[..., 0]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    section, own = written("--model.target", "own_targets.Times", "--model.target.shortest", "0.5")
-    with pytest.raises(ConfigError, match=r"asks for own_targets.Times .* start the client with --trust own_targets"):
-        settings_from_json(section)
-    made = settings_from_json(section, trusted=["own_targets"])
-    assert (made.target, made.target.shortest) == (own.target, 0.5)
-    sent = json.loads(json.dumps(facts(own.target).public.plain()))
-    assert facts_from_json(sent, made.target).target == own.target
-    with pytest.raises(WireError, match="labels are Times, which this version cannot learn"):
+    made, _ = written("--model.target", "own_targets.Times", "--model.target.shortest", "0.5")
+    assert made.target.shortest == 0.5
+    sent = json.loads(json.dumps(facts(made.target).public.plain()))
+    assert facts_from_json(sent, made.target).target == made.target
+    with pytest.raises(FormError, match="labels are Times, which this version cannot learn"):
         facts_from_json(sent)
 
 
-def test_trusted_modules_are_made(monkeypatch, tmp_path):
-    (tmp_path / "own_networks.py").write_text("from lit_fed.models import MLP\n\n\nclass Mine(MLP):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    section, _ = written()
-    section["network"] = {"class_path": "own_networks.Mine", "init_args": {"hidden_sizes": [3]}}
-    with pytest.raises(ConfigError, match=r"own_networks\.Mine .*--trust own_networks"):
-        settings_from_json(section)
-    assert type(settings_from_json(section, ["own_networks"]).network((2,), 2)).__name__ == "Mine"
+ASKED = [["ResponsibilityFedEM"], ["FedEM", "--model.algorithm.start", "Clustering"]]
+"""What would tell a server the mixture weights of each client, or which component it trains."""
 
 
-def test_private_modules_are_not_imported():
-    """Not even to find that there is none."""
-    section, _ = written()
-    section["network"] = {"class_path": "lit_fed.models._absent.Net", "init_args": {}}
-    with pytest.raises(ConfigError, match=r"lit_fed\.models\._absent\.Net .*--trust"):
-        settings_from_json(section)
+@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
+def test_no_node_tells_a_server_its_mixture_weights(asked):
+    said = r"FedEM (averages by mixture weights that each client sends|lets each client choose)"
+    with pytest.raises(ConfigError, match=said):
+        written("--model.algorithm", *asked)
+
+
+def test_nodes_take_weights_of_classes_and_refuse_to_count(tmp_path):
+    (tmp_path / "loss.yaml").write_text("class_path: CrossEntropy\ninit_args: {weight: [1, 2.5], in_e_step: true}\n")
+    options = (
+        ("--model.loss", "CrossEntropy", "--model.loss.weight", "[1, 2.5]", "--model.loss.in_e_step", "true"),
+        ("--model.loss", str(tmp_path / "loss.yaml")),
+    )
+    for one in options:
+        assert written(*one)[0].loss == CrossEntropy((1.0, 2.5), in_e_step=True)
+    with pytest.raises(ConfigError, match="inverse_frequency, and nodes do not tell how many labels of each class"):
+        written("--model.loss", "CrossEntropy", "--model.loss.weight", "inverse_frequency")
+
+
+def test_seeds_of_noise_and_patterns_of_names_are_not_in_common():
+    given = ["--model.privacy", "LocalPrivacy", "--model.privacy.noise_multiplier", "2", "--model.privacy.delta", "0.1"]
+    given += ["--model.privacy.clip_norm", "1", "--model.solver.client_lr", '{"0": 0.5}']
+    made, common = written(*given, "--model.privacy.noise_seed", "5")
+    assert made.privacy.noise_seed is None, "each node draws its own"
+    assert "noise_seed" not in common["privacy"]["init_args"]
+    assert common["solver"]["client_lr"] == {}
+    _, other = written(*given, "--model.privacy.noise_seed", "6", "--model.solver.client_work", '{"1": 0.5}')
+    assert other == common
+    assert common_settings({"privacy": None}) == {"privacy": None}

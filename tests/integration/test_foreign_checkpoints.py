@@ -10,7 +10,7 @@ import torch
 from running import SMALL, folder
 
 from lit_fed.cli import main
-from lit_fed.deployment.settings import classes_in, trusted_arguments
+from lit_fed.command_line.classes import classes_in, trusted_arguments
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import load_checkpoint
 

@@ -14,8 +14,8 @@ from lit_fed import FederatedDataModule, FederatedModule
 from lit_fed.algorithms import FedEM, Local
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.cli import main
+from lit_fed.command_line.classes import trusted_arguments
 from lit_fed.data import Digits
-from lit_fed.deployment.settings import trusted_arguments
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import load_checkpoint
 

@@ -16,13 +16,12 @@ import pytest
 from running import command_line, forked, run
 
 import lit_fed.callbacks
+import lit_fed.cli
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
-from lit_fed.command_line.classes import subclasses
-from lit_fed.command_line.deployed import DEPLOYED, run_deployed
+from lit_fed.command_line.classes import CLASSES, subclasses
 from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS, WITHOUT_LIGHTNING, start_page
+from lit_fed.command_line.start_page import COMMANDS, OF_DEPLOYMENT, start_page
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment.settings import CLASSES
 
 OWN = [
     (setting, one)
@@ -40,7 +39,7 @@ def said(arguments):
     """Standard output of a command that ends well before it runs anything."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as stopped:
-        run_deployed(arguments[0], arguments[1:], None) if arguments[0] in DEPLOYED else main(arguments)
+        main(arguments)
     assert stopped.value.code in (0, None)
     return out.getvalue()
 
@@ -56,17 +55,16 @@ def test_version_and_start_page_need_no_torch():
 
 
 def test_start_page_lists_all_commands_in_80_columns():
-    assert set(COMMANDS) == {*FederatedCLI.subcommands(), *WITHOUT_TRAINER, *DEPLOYED}
-    assert set(DEPLOYED) == set(WITHOUT_LIGHTNING)
+    assert set(COMMANDS) - set(OF_DEPLOYMENT) == {*FederatedCLI.subcommands(), *WITHOUT_TRAINER}
     assert all(len(line) <= 80 for line in start_page().splitlines())
     assert all(f"\n  {name} " in start_page() for name in COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in OF_DEPLOYMENT])
 def test_help_of_commands(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = said([command, "--help"])
-    where = {"federation": " local", "benchmark": " ACTION"}.get(command, "")
+    where = {"benchmark": " ACTION"}.get(command, "")
     assert page.startswith(f"usage: python -m lit_fed {command}{where} [options]")
     assert f"\n\n{COMMANDS[command][:40]}" in page
     assert all(len(line) <= 120 for line in page.splitlines())

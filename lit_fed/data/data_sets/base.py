@@ -8,7 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -126,6 +126,19 @@ class DataSet(ABC):
     @abstractmethod
     def load(self) -> Samples | tuple[Population, Population | None]:
         """Read or generate the data."""
+
+    def new_store(self, num_clients: int) -> Any:
+        """A store for the states of clients that are on other machines; None: they are stored here."""
+        return None
+
+    def client_trainer(self, module: Any, data: Any) -> Any:
+        """The client trainer of a data set that `is_remote`.
+
+        Args:
+            module: the `FederatedModule`.
+            data: the `FederatedDataModule`.
+        """
+        raise NotImplementedError
 
 
 class PooledDataSet(DataSet):

@@ -24,7 +24,8 @@ from lit_fed.deployment.messages import (
 )
 from lit_fed.deployment.node_pool import Most, NodePool
 from lit_fed.deployment.remote import implausible_message, implausible_rows
-from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
+from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.system.readers import FormError
 
 NUMBER = int(os.environ.get("FUZZED_PACKETS", "1000"))
 
@@ -127,7 +128,7 @@ def slow_work(data):
     """Whether a question asks for work that takes long: a node does what its server asks, for as long as that takes."""
     try:
         work = from_bytes(data).facts.get("work")
-    except WireError:
+    except FormError:
         return False
     return isinstance(work, dict) and any(isinstance(one, int) and one > 100 for one in work.values())
 

@@ -12,9 +12,8 @@ from test_conformance import sides
 from lit_fed import FedEM, FederatedModule
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, to_bytes
-from lit_fed.errors import ClientError, ConfigError
+from lit_fed.errors import ClientError, ConfigError, LostNodesError
 from lit_fed.wrappers.faults.wrapper import Faults
 
 BOMB = b'{"facts":{},"trees":{}}' + b" " * 2**26

@@ -1,7 +1,6 @@
 """What a hostile server may ask: a node answers by a code and writes nowhere else. One line is one attack."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -9,13 +8,11 @@ from attacked import all_finite, every, facts, header_of, inside, leaf, raw, tre
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_hostile_nodes import ESCAPES, GARBAGE, cases
 from test_runs import fit, module_of
-from test_settings import written
 from watched import watched
 
 from lit_fed.deployment.messages import REFUSALS, session_name
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
-from lit_fed.errors import ConfigError
 
 UP = "../../../evil"
 
@@ -239,33 +236,19 @@ def test_models_of_numbers_without_end_fail_a_client_and_no_more(recorded, node,
     assert "Traceback" not in said
 
 
-def test_what_a_node_has_installed_is_not_told(recorded, tmp_path, capsys):
-    """Modules that there are and modules that there are not have the same answer."""
-    folders, asked, _ = recorded
-    answers, (model, _) = set(), written("--model.algorithm", "FedEM")
-    for path in ("xml.dom.Node", "nowhere.to.be.Found", "lit_fed.models.Nothing", "lit_fed.nowhere.Nothing"):
-        fresh = Node(folders["ben"], tmp_path / "states")
-        question = sent("model", to=model | {"network": {"class_path": path}})(asked["train"])
-        answers.add(fresh.handle(question))
-        assert path in capsys.readouterr().err
+def test_settings_of_a_server_are_compared_and_never_made(recorded, tmp_path, capsys):
+    """The answer is the same whatever it names, and whether there is such a module."""
+    folders, asked, settings = recorded
+    answers = set()
+    for path in ("xml.dom.Node", "nowhere.to.be.Found", "lit_fed.models.Nothing", "os.system", {"class_path": UP}):
+        fresh = Node(folders["ben"], tmp_path / "states", settings, {"network": "Linear"})
+        question = sent("model", to={"network": path})(asked["train"])
+        with watched(tmp_path, folders["ben"]) as touched:
+            answers.add(fresh.handle(question))
+        assert not touched
+        assert "--model.network is " in capsys.readouterr().err
     assert {json.dumps(from_bytes(one).facts) for one in answers} == {'{"refused": "settings"}'}
-
-
-ASKED = [["ResponsibilityFedEM"], ["FedEM", "--model.algorithm.start", "Clustering"]]
-"""What would tell a server the mixture weights of each client, or which component it trains."""
-
-
-@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
-def test_a_node_tells_no_server_its_mixture_weights(asked, recorded, tmp_path, capsys):
-    """And a server that means well refuses it itself."""
-    folders, questions, _ = recorded
-    model, own = written("--model.algorithm", *asked)
-    said = r"FedEM (averages by mixture weights that each client sends|lets each client choose)"
-    with pytest.raises(ConfigError, match=said):
-        own.check_combination(deployed=True)
-    answer = Node(folders["ben"], tmp_path / "states").handle(sent("model", to=model)(questions["train"]))
-    assert from_bytes(answer).facts == {"refused": "settings"}
-    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "states").exists() or not list((tmp_path / "states").glob("*/session.json"))
 
 
 def test_states_that_are_missing_are_not_new(recorded, node, capsys, tmp_path):

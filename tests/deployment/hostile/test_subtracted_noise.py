@@ -6,14 +6,11 @@ import pytest
 import torch
 from in_process import InProcess, InProcessFederation, make_nodes, same
 from test_runs import fit, module_of
-from test_settings import written
 
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.seeds import Secret
-from lit_fed.deployment.messages import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.training.module import sent_to_nodes
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
@@ -84,43 +81,6 @@ def test_the_noise_of_the_server_is_on_no_wire_and_in_no_seed(folders, tmp_path)
         packet = from_bytes(data)
         assert "noise_seed" not in json.dumps(packet.facts)
         assert "secret" not in json.dumps(packet.facts)
-
-
-def test_the_settings_that_nodes_are_sent_are_without_the_seed_of_the_noise():
-    """A run in which programs give the settings sends none, so the command line's are looked at here."""
-    options = [part for name, value in BUDGET.items() for part in (f"--model.privacy.{name}", str(value))]
-    section, _ = written("--model.privacy", "ClientPrivacy", *options, "--model.privacy.noise_seed", "5")
-    assert section["privacy"]["init_args"]["noise_seed"] == 5
-    sent = sent_to_nodes(section)
-    assert sent["privacy"]["init_args"] == {
-        name: value for name, value in section["privacy"]["init_args"].items() if name != "noise_seed"
-    }
-    assert {name: value for name, value in sent.items() if name != "privacy"} == {
-        name: value for name, value in section.items() if name != "privacy"
-    }
-    assert sent_to_nodes(None) is None
-
-
-def test_patterns_of_names_do_not_leave_the_server():
-    section, _ = written("--model.solver.client_lr", '{"0": 0.5}', "--model.solver.client_work", '{"1": 0.5}')
-    assert section["solver"]["client_lr"] == {"0": 0.5}
-    sent = sent_to_nodes(section)
-    assert sent == section | {
-        "solver": section["solver"] | {"client_lr": {}, "client_work": {}, "client_batch_size": {}}
-    }
-
-
-def test_a_seed_of_noise_that_the_server_sends_is_refused(folders, tmp_path):
-    _, _, transport = trained(folders, tmp_path, KINDS["messages"])
-    data, _ = next(one for one in questions(transport, "anna") if "settings" in from_bytes(one[0]).facts)
-    packet = from_bytes(data)
-    sent = packet.facts["settings"]
-    options = [part for name, value in BUDGET.items() for part in (f"--model.privacy.{name}", str(value))]
-    sent["model"], _ = written("--model.privacy", "LocalPrivacy", *options, "--model.privacy.noise_seed", "3")
-    facts = packet.facts | {"settings": sent, "session": session_name(sent)}
-    fresh = make_nodes(folders, tmp_path / "fresh")["anna"]
-    refused = from_bytes(fresh.handle(to_bytes(Packet(facts, packet.trees)))).facts
-    assert refused == {"refused": "noise seed"}
 
 
 def test_masks_that_the_server_could_take_off_are_refused(folders, tmp_path):

@@ -6,14 +6,22 @@ import tomllib
 import pytest
 import yaml
 
-from lit_fed.cli import arguments_of, main
+import lit_fed.cli
+from lit_fed.cli import arguments_of
+from lit_fed.command_line.deployed import main
 
 SMALL = ["--model.algorithm", "FedAvg", "--data.dataset.num_nodes", "3", "--name", "Any run_1"]
 
 
+def command(*arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["lit-fed", "flower-app", *arguments])
+        main(lambda: lit_fed.cli)
+
+
 def written(tmp_path, *arguments):
-    main(["flower-app", "--output", str(tmp_path / "app"), *arguments])
-    assert [one.name for one in (tmp_path / "app").iterdir()] == ["pyproject.toml"]
+    command("--output", str(tmp_path / "app"), *arguments)
+    assert {one.name for one in (tmp_path / "app").iterdir()} == {"pyproject.toml", "nodes.yaml"}
     return tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
 
 
@@ -40,6 +48,8 @@ def test_the_app_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     assert read.data.dataset.class_path == "lit_fed.deployment.flower_apps.FlowerFederation"
     assert read.data.dataset.init_args.num_nodes == 3
     assert read.name == "Any run_1"
+    of_nodes = yaml.safe_load((tmp_path / "app" / "nodes.yaml").read_text())
+    assert of_nodes == {"model": stored["model"]}
     said = capsys.readouterr().out
     assert f"next: flwr run {tmp_path / 'app'} SUPERLINK" in said
     assert "results: runs/Any run_1 on the server, beneath the folder in which flower-superlink was started" in said
@@ -70,7 +80,7 @@ def test_texts_with_quotes_and_letters_of_other_languages_are_kept(tmp_path):
 )
 def test_what_could_not_run_is_refused_before_anything_is_written(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
-        main(["flower-app", "--output", str(tmp_path / "app"), *arguments])
+        command("--output", str(tmp_path / "app"), *arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -79,7 +89,7 @@ def test_what_could_not_run_is_refused_before_anything_is_written(tmp_path, caps
 @pytest.mark.parametrize("arguments", [[], ["--output"]])
 def test_the_folder_has_to_be_given(capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
-        main(["flower-app", *arguments])
+        command(*arguments)
     assert stopped.value.code == 2
     assert "output" in capsys.readouterr().err
 
@@ -88,6 +98,6 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     written(tmp_path, *SMALL)
     before = (tmp_path / "app" / "pyproject.toml").read_bytes()
     with pytest.raises(SystemExit):
-        main(["flower-app", "--output", str(tmp_path / "app"), *SMALL])
+        command("--output", str(tmp_path / "app"), *SMALL)
     assert "exists and is not empty" in capsys.readouterr().err
     assert (tmp_path / "app" / "pyproject.toml").read_bytes() == before
