@@ -126,7 +126,7 @@ def test_a_seed_of_noise_that_the_server_sends_is_refused(folders, tmp_path):
 def test_masks_that_the_server_could_take_off_are_refused(folders, tmp_path):
     module = module_of(secure_aggregation=SecureSum())
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
-    with pytest.raises(ConfigError, match="makes its masks from the training seed, which the server knows"):
+    with pytest.raises(ConfigError, match="hides no message; leave it out"):
         fit(tmp_path / "run", InProcessFederation(transport), module)
 
 
