@@ -302,7 +302,8 @@ class SecureAverage(AlgorithmWrapper):
             return int(present.sum()) < needed
         order = generator(ctx.seed, ctx.round_idx, 0, f"secure/ring/{ctx.phase}").permutation(len(present))
         ring = present[torch.from_numpy(order).to(present.device)].int()
-        return int(sum(ring.roll(step) for step in range(-(partners // 2), partners // 2 + 1)).min()) < needed
+        held = torch.stack([ring.roll(step) for step in range(-(partners // 2), partners // 2 + 1)])
+        return int(held.sum(0).min()) < needed
 
 
 def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor]) -> int:
