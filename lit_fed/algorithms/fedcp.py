@@ -17,30 +17,28 @@ Deviations:
     MMD² has their kernel, Σ_a exp(−‖·‖²/(2a)) with a of 10, 15, 20 and 50, over the pairs of a batch.
     As there, a client sends (W_i^hd + W^hd)/2 as its global head. There v_i is random until a client's first round;
     here it is computed from the initial head.
-    All parts step together, but Θ is trained on features in evaluation mode.
+    All parts step together.
     A client is served by the received W^fe, W^hd and Θ with its personal head.
     An unseen client has no personal head in the paper. Ours: a copy of W^hd trains `unseen_epochs` passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import GlobalModels, Personal, local_run
+from lit_fed.core.algorithm import GlobalModels, Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.products import full_precision
 from lit_fed.core.partial_models import module_leaves, whole_models, with_module
-from lit_fed.core.prototypes import feature_width, head_leaves, masked_mean
-from lit_fed.core.targets import Criterion, ModelView, Objective, Target
+from lit_fed.core.prototypes import feature_width, gradient_only, head_leaves
+from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
 from lit_fed.errors import check_settings
@@ -61,9 +59,8 @@ class PersonalPolicy(NamedTuple):
 class ConditionalRun(NamedTuple):
     """A client's phase."""
 
-    models: ModelState  # W^fe and W_i^hd, leaves [1, ...]
-    policy: Leaves  # Θ, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of W^fe and W_i^hd, and of Θ
+    models: ModelState  # W^fe, W_i^hd and Θ, leaves [1, ...]
+    optimizer: OptimizerState
     loss: Tensor  # [] sum over steps of the mean cross-entropy of the batch, before the step
     steps: Tensor  # [] steps taken
     context: Tensor  # v_i, [D]
@@ -105,50 +102,33 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
         self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, data: ClientData, losses: None
     ) -> ConditionalRun:
         """The received W^fe and Θ, the personal head, and its v_i."""
-        run, policy = local_run(ctx, _own(ctx.task, shared, state)), module_leaves(shared.models, "policy")
-        optimizer = (run.optimizer, ctx.solver.init(ModelState(policy, {})))
-        return ConditionalRun(run.models, policy, optimizer, run.loss, run.steps, context(ctx.task, state.head))
+        models, leaves = _own(ctx.task, shared, state), module_leaves(shared.models, "policy")
+        run = local_run(ctx, models._replace(parameters=models.parameters | leaves))
+        return ConditionalRun(*run, context(ctx.task, state.head))
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, batch: Batch) -> ConditionalRun:
-        """A step of W^fe, W_i^hd and Θ on the loss, from the same values; an unseen client steps its head only."""
-        task, solver, (of_models, of_policy), adapts = ctx.task, ctx.solver, work.optimizer, ctx.phase == "adapt"
-        features, own = task.features(work.models, batch.x)[:, 0], head_leaves(task, work.models)
+        """A step of W^fe, W_i^hd and Θ on the loss; an unseen client steps its head only."""
+        task, own = ctx.task, frozenset(head_leaves(ctx.task, work.models))
         received = task.features(_own(task, shared, PersonalPolicy({})), batch.x)
-        everyone = _linear(task, head_leaves(task, shared.models))
-
-        def policy_loss(policy: Leaves) -> Tensor:
-            head = lambda f: task.head(ModelState(own, {}), f.unsqueeze(1))[:, 0]  # noqa: E731
-            given = (tuple(policy[name][0] for name in POLICY), work.context, *everyone)
-            return masked_mean(conditional_losses(features, batch.y, head, task.trained_on, given), batch.mask)
-
-        gradient, loss = grad_and_value(policy_loss)(work.policy)
-        constants = (
-            tuple(work.policy[name] for name in POLICY),
-            *(one.unsqueeze(0) for one in (work.context, *everyone)),
-        )
-        models, of_models = solver.step_without_loss(
-            task, work.models, of_models, batch, ctx.lr, moving=frozenset(own) if adapts else None,
-            objective=Objective(self.loss, uses_features=True, over_batch=True, constants=constants, rows=received),
+        constants = (work.context, *_linear(task, head_leaves(task, shared.models)))
+        objective = Objective(
+            self.loss, uses_features=True, over_batch=True, constants=tuple(one.unsqueeze(0) for one in constants),
+            rows=received, leaves=POLICY,
         )  # fmt: skip
-        if not adapts:
-            policy, of_policy = solver.update(work.policy, gradient, of_policy, ctx.lr)
-            work = work._replace(policy=policy)
-        return work._replace(
-            models=models, optimizer=(of_models, of_policy), loss=work.loss + loss, steps=work.steps + 1
-        )
+        return local_step(ctx, work, batch, moving=own if ctx.phase == "adapt" else None, objective=objective)
 
     def loss(self, view: ModelView) -> Tensor:
-        """The cross-entropy of each sample, and λ·MMD² of the batch, [B]."""
-        away = discrepancy(view.features, view.rows, view.mask)
-        return self.weight * away + conditional_losses(
-            view.features, view.y, view.head, view.trained_on, view.constants
-        )
+        """The cross-entropy of each sample, [B], with the gradient of λ·MMD² of the batch."""
+        v, *everyone = view.constants
+        own, other = policy(view.features, tuple(view.leaves[name] for name in POLICY), v)
+        losses: Tensor = view.trained_on.losses(view.head(own) + F.linear(other, *everyone), view.y)
+        return losses + gradient_only(self.weight * discrepancy(view.features, view.rows, view.mask))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, data: ClientData) -> ClientResult:
         """Send W^fe, Θ and the mean of both heads to be averaged; keep W_i^hd."""
         own = head_leaves(ctx.task, work.models)
         both = {name: torch.lerp(shared.models.parameters[name], leaf, 0.5) for name, leaf in own.items()}
-        sent = work.models._replace(parameters=work.models.parameters | both | work.policy)
+        sent = work.models._replace(parameters=work.models.parameters | both)
         message = Message(sent, ctx.client_weight(data))
         return ClientResult(message, PersonalPolicy(own), {"loss": work.loss / work.steps.clamp(min=1)})
 
@@ -172,9 +152,6 @@ class _Policy(nn.Sequential):
 POLICY = ("policy.0.weight", "policy.0.bias", "policy.1.weight", "policy.1.bias")
 """Names of the leaves of Θ."""
 
-Given = tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]
-"""Θ, v_i [D], and weight [K, D] and bias [K] of the global head."""
-
 
 def _own(task: Task, shared: GlobalModels, state: PersonalPolicy) -> ModelState:
     """W^fe under the personal head, without Θ."""
@@ -191,15 +168,6 @@ def _linear(task: Task, head: Leaves) -> tuple[Tensor, Tensor]:
     weight = head[task.last.names["weight"]][0]
     bias = task.last.names.get("bias")
     return weight, weight.new_zeros(len(weight)) if bias is None else head[bias][0]
-
-
-def conditional_losses(
-    h: Tensor, y: Tensor, head: Callable[[Tensor], Tensor], trained_on: Target | Criterion, given: Given
-) -> Tensor:
-    """The loss of W_i^hd(r ⊙ h) + W^hd(s ⊙ h) of each sample, [B]."""
-    leaves, v, *everyone = given
-    own, other = policy(h, leaves, v)
-    return trained_on.losses(head(own) + F.linear(other, *everyone), y)
 
 
 def policy(h: Tensor, leaves: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ Deviations:
     over these clients, not over all. A client's part is the mean over its batches during training; the authors' code
     has the moving mean of the last ones. There the models of this period are discarded; here they are averaged as in
     every round.
-    Both steps are simultaneous, as in their code, but z̄_i^p is trained on features in evaluation mode, and with the
-    solver's momentum and weight decay.
+    z̄_i^p steps with f and g, as in their code, but with the solver's momentum and weight decay. Means of features are
+    those of evaluation mode.
     An unseen client has no bias in the paper. Ours: 0, which trains `unseen_epochs` passes under the global model.
 """
 
@@ -27,13 +27,13 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Personal
+from lit_fed.core.algorithm import Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.prototypes import feature_width, masked_mean
+from lit_fed.core.partial_models import named_part, names_of
+from lit_fed.core.prototypes import feature_width, gradient_only, masked_mean
 from lit_fed.core.reduce import server_average
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
@@ -42,6 +42,9 @@ from lit_fed.errors import check_settings
 __all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels", "UnbiasedRun"]
 
 Bias = dict[str, Tensor]
+
+BIAS = "prbm.bias"
+"""Name of z̄_i^p beside the leaves of the network."""
 
 
 class UnbiasedModels(NamedTuple):
@@ -68,9 +71,8 @@ class FeatureBias(NamedTuple):
 class UnbiasedRun(NamedTuple):
     """A client's phase."""
 
-    models: ModelState  # f and g, leaves [1, ...]
-    bias: Bias  # z̄_i^p, one leaf [1, D]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of f and g, and of z̄_i^p
+    models: ModelState  # f, g and z̄_i^p, leaves [1, ...]
+    optimizer: OptimizerState
     loss: Tensor  # [] sum over steps of the mean loss of the batch without MR, before the step
     steps: Tensor  # [] steps taken
     mean: Tensor  # z̄_i^g, [D]
@@ -109,56 +111,43 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
 
     def state_init(self, ctx: Context, shared: UnbiasedModels, data: ClientData) -> FeatureBias:
         """z̄_i^p = 0."""
-        return FeatureBias({"bias": torch.zeros_like(shared.mean).unsqueeze(0)})
+        return FeatureBias({BIAS: torch.zeros_like(shared.mean).unsqueeze(0)})
 
     def client_init(
         self, ctx: Context, shared: UnbiasedModels, state: FeatureBias, data: ClientData, losses: None
     ) -> UnbiasedRun:
         """A copy of the global model, the personal bias, and z̄_i^g = 0."""
-        optimizer = (ctx.solver.init(shared.models), ctx.solver.init(ModelState(state.bias, {})))
-        zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
+        models = shared.models._replace(parameters=shared.models.parameters | state.bias)
         nothing = torch.zeros_like(shared.mean)
-        return UnbiasedRun(shared.models, state.bias, optimizer, zero, zero.clone(), nothing, nothing.clone())
+        return UnbiasedRun(*local_run(ctx, models), nothing, nothing.clone())
 
     def client_step(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, batch: Batch) -> UnbiasedRun:
-        """Steps of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without either while z̄^g is unknown."""
-        task, solver, (of_models, of_bias) = ctx.task, ctx.solver, work.optimizer
-        z = task.features(work.models, batch.x)
-
-        def biased_loss(bias: Bias) -> Tensor:
-            outputs = task.head(work.models, z + bias["bias"])
-            return masked_mean(task.trained_on.losses(outputs[:, 0], batch.y), batch.mask)
-
-        gradient, loss = grad_and_value(biased_loss)(work.bias)
-        stepped, before = solver.update(work.bias, gradient, of_bias, ctx.lr), (work.bias, of_bias)
-        learns = shared.known | (ctx.phase == "adapt")
-        bias, of_bias = tree.map_leaves(lambda new, old: torch.where(learns, new, old), stepped, before)
-        if ctx.phase != "adapt":
-            weight = self.weight * shared.known.to(z.dtype)
-            constants = (work.bias["bias"], *(one.unsqueeze(0) for one in (work.mean, shared.mean, weight)))
-            objective = Objective(self.loss, uses_features=True, over_batch=True, constants=constants)
-            models, of_models = solver.step_without_loss(
-                task, work.models, of_models, batch, ctx.lr, objective=objective
-            )
-            work = work._replace(models=models)
-        found = feature_mean(z[:, 0], batch.mask)
-        mean, total = torch.lerp(work.mean, found, self.momentum), work.total + found
-        return UnbiasedRun(work.models, bias, (of_models, of_bias), work.loss + loss, work.steps + 1, mean, total)
+        """A step of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without either while z̄^g is unknown."""
+        models, adapts = named_part(work.models, names_of(shared.models)), ctx.phase == "adapt"
+        found = feature_mean(ctx.task.features(models, batch.x)[:, 0], batch.mask)
+        constants = (work.mean, shared.mean, self.weight * shared.known.to(found.dtype), shared.known | adapts)
+        objective = Objective(
+            self.loss, uses_features=True, over_batch=True, constants=tuple(one.unsqueeze(0) for one in constants),
+            leaves=(BIAS,),
+        )  # fmt: skip
+        work = local_step(ctx, work, batch, objective=objective, moving=frozenset({BIAS}) if adapts else None)
+        return work._replace(mean=torch.lerp(work.mean, found, self.momentum), total=work.total + found)
 
     def loss(self, view: ModelView) -> Tensor:
-        """The loss of g(f(x) + z̄_i^p), and κ·MR of the batch, [B]."""
-        bias, before, wanted, weight = view.constants
+        """The loss of g(f(x) + z̄_i^p), [B], with the gradient of κ·MR of the batch."""
+        before, wanted, weight, learns = view.constants
         mean = torch.lerp(before, feature_mean(view.features, view.mask), self.momentum)
         regulariser = 0.5 * (mean - wanted).square().mean()
-        losses = view.trained_on.losses(view.head(view.features + bias), view.y)
-        return losses + weight * regulariser  # type: ignore[no-any-return]
+        losses: Tensor = view.trained_on.losses(view.head(view.features + view.leaves[BIAS] * learns), view.y)
+        return losses + gradient_only(weight * regulariser)
 
     def client_final(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, data: ClientData) -> ClientResult:
         """Send the model and the mean of its features; keep z̄_i^p."""
         weight, steps = ctx.client_weight(data), work.steps.clamp(min=1)
+        models = named_part(work.models, names_of(shared.models))
         down = torch.full_like(weight, tree.bits(shared, ctx.private))
-        message = Message(ModelsWithMean(work.models, work.total / steps), weight, bits_down=down)
-        return ClientResult(message, FeatureBias(work.bias), {"loss": work.loss / steps})
+        message = Message(ModelsWithMean(models, work.total / steps), weight, bits_down=down)
+        return ClientResult(message, FeatureBias({BIAS: work.models.parameters[BIAS]}), {"loss": work.loss / steps})
 
     def server_step(self, ctx: Context, shared: UnbiasedModels, reduced: Reduced, client_ids: Tensor) -> UnbiasedModels:
         """The average of the models; z̄^g after the first round."""
@@ -168,7 +157,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
 
     def log_prob(self, ctx: Context, shared: UnbiasedModels, state: FeatureBias, x: Tensor, outputs: None) -> Tensor:
         """The prediction of g(f(x) + z̄_i^p)."""
-        z = ctx.task.features(shared.models, x) + state.bias["bias"]
+        z = ctx.task.features(shared.models, x) + state.bias[BIAS]
         scores = ctx.task.head(shared.models, z)
         return ctx.task.mix(scores.new_ones(1), scores)
 

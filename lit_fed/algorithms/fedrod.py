@@ -14,7 +14,6 @@ Deviations:
     θ and ψ minimise L_BSM; φ_m minimises the cross-entropy of h_G(z) + h_P(z), with z and h_G detached. Both steps are
     simultaneous; PFLlib takes them one after the other. There, and in FL-bench, h_P starts as a copy of h_G; here at 0,
     so a client starts from the generic prediction. The authors published no program.
-    h_P is trained on features in evaluation mode.
     A client is served by the received θ and ψ with its φ_m, not by those of its last local steps.
     A class without samples at the client is excluded from L_BSM.
     The form with a hypernetwork that makes h_P from the shares of classes is not offered. Ours: the h_P of an unseen
@@ -29,18 +28,21 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, Personal
+from lit_fed.core.algorithm import GlobalModels, Personal, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.prototypes import check_classes, class_counts, head_leaves, masked_mean, shifted
+from lit_fed.core.partial_models import module_leaves, named_part, names_of
+from lit_fed.core.prototypes import check_classes, class_counts, gradient_only, head_leaves, shifted
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
 from lit_fed.errors import check_settings
 
 __all__ = ["FedRoD", "PersonalHead", "TwoHeads"]
+
+OWN = "h_P."
+"""Prefix of the leaves of φ_m beside those of the network."""
 
 
 class PersonalHead(NamedTuple):
@@ -52,9 +54,8 @@ class PersonalHead(NamedTuple):
 class TwoHeads(NamedTuple):
     """A client's phase."""
 
-    models: ModelState  # θ and ψ, leaves [1, ...]
-    head: dict[str, Tensor]  # φ_m, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of θ and ψ, and of φ_m
+    models: ModelState  # θ, ψ, and φ_m as `h_P.…`, leaves [1, ...]
+    optimizer: OptimizerState
     loss: Tensor  # [] sum over steps of the mean cross-entropy of h_G(z) + h_P(z), before the step
     steps: Tensor  # [] steps taken
     counts: Tensor  # n_c, [C]
@@ -97,37 +98,24 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
         self, ctx: Context, shared: GlobalModels, state: PersonalHead, data: ClientData, losses: None
     ) -> TwoHeads:
         """A copy of θ and ψ, and the client's φ_m."""
-        optimizer = (ctx.solver.init(shared.models), ctx.solver.init(ModelState(state.head, {})))
-        zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
-        counts = class_counts(data, ctx.task.target.num_classes, ctx.task.dtype)
-        return TwoHeads(shared.models, state.head, optimizer, zero, zero.clone(), counts)
+        own = {OWN + name: leaf for name, leaf in state.head.items()}
+        run = local_run(ctx, shared.models._replace(parameters=shared.models.parameters | own))
+        return TwoHeads(*run, class_counts(data, ctx.task.target.num_classes, ctx.task.dtype))
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: TwoHeads, batch: Batch) -> TwoHeads:
-        """A step of φ_m on the cross-entropy, and one of θ and ψ on L_BSM, from the same values."""
-        task, solver, (of_generic, of_personal) = ctx.task, ctx.solver, work.optimizer
-        z = task.features(work.models, batch.x)
-        generic = task.head(work.models, z)
-
-        def personal_loss(head: dict[str, Tensor]) -> Tensor:
-            outputs = generic + task.head(ModelState(head, {}), z)
-            return masked_mean(task.target.losses(outputs[:, 0], batch.y), batch.mask)
-
-        gradient, loss = grad_and_value(personal_loss)(work.head)
-        head, of_personal = solver.update(work.head, gradient, of_personal, ctx.lr)
-        work = work._replace(head=head, loss=work.loss + loss, steps=work.steps + 1)
-        if ctx.phase != "adapt":
-            present = work.counts.clamp(min=torch.finfo(work.counts.dtype).tiny)
-            objective = Objective(balanced_softmax, constants=self.gamma * present.log().unsqueeze(0))
-            models, of_generic = solver.step_without_loss(
-                task, work.models, of_generic, batch, ctx.lr, objective=objective
-            )
-            work = work._replace(models=models)
-        return work._replace(optimizer=(of_generic, of_personal))
+        """A step of θ and ψ on L_BSM, and of φ_m on the cross-entropy."""
+        present, own = work.counts.clamp(min=torch.finfo(work.counts.dtype).tiny), module_leaves(work.models, OWN[:-1])
+        constants = self.gamma * present.log().unsqueeze(0)
+        objective = Objective(two_losses, uses_features=True, constants=constants, leaves=tuple(own))
+        return local_step(
+            ctx, work, batch, moving=frozenset(own) if ctx.phase == "adapt" else None, objective=objective
+        )
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: TwoHeads, data: ClientData) -> ClientResult:
         """Send θ and ψ to be averaged as in FedAvg; keep φ_m."""
-        message = Message(work.models, ctx.client_weight(data))
-        return ClientResult(message, PersonalHead(work.head), {"loss": work.loss / work.steps.clamp(min=1)})
+        message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
+        head = {name.removeprefix(OWN): leaf for name, leaf in module_leaves(work.models, OWN[:-1]).items()}
+        return ClientResult(message, PersonalHead(head), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalHead, x: Tensor, outputs: None) -> Tensor:
         """The prediction of h_G(z) + h_P(z)."""
@@ -136,6 +124,9 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
         return ctx.task.mix(both.new_ones(1), both)
 
 
-def balanced_softmax(view: ModelView) -> Tensor:
-    """L_BSM of each sample, [B]; the constants are γ·log n_c."""
-    return view.trained_on.losses(shifted(view.outputs, view.constants), view.y)
+def two_losses(view: ModelView) -> Tensor:
+    """The cross-entropy of h_G(z) + h_P(z), [B], with the gradient of L_BSM; the constants are γ·log n_c."""
+    balanced = view.trained_on.losses(shifted(view.outputs, view.constants), view.y)
+    own = {name.removeprefix(OWN): leaf for name, leaf in view.leaves.items()}
+    both = view.outputs.detach() + view.head(view.features.detach(), own)
+    return view.trained_on.losses(both, view.y) + gradient_only(balanced)

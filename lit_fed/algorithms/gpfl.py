@@ -19,39 +19,38 @@ Deviations:
     g and p_i come from the received embeddings, as in the paper; in their code from those of the client's last round.
     p_i = Σ_u α_i^u·Ĉ_u is not divided by U, as in their code.
     μ is a weight decay of V and C, as in their code; the paper adds norms to the loss.
-    All parts take a step at once, but V and C are trained on features of evaluation mode.
+    All parts take a step at once.
     A client is served the received φ, V and C under its own head.
     An unseen client has no head in the paper. Ours: the initial one trains `unseen_epochs` passes, with its own α.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import local_run
+from lit_fed.core import tree
+from lit_fed.core.algorithm import local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.products import full_precision
 from lit_fed.core.partial_models import PartialModel, SentPart, module_leaves, named_part, names_of, with_module
-from lit_fed.core.prototypes import check_classes, class_counts, feature_width, head_leaves, masked_mean, per_sample
-from lit_fed.core.targets import Criterion, ModelView, Objective, Target
+from lit_fed.core.prototypes import check_classes, class_counts, feature_width, head_leaves, per_sample
+from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
 from lit_fed.errors import check_settings
 
 __all__ = ["GPFL", "GuidedRun", "OwnRoute"]
 
-Leaves = dict[str, Tensor]
-Gates = tuple[Tensor, Tensor]
-"""γ and β of a condition, [D] each."""
+Leaves = Mapping[str, Tensor]
+"""V and C, without model axis."""
 
 
 class OwnRoute(NamedTuple):
@@ -64,9 +63,8 @@ class OwnRoute(NamedTuple):
 class GuidedRun(NamedTuple):
     """A client's phase."""
 
-    models: ModelState  # φ and ψ, leaves [1, ...]
-    guides: Leaves  # V and C, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of φ and ψ, and of V and C
+    models: ModelState  # φ, ψ, V and C, leaves [1, ...]
+    optimizer: OptimizerState
     loss: Tensor  # [] sum over steps of the mean of L_i over the batch, before the step
     steps: Tensor  # [] steps taken
     received: Tensor  # Ĉ, [U, D]
@@ -112,69 +110,51 @@ class GPFL(PartialModel):
 
     def client_init(self, ctx: Context, shared: SentPart, state: OwnRoute, data: ClientData, losses: None) -> GuidedRun:
         """φ, V and C as received, the own head, and the conditions g and p_i of the round."""
-        guides = module_leaves(shared.models, "guides")
-        run, optimizer = local_run(ctx, self.whole(ctx, shared, state)), ctx.solver.init(ModelState(guides, {}))
-        return GuidedRun(
-            run.models, guides, (run.optimizer, optimizer), run.loss, run.steps, embeddings(guides),
-            conditions(guides, state.shares),
-        )  # fmt: skip
+        models, guides = self.whole(ctx, shared, state), module_leaves(shared.models, "guides")
+        run, known = local_run(ctx, models._replace(parameters=models.parameters | guides)), tree.index(guides, 0)
+        return GuidedRun(*run, known[EMBEDDING], conditions(known, state.shares))
 
     def client_step(self, ctx: Context, shared: SentPart, work: GuidedRun, batch: Batch) -> GuidedRun:
-        """A step of all parts on L_i, from the same values; of an unseen client's head alone."""
-        task, solver, (of_models, of_guides), adapts = ctx.task, ctx.solver, work.optimizer, ctx.phase == "adapt"
-        z, (g, p_i) = task.features(work.models, batch.x)[:, 0], work.conditions
-
-        def guided_loss(guides: Leaves) -> Tensor:
-            given = (valve(guides, g), valve(guides, p_i), embeddings(guides), work.received)
-            head = lambda f: task.head(work.models, f.unsqueeze(1))[:, 0]  # noqa: E731
-            return masked_mean(self.losses(z, batch.y, head, task.trained_on, given), batch.mask)
-
-        gradient, loss = grad_and_value(guided_loss)(work.guides)
-        given = (*valve(work.guides, g), *valve(work.guides, p_i), embeddings(work.guides), work.received)
-        models, of_models = solver.step_without_loss(
-            task, work.models, of_models, batch, ctx.lr, moving=names_of(shared.own) if adapts else None,
-            objective=Objective(self.loss, uses_features=True, constants=tuple(one.unsqueeze(0) for one in given)),
+        """A step of all parts on L_i; of an unseen client's head alone."""
+        guides = module_leaves(work.models, "guides")
+        constants = tuple(one.unsqueeze(0) for one in (work.received, *work.conditions))
+        decay = {
+            name: self.decay * leaf if name in guides else leaf.new_zeros(1)
+            for name, leaf in work.models.parameters.items()
+        }
+        return local_step(
+            ctx, work, batch, moving=names_of(shared.own) if ctx.phase == "adapt" else None,
+            penalty=Penalty(linear=decay),
+            objective=Objective(self.loss, uses_features=True, constants=constants, leaves=tuple(guides)),
         )  # fmt: skip
-        if not adapts:
-            gradient = {name: leaf + self.decay * work.guides[name] for name, leaf in gradient.items()}
-            guides, of_guides = solver.update(work.guides, gradient, of_guides, ctx.lr)
-            work = work._replace(guides=guides)
-        return work._replace(
-            models=models, optimizer=(of_models, of_guides), loss=work.loss + loss, steps=work.steps + 1
-        )
 
     def loss(self, view: ModelView) -> Tensor:
         """L_i of each sample, [B]."""
-        gamma, beta, own_gamma, own_beta, *rest = view.constants
-        given = ((gamma, beta), (own_gamma, own_beta), *rest)
-        return self.losses(view.features, view.y, view.head, view.trained_on, given)
-
-    def losses(
-        self, f: Tensor, y: Tensor, head: Callable[[Tensor], Tensor], trained_on: Target | Criterion,
-        given: tuple[Gates, Gates, Tensor, Tensor],
-    ) -> Tensor:  # fmt: skip
-        """L_i of each sample, [B], from features [B, D]; `given`: gates of g and p_i, C, and Ĉ."""
-        of_all, of_own, current, received = given
-        guided = routed(f, of_all)
+        received, g, p_i = view.constants
+        guided = routed(view.features, view.leaves, g)
         with full_precision(guided):
-            cosines = F.normalize(guided, dim=-1) @ F.normalize(current, dim=-1).T
-        angle = -cosines.log_softmax(-1).gather(-1, y.unsqueeze(-1))[..., 0]
-        distance = torch.linalg.vector_norm(guided - received[y], dim=-1)
-        return trained_on.losses(head(routed(f, of_own)), y) + per_sample(angle + self.weight * distance)
+            cosines = F.normalize(guided, dim=-1) @ F.normalize(view.leaves[EMBEDDING], dim=-1).T
+        angle = -cosines.log_softmax(-1).gather(-1, view.y.unsqueeze(-1))[..., 0]
+        distance = torch.linalg.vector_norm(guided - received[view.y], dim=-1)
+        losses = view.trained_on.losses(view.head(routed(view.features, view.leaves, p_i)), view.y)
+        return losses + per_sample(angle + self.weight * distance)
 
     def client_final(self, ctx: Context, shared: SentPart, work: GuidedRun, data: ClientData) -> ClientResult:
         """φ, V and C go to the server, which averages them; head and α_i stay."""
-        whole = work.models._replace(parameters=work.models.parameters | work.guides)
-        message = Message(named_part(whole, names_of(shared.models)), ctx.client_weight(data))
-        state = OwnRoute(named_part(whole, names_of(shared.own)), class_shares(ctx.task, data))
+        message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
+        state = OwnRoute(named_part(work.models, names_of(shared.own)), class_shares(ctx.task, data))
         return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
 
     def log_prob(self, ctx: Context, shared: SentPart, state: OwnRoute, x: Tensor, outputs: None) -> Tensor:
         """The prediction of ψ(f^P)."""
-        models, guides = self.whole(ctx, shared, state), module_leaves(shared.models, "guides")
+        models, guides = self.whole(ctx, shared, state), tree.index(module_leaves(shared.models, "guides"), 0)
         f = ctx.task.features(models, x)
-        scores = ctx.task.head(models, routed(f, valve(guides, conditions(guides, state.shares)[1])))
+        scores = ctx.task.head(models, routed(f, guides, conditions(guides, state.shares)[1]))
         return ctx.task.mix(scores.new_ones(1), scores)
+
+
+EMBEDDING = "guides.embedding.weight"
+"""Name of C."""
 
 
 class _Guides(nn.Module):
@@ -192,23 +172,18 @@ def class_shares(task: Task, data: ClientData) -> Tensor:
     return counts / counts.sum().clamp(min=1)
 
 
-def embeddings(guides: Leaves) -> Tensor:
-    """C, [U, D]."""
-    return guides["guides.embedding.weight"][0]
-
-
 def conditions(guides: Leaves, shares: Tensor) -> tuple[Tensor, Tensor]:
     """G and p_i, [D] each, of a client with these shares of classes [U]."""
-    known = embeddings(guides)
+    known = guides[EMBEDDING]
     return known.mean(0), (shares.unsqueeze(1) * known).sum(0)
 
 
-def valve(guides: Leaves, condition: Tensor) -> Gates:
-    """γ and β: LayerNorm(relu(Linear(condition))), two networks."""
+def valve(guides: Leaves, condition: Tensor) -> tuple[Tensor, Tensor]:
+    """γ and β: LayerNorm(relu(Linear(condition))), two networks, [D] each."""
 
     def one(name: str) -> Tensor:
         weight, bias, scale, shift = (
-            guides[f"guides.{name}.{leaf}"][0] for leaf in ("0.weight", "0.bias", "2.weight", "2.bias")
+            guides[f"guides.{name}.{leaf}"] for leaf in ("0.weight", "0.bias", "2.weight", "2.bias")
         )
         hidden = ((weight * condition).sum(1) + bias).relu()  # a matrix product would be autocast
         return F.layer_norm(hidden, hidden.shape, scale, shift)
@@ -216,7 +191,7 @@ def valve(guides: Leaves, condition: Tensor) -> Gates:
     return one("gamma"), one("beta")
 
 
-def routed(f: Tensor, gates: Gates) -> Tensor:
+def routed(f: Tensor, guides: Leaves, condition: Tensor) -> Tensor:
     """relu((γ + 1) ⊙ f + β) of features [..., D]."""
-    gamma, beta = gates
+    gamma, beta = valve(guides, condition)
     return ((gamma + 1) * f + beta).relu()

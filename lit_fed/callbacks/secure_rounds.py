@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from lit_fed.training.hooks import FederatedCallback
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.secure.wrapper import MaskedAverage
+from lit_fed.wrappers.secure.wrapper import SecureAverage
 
 __all__ = ["SecureRounds"]
 
@@ -25,7 +25,7 @@ class SecureRounds(FederatedCallback):
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: Any) -> None:
         wrapper = module.federation.algorithm
-        if not isinstance(wrapper, MaskedAverage) or not trainer.is_global_zero or not len(record.client_ids):
+        if not isinstance(wrapper, SecureAverage) or not trainer.is_global_zero or not len(record.client_ids):
             return
         settings, found = wrapper.settings, record.metrics
         if settings.dropout_fraction and found.get("secure/void_share", 1.0):

@@ -22,7 +22,8 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "ClassSums", "batch_sums", "check_classes", "class_counts", "class_cross_entropy", "class_features", "class_logits",
-    "class_sums", "class_vectors", "feature_width", "head_leaves", "masked_mean", "per_sample", "shifted",
+    "class_sums", "class_vectors", "feature_width", "gradient_only", "head_leaves", "masked_mean", "per_sample",
+    "shifted",
 ]  # fmt: skip
 
 
@@ -165,6 +166,11 @@ def shifted(outputs: Tensor, shift: Tensor) -> Tensor:
 def per_sample(values: Tensor) -> Tensor:
     """The mean over positions, [B], of numbers [B] or [B, L]."""
     return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def gradient_only(losses: Tensor) -> Tensor:
+    """0 with the gradient of these losses, which then count in no logged loss."""
+    return losses - losses.detach()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

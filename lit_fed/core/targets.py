@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -755,10 +755,11 @@ class ModelView(NamedTuple):
     y: Tensor  # [B] or [B, L]; soft labels have an axis of classes
     constants: Tree  # `constants` of this model, leaves without model axis
     rows: Tree  # `rows` of this model, leaves [B, ...]
-    head: Callable[[Tensor], Tensor]  # outputs [n, K] of features [n, D] under this model, in the mode of the step
+    head: Callable[..., Tensor]  # outputs [n, K] of features [n, D] under this model, or with other leaves by name
     trained_on: Target | Criterion
     inner: Tensor | None = None  # the features
     real: Tensor | None = None  # the mask
+    leaves: Mapping[str, Tensor] = {}  # `leaves` of this model by name, without model axis
 
     @property
     def losses(self) -> Tensor:
@@ -802,6 +803,10 @@ class Objective(NamedTuple):
     padding is removed, and recorded steps (`graphed`) read current values. If samples are private, `constants` must be
     public or noised, and each row of `rows` may depend on its sample only.
 
+    Leaves that the algorithm trains beside the network's, such as a second head, are parameters of the stepped models
+    under names of their own, given as `leaves`: the loss reads them as `view.leaves`, no pass of the network sees them,
+    and gradient, penalties, clipping and optimizer treat them as the others.
+
     Example:
         >>> def pulled(view):
         ...     means, share = view.constants
@@ -814,6 +819,7 @@ class Objective(NamedTuple):
     over_batch: bool = False
     constants: Tree = None  # leaves [M, ...], or [1, ...] for all models
     rows: Tree = None  # per sample, leaves [B, M, ...], or [B, 1, ...] for all models
+    leaves: Collection[str] = ()  # names
 
     def operands(self, num_models: int) -> tuple[list[Tensor], list[Tensor]]:
         """Leaves of `constants`, [M, ...], and of `rows`, [B, M, ...]."""
@@ -823,6 +829,12 @@ class Objective(NamedTuple):
     def with_operands(self, constants: Sequence[Tensor], rows: Sequence[Tensor]) -> Objective:
         """The objective with other leaves, such as those of one model."""
         return self._replace(constants=tree.rebuild(self.constants, constants), rows=tree.rebuild(self.rows, rows))
+
+    def apart(self, parameters: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The parameters of the network, and `leaves`."""
+        return {name: one for name, one in parameters.items() if name not in self.leaves}, {
+            name: parameters[name] for name in self.leaves
+        }
 
     def of_rows(self, rows: slice) -> Objective:
         """The objective for some samples of the batch."""

@@ -221,6 +221,10 @@ class Task(StackedNetwork):
         known = [] if self.memory is None else self.memory.take(models, batch.x)
         features = objective is not None and objective.uses_features
         self.set_mode(training)
+        own: dict[str, Tensor] = {}
+        if objective is not None and objective.leaves:
+            inner, own = objective.apart(models.parameters)
+            models = models._replace(parameters=inner)
         passes: Iterator[Pass]
         if known and not features:  # an E-step keeps outputs only
             passes = (known.pop(0) for _ in range(len(known)))  # each is freed after its gradient
@@ -231,6 +235,9 @@ class Task(StackedNetwork):
             )
         each = [None] * share.shape[1] if objective is None else objective.of_models(share.shape[1])
         for m, one in enumerate(passes):
+            if own:
+                mine = {name: (leaf if one.is_joint else leaf[m]).detach() for name, leaf in own.items()}
+                one = one._replace(beside=in_graph(mine, moving))
             if one.is_joint:
                 yield from self._each_of_joint(one, batch, share, each, moving)
                 continue
@@ -240,7 +247,7 @@ class Task(StackedNetwork):
                 loss = (losses * share[:, m]).sum()
             if objective is not None:
                 self.set_mode(training)  # the loss may have evaluated other models
-            yield loss.detach(), _gradient(loss, tree.named(one.parameters, moving)), one.buffers
+            yield loss.detach(), _gradient(loss, tree.named(one.parameters | one.beside, moving)), one.buffers
 
     def _in_pieces(self, y: Tensor) -> bool:
         """Whether outputs for labels [B, L] are so large that positions are processed in pieces."""
@@ -296,8 +303,14 @@ class Task(StackedNetwork):
         """Loss of each sample in the pass of one model, [B], with the objective of this model."""
         if objective is None:
             return self.trained_on.losses(one.outputs, y)
-        head = partial(self._call_head, one.parameters, one.buffers)
-        view = ModelView(one.outputs, y, objective.constants, objective.rows, head, self.trained_on, one.features)
+
+        def head(features: Tensor, leaves: dict[str, Tensor] | None = None) -> Tensor:
+            return self._call_head(one.parameters | (leaves or {}), one.buffers, features)
+
+        view = ModelView(
+            one.outputs, y, objective.constants, objective.rows, head, self.trained_on, one.features,
+            leaves=one.beside,
+        )  # fmt: skip
         return objective.each(view._replace(real=mask) if objective.over_batch else view)
 
     def _each_of_joint(
@@ -317,7 +330,8 @@ class Task(StackedNetwork):
                 rows = [self._losses_of(one.of_model(m), batch.y, own, batch.mask) for m, own in enumerate(objectives)]
                 each = torch.stack(rows, dim=1)
             losses = (each * share).sum(0)
-        gradient, losses = _gradient(losses.sum(), tree.named(one.parameters, moving)), losses.detach()
+        by = tree.named(one.parameters | one.beside, moving)
+        gradient, losses = _gradient(losses.sum(), by), losses.detach()
         for m in range(len(losses)):
             yield losses[m], {name: leaf[m] for name, leaf in gradient.items()}, tree.index(one.buffers, m)
 
@@ -400,7 +414,8 @@ class Task(StackedNetwork):
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
         features = objective is not None and objective.uses_features
-        one = self._passed(parameters, buffers, x, call or self._call, features=features)
+        inner, own = (parameters, {}) if objective is None else objective.apart(parameters)
+        one = self._passed(inner, buffers, x, call or self._call, features=features)._replace(beside=own)
         return (self._losses_of(one, y, objective, mask) * share).sum(), buffers
 
     def _by_vmap(

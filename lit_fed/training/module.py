@@ -108,8 +108,8 @@ class FederatedModule(LightningModule):
         target: what labels are: a likelihood, such as `Multiclass`, `Regression` or a user-defined class; null:
             inferred from type and shape of the training labels.
         privacy: simulated differential privacy of what the server learns; null: none.
-        secure_aggregation: show the server only sums of masked messages, such as `SecureSum`, which simulates the
-            arithmetic and keeps nothing secret from this process; null: it sees the messages.
+        secure_aggregation: use only sums of messages as integers, at the cost of a protocol of secure sums, such as
+            `SecureSum`, which hides nothing; null: messages as they are.
         compression: codec of the clients' messages, applied to the change of each leaf; null: none.
         compression_feedback: treatment of the codec's error: dropped (`none`), added to the client's next message
             (`ef14`), or avoided by sending differences to the server's copy (`ef21`); null: `ef14` for a biased codec,

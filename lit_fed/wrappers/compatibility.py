@@ -157,13 +157,13 @@ REFUSED: dict[str, str] = {
     "secure nothing": SUMS % NOTHING,
     "secure statistics": SUMS % STATISTICS,
     "secure refuses_secure_sums": SUMS % "{refuses_secure_sums}",
-    "masked_dropout fixed_denominator": (
-        "--model.secure_aggregation.dropout_fraction is {masked_dropout}, and whether a round is void then depends on "
+    "sum_dropout fixed_denominator": (
+        "--model.secure_aggregation.dropout_fraction is {sum_dropout}, and whether a round is void then depends on "
         "who takes part, which ε of --model.privacy {privacy} does not cover; give --model.faults.dropout instead, by "
-        "which clients drop out before they mask"
+        "which clients drop out before they send keys"
     ),
-    "masked_dropout needs_all": (
-        "--model.secure_aggregation.dropout_fraction is {masked_dropout}, and {name} needs every client in every "
+    "sum_dropout needs_all": (
+        "--model.secure_aggregation.dropout_fraction is {sum_dropout}, and {name} needs every client in every "
         "round; leave it out"
     ),
     # ------------------------------------------------------------------ compression
@@ -254,7 +254,7 @@ REFUSED: dict[str, str] = {
         "stale_fill; leave one of them out"
     ),
     "lost_messages secure": (
-        "--model.faults loses messages after work, whose masks --model.secure_aggregation could not take off; give "
+        "--model.faults loses messages after work, and without them --model.secure_aggregation finds no sum; give "
         "--model.secure_aggregation.dropout_fraction instead, or --model.faults.dropout with when before"
     ),
     "average privacy": REWEIGHS % "--model.privacy",
@@ -316,8 +316,8 @@ REFUSED: dict[str, str] = {
     "deployed serverless": SIMULATE % "has no server: one that played the network would see every client's model",
     "deployed refuses_deployment": SIMULATE % "{refuses_deployment}",
     "deployed secure": (
-        "--model.secure_aggregation makes its masks from the training seed, which the server knows; leave it out for "
-        "clients on machines of their own, or simulate it with data on this machine"
+        "--model.secure_aggregation counts what secure sums cost, and hides no message; leave it out for clients on "
+        "machines of their own, or simulate it with data on this machine"
     ),
     "deployed poison": "--data.poison alters samples, and those of a federation are on their nodes; leave it out",
     "deployed drops_nodes !forgives": (
@@ -438,7 +438,7 @@ class Compatibility(NamedTuple):
     def _of_wrappers(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         if self.secure is not None:
-            facts |= {"secure": True, "masked_dropout": getattr(self.secure, "dropout_fraction", 0) or None}
+            facts |= {"secure": True, "sum_dropout": getattr(self.secure, "dropout_fraction", 0) or None}
         if self.compression is not None:
             up, feedback = self.compression.up, self.compression.feedback
             facts |= {

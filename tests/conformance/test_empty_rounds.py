@@ -26,7 +26,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
-from lit_fed.wrappers.secure.wrapper import MaskedAverage, SecureSum
+from lit_fed.wrappers.secure.wrapper import SecureAverage, SecureSum
 
 SIZES = [6, 3, 9, 4]
 COHORTS = [[], [2], [], [0, 2, 3]]
@@ -159,9 +159,7 @@ def test_a_server_may_want_the_reduction_of_nothing(trainer, wrap):
         assert (federation.metrics, federation.bits.tolist()) == ({}, [0, 0])
 
 
-@pytest.mark.parametrize(
-    "wrap", [LocalNorm, lambda one: MaskedAverage(one, SecureSum(masks=True))], ids=["norm", "sum"]
-)
+@pytest.mark.parametrize("wrap", [LocalNorm, lambda one: SecureAverage(one, SecureSum())], ids=["norm", "sum"])
 def test_wrappers_leave_it_at_that(wrap):
     run(fresh(wrap(FedEM(num_components=2))))
 

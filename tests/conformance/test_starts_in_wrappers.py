@@ -36,7 +36,7 @@ AROUND = {
     "ef21": {"compression": TopK(0.5), "compression_feedback": "ef21"} | WHOLE,
     "downlink": {"downlink_compression": QSGD()} | WHOLE,
     "secure sum": {"secure_aggregation": SecureSum()},
-    "secure sum with dropouts": {"secure_aggregation": SecureSum(masks=True, dropout_fraction=0.3, threshold=0.4)},
+    "secure sum with dropouts": {"secure_aggregation": SecureSum(dropout_fraction=0.3, threshold=0.4)},
     "secure sum of codes": {"secure_aggregation": SecureSum(), "compression": RandomK(0.5)} | WHOLE,
     "robust rule": {"robust_aggregation": CenteredClipping(0.05, 2)},
     "attack": {"attack": Gaussian()},

@@ -102,7 +102,7 @@ def test_who_is_inside_whom():
     found = []
     while not isinstance(wrapped, FedEM):
         found, wrapped = [type(wrapped).__name__, *found], wrapped.inner
-    order = ["LocalNorm", "Unreliable", "Compressed", "PrivateAverage", "MaskedAverage", "RobustAverage"]
+    order = ["LocalNorm", "Unreliable", "Compressed", "PrivateAverage", "SecureAverage", "RobustAverage"]
     assert found == [*order, "CompressedBroadcast"]
 
 

@@ -496,3 +496,28 @@ def test_a_mixture_has_an_objective_of_each_component():
 
 def near(view: ModelView) -> torch.Tensor:
     return view.losses + (view.features - view.rows - 1).square().mean(1)
+
+
+def moved(view: ModelView) -> torch.Tensor:
+    """Features are pulled to a leaf of the algorithm."""
+    leaf = view.leaves["own.centre"] if view.leaves else view.constants
+    return view.losses + (view.features - leaf).square().mean(-1)
+
+
+@axes
+@pytest.mark.parametrize("network", [Linear, mlp, Parts, Normalised])
+def test_leaves_of_the_algorithm_are_trained_with_the_network(network, axis):
+    """The network's gradient is that with a constant in their place, theirs that of the loss."""
+    task, models, batch, objective = make(network, 2, masked=1)
+    task, centre = replace(task, model_axis=axis), objective.constants[0][:, 0].expand(2, -1)
+    whole = models._replace(parameters=models.parameters | {"own.centre": centre})
+    trained = Objective(moved, uses_features=True, leaves=("own.centre",))
+    loss, gradient, buffers = task.value_and_grad(whole, batch, objective=trained)
+    own = gradient.pop("own.centre")
+
+    def fixed(constant):
+        return task.value_and_grad(models, batch, objective=Objective(moved, uses_features=True, constants=constant))
+
+    assert distance((loss, gradient, buffers), fixed(centre)) < TIGHT
+    slope = (fixed(centre + own)[0] - fixed(centre - own)[0]) / 2  # exact, since the loss is quadratic in the leaf
+    assert distance(slope, own.square().sum(1)) < TIGHT

@@ -158,7 +158,7 @@ WRAPPED = {
         },
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
-    "secure sum": {"model": {"secure_aggregation": SecureSum(masks=True, dropout_fraction=0.3, threshold=0.4)}},
+    "secure sum": {"model": {"secure_aggregation": SecureSum(dropout_fraction=0.3, threshold=0.4)}},
     "compression": {"model": {"compression": TopK(0.1), "downlink_compression": QSGD()}},
     "compression by EF21": {"model": {"compression": QSGD(15), "compression_feedback": "ef21"}},
     "example privacy": {"model": {"privacy": NOISY_STEPS}},

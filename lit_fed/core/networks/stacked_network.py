@@ -502,12 +502,13 @@ class Pass(NamedTuple):
     buffers: dict[str, Tensor]  # after the pass
     is_joint: bool = False  # of M models together
     features: Tensor | None = None  # [B, D] or [B, L, D]; [B, M, D] if joint; None: not requested
+    beside: dict[str, Tensor] = {}  # noqa: RUF012 - `leaves` of an objective, as `parameters`
 
     def of_model(self, m: int) -> Pass:
         """The part of model m of a joint pass."""
         features = None if self.features is None else self.features[:, m]
-        parameters, buffers = tree.index((self.parameters, self.buffers), m)
-        return Pass(parameters, self.outputs[:, m], buffers, features=features)
+        parameters, buffers, beside = tree.index((self.parameters, self.buffers, self.beside), m)
+        return Pass(parameters, self.outputs[:, m], buffers, features=features, beside=beside)
 
 
 class ForwardMemory:

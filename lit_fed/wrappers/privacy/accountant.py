@@ -4,9 +4,9 @@ A release is a sum of clipped values with Gaussian noise, which every member ent
 probability (Poisson sampling). The noise multiplier z is the noise's standard deviation over the sensitivity of the sum
 to one member. The guarantee is (ε, δ) differential privacy for adding or removing one member.
 
-Two accountants answer. `rdp` bounds ε by Rényi divergences; a release is a vector of them and releases add up, so a
-number per round costs next to nothing. `pld` composes distributions of the privacy loss; it is close to exact, and
-smaller. Both come from the package dp-accounting (the extra `privacy`), imported when one of them is asked for.
+The package dp-accounting (the extra `privacy`), imported on first use, has both accountants and the search for the
+noise. `rdp` bounds ε by Rényi divergences; `pld` composes distributions of the privacy loss, is close to exact, and
+smaller. What is added here: the grid of those distributions, exact Gaussians, and the worst of many clients.
 """
 
 from __future__ import annotations
@@ -14,22 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.packages import imported_later, optional_package
-
-if TYPE_CHECKING:
-    from scipy import optimize
-else:
-    optimize = imported_later("scipy.optimize")
+from lit_fed.system.packages import optional_package
 
 __all__ = [
-    "Accountant", "accountant_name", "epsilon_of_local_messages", "epsilon_of_mixed_releases", "epsilon_of_releases",
-    "epsilon_of_truncated_batches", "noise_for_local_messages", "noise_for_releases",
+    "Accountant", "accountant_name", "epsilon_of_local_messages", "epsilon_of_releases", "epsilon_of_truncated_batches",
+    "noise_for_local_messages", "noise_for_releases",
 ]  # fmt: skip
 
 Accountant = Literal["pld", "rdp"]
@@ -41,14 +34,9 @@ MOST_NOISE, LEAST_NOISE = 1e6, 1e-3  # bounds of the search
 
 
 def epsilon_of_releases(
-    sampling_probability: float,
-    noise_multiplier: float,
-    releases: int,
-    delta: float,
-    accountant: Accountant = "pld",
-    *,
-    exact: bool = True,
-) -> float:
+    sampling_probability: float, noise_multiplier: float, releases: int, delta: float, accountant: Accountant = "pld",
+    *, beside: tuple[float, int] = (0.0, 0), exact: bool = True,
+) -> float:  # fmt: skip
     """ε of releases of Poisson-sampled sums with Gaussian noise, for adding or removing one member.
 
     Args:
@@ -57,6 +45,7 @@ def epsilon_of_releases(
         releases: how many sums were published; 0 costs nothing.
         delta: in (0, 1).
         accountant: `pld` or `rdp`.
+        beside: noise multiplier and number of other sums, which every member enters.
         exact: False for a tenth of the time, where ε by `pld` may be too large by a few thousandths.
 
     Returns:
@@ -68,19 +57,19 @@ def epsilon_of_releases(
     Source:
         Mironov, Talwar, Zhang 2019 (arXiv 1908.10530) for `rdp`; Doroshenko et al. 2022 (arXiv 2207.04380) for `pld`.
     """
-    if releases == 0:
-        return 0.0
-    if noise_multiplier == 0:
-        return math.inf
+    sums = [one for one in ((sampling_probability, noise_multiplier, releases), (1.0, *beside)) if one[2]]
+    if not sums or not all(noise for _, noise, _ in sums):
+        return math.inf if sums else 0.0
     if accountant == "rdp":
-        orders, divergences = _divergences(sampling_probability, noise_multiplier)
+        each = [(_divergences(probability, noise), count) for probability, noise, count in sums]
         with _quiet() as library:
-            return float(library.rdp.compute_epsilon(orders, divergences * releases, delta)[0])
-    if sampling_probability == 1:  # one Gaussian of all releases, whose loss has a closed form
-        return _epsilon_of_gaussian(noise_multiplier / math.sqrt(releases), delta)
-    one = _loss_distribution(sampling_probability, noise_multiplier, _grid(noise_multiplier, releases, exact))
-    with _quiet():
-        return float(one.self_compose(releases).get_epsilon_for_delta(delta))
+            total = sum(one.rdp * count for one, count in each)
+            return float(library.rdp.compute_epsilon(each[0][0].orders, total, delta)[0])
+    if len(sums) == 1 and sums[0][0] == 1:  # one Gaussian of all releases, whose loss has a closed form
+        return _epsilon_of_gaussian(sums[0][1] / math.sqrt(sums[0][2]), delta)
+    with _quiet() as library:
+        event = _sums(library, sampling_probability, noise_multiplier, releases, beside)
+        return _by_losses(library, event, _grid(noise_multiplier, releases, exact), delta)
 
 
 def noise_for_releases(
@@ -107,12 +96,33 @@ def noise_for_releases(
     Raises:
         ConfigError: if no noise multiplier between 0.001 and a million does it, or if the package is missing.
     """
+    most = epsilon_of_releases(sampling_probability, LEAST_NOISE, releases, delta, "rdp", beside=beside)
+    if most <= target_epsilon:
+        raise ConfigError(
+            f"target_epsilon {target_epsilon:g} is kept with hardly any noise (a multiplier below {LEAST_NOISE:g}); "
+            "ask for a smaller one"
+        )
+    with _quiet() as library:
 
-    def costs(teller: Accountant) -> Callable[[float], float]:
-        return lambda noise: epsilon_of_mixed_releases(sampling_probability, noise, releases, *beside, delta, teller)
+        def search(fresh: Callable[[], Any], below: float, guess: float) -> float:
+            """The largest 1/z, in which ε is nearly linear, from a value that costs too little."""
+            return library.calibrate_dp_mechanism(  # type: ignore[no-any-return]
+                fresh, lambda x: _sums(library, sampling_probability, 1 / x, releases, beside), target_epsilon, delta,
+                library.LowerEndpointAndGuess(below, guess), tol=NOISE_TOLERANCE * below,
+            )  # fmt: skip
 
-    above = _least_noise(costs("rdp"), target_epsilon, 1.0)
-    return above if accountant == "rdp" else _least_noise(costs("pld"), target_epsilon, above)
+        try:
+            found = search(library.rdp.RdpAccountant, 1 / MOST_NOISE, 1.0)
+        except library.mechanism_calibration.NoBracketIntervalFoundError as error:
+            raise ConfigError(
+                f"no noise multiplier up to {MOST_NOISE:g} keeps to target_epsilon {target_epsilon:g}; ask for a "
+                "larger one, for fewer rounds or for a smaller share of the clients"
+            ) from error
+        if accountant == "pld":
+            grid = _grid(0.5 / found, releases)  # at least as coarse as that of the answer, whose ε is then no larger
+            fresh = partial(library.pld.PLDAccountant, value_discretization_interval=grid)
+            found = search(fresh, 0.9 * found, 1.15 * found)
+    return 1 / found
 
 
 def epsilon_of_local_messages(noise_multiplier: float, messages: int, delta: float) -> float:
@@ -127,11 +137,7 @@ def epsilon_of_local_messages(noise_multiplier: float, messages: int, delta: flo
     Source:
         Balle, Wang 2018 (arXiv 1805.06530), the exact loss of a Gaussian.
     """
-    if messages == 0:
-        return 0.0
-    return (
-        math.inf if noise_multiplier == 0 else _epsilon_of_gaussian(noise_multiplier / 2 / math.sqrt(messages), delta)
-    )
+    return _epsilon_of_gaussian(noise_multiplier / 2 / math.sqrt(messages), delta) if messages else 0.0
 
 
 def noise_for_local_messages(target_epsilon: float, messages: int, delta: float) -> float:
@@ -178,10 +184,12 @@ def epsilon_of_truncated_batches(
         steps = most_steps[size]
         if size == most_samples or not steps or not noise_multiplier:
             return epsilon_of_releases(sampling_probability, noise_multiplier, steps, delta, exact=exact)
-        grid = _grid(noise_multiplier, steps, exact)
-        one = _cut_loss_distribution(size, sampling_probability, most_samples, noise_multiplier, grid)
-        with _quiet():
-            return float(one.self_compose(steps).get_epsilon_for_delta(delta))
+        with _quiet() as library:
+            event = library.TruncatedSubsampledGaussianDpEvent(
+                size, sampling_probability, most_samples, noise_multiplier
+            )
+            repeated = library.SelfComposedDpEvent(event, steps)
+            return _by_losses(library, repeated, _grid(noise_multiplier, steps, exact), delta)
 
     # a coarse grid only makes ε larger, so a size whose coarse ε is below an exact one needs no exact one
     rough = sorted(((epsilon(size, False), size) for size in most_steps), reverse=True)
@@ -192,47 +200,6 @@ def epsilon_of_truncated_batches(
         if bound > largest:
             largest = max(largest, epsilon(size, True))
     return largest
-
-
-def epsilon_of_mixed_releases(
-    sampling_probability: float,
-    noise_multiplier: float,
-    steps: int,
-    other_noise: float,
-    others: int,
-    delta: float,
-    accountant: Accountant = "pld",
-    *,
-    exact: bool = True,
-) -> float:
-    """ε of Poisson-sampled sums and of other sums, which every member entered, together.
-
-    Args:
-        sampling_probability: probability of one member in one of the sampled sums, in (0, 1].
-        noise_multiplier: noise multiplier of a sampled sum.
-        steps: how many sampled sums were published.
-        other_noise: noise multiplier of another sum.
-        others: how many other sums were published.
-        delta: in (0, 1).
-        accountant: `pld` or `rdp`.
-        exact: as of `epsilon_of_releases`.
-    """
-    if not others:
-        return epsilon_of_releases(sampling_probability, noise_multiplier, steps, delta, accountant, exact=exact)
-    if not steps:
-        return epsilon_of_releases(1.0, other_noise, others, delta, accountant, exact=exact)
-    if not noise_multiplier or not other_noise:
-        return math.inf
-    if accountant == "rdp":
-        orders, divergences = _divergences(sampling_probability, noise_multiplier)
-        both = divergences * steps + _divergences(1.0, other_noise)[1] * others
-        with _quiet() as library:
-            return float(library.rdp.compute_epsilon(orders, both, delta)[0])
-    grid = _grid(noise_multiplier, steps, exact)
-    one = _loss_distribution(sampling_probability, noise_multiplier, grid).self_compose(steps)
-    with _quiet():
-        all_others = _loss_distribution(1.0, other_noise / math.sqrt(others), grid)  # one Gaussian of them all
-        return float(one.compose(all_others).get_epsilon_for_delta(delta))
 
 
 def accountant_name(accountant: Literal["pld", "rdp", "gaussian"]) -> str:
@@ -249,29 +216,19 @@ def accountant_name(accountant: Literal["pld", "rdp", "gaussian"]) -> str:
     return f"{kind}, dp-accounting {version('dp-accounting')}"
 
 
-def _least_noise(cost: Callable[[float], float], target: float, guess: float) -> float:
-    """The smallest noise, up to the tolerance, whose cost is at most the target; costs fall with the noise."""
-    above = guess
-    while cost(above) > target:
-        above *= 2
-        if above > MOST_NOISE:
-            raise ConfigError(
-                f"no noise multiplier up to {MOST_NOISE:g} keeps to target_epsilon {target:g}; "
-                "ask for a larger one, for fewer rounds or for a smaller share of the clients"
-            )
-    below = 0.8 * above
-    while cost(below) <= target:
-        above, below = below, 0.8 * below
-        if below < LEAST_NOISE:
-            raise ConfigError(
-                f"target_epsilon {target:g} is kept with hardly any noise (a multiplier below {LEAST_NOISE:g}); "
-                "ask for a smaller one"
-            )
-    tolerance = NOISE_TOLERANCE * below
-    found = float(optimize.brentq(lambda noise: cost(noise) - target, below, above, xtol=tolerance))
-    while cost(found) > target:
-        found += tolerance
-    return found
+def _sums(
+    library: Any, sampling_probability: float, noise_multiplier: float, releases: int, beside: tuple[float, int]
+) -> Any:
+    """The event of `epsilon_of_releases`."""
+    sampled = library.PoissonSampledDpEvent(sampling_probability, library.GaussianDpEvent(noise_multiplier))
+    each = ((sampled, releases), (library.GaussianDpEvent(beside[0]), beside[1]))
+    return library.ComposedDpEvent([library.SelfComposedDpEvent(event, count) for event, count in each if count])
+
+
+def _by_losses(library: Any, event: Any, grid: float, delta: float) -> float:
+    """ε of an event by `pld`."""
+    teller = library.pld.PLDAccountant(value_discretization_interval=grid)
+    return float(teller.compose(event).get_epsilon(delta))
 
 
 def _grid(noise_multiplier: float, releases: int, exact: bool = True) -> float:
@@ -280,9 +237,9 @@ def _grid(noise_multiplier: float, releases: int, exact: bool = True) -> float:
     Its error in ε grows with the number of releases and with its square. Losses spread like 1/z², so with little noise,
     and ε in the hundreds, a fixed grid would take minutes.
     """
-    fine = max(FINEST_GRID, math.sqrt(GRID_ERRORS[exact] / releases))
+    fine = max(FINEST_GRID, math.sqrt(GRID_ERRORS[exact] / max(releases, 1)))
     grid = max(fine, FINEST_GRID * (0.7 / noise_multiplier) ** 3)
-    return FINEST_GRID * 2.0 ** math.floor(math.log2(grid / FINEST_GRID))  # few entries, since a release stays cached
+    return FINEST_GRID * 2.0 ** math.floor(math.log2(grid / FINEST_GRID))  # grids are nested: a coarser one costs more
 
 
 def _epsilon_of_gaussian(noise_multiplier: float, delta: float) -> float:
@@ -291,38 +248,10 @@ def _epsilon_of_gaussian(noise_multiplier: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=8)
-def _divergences(sampling_probability: float, noise_multiplier: float) -> tuple[list[float], np.ndarray]:
-    """Orders, and the Rényi divergence of one release at each."""
+def _divergences(sampling_probability: float, noise_multiplier: float) -> Any:
+    """`rdp` after one release, kept since releases add up and each evaluation of a run asks."""
     with _quiet() as library:
-        gaussian = library.GaussianDpEvent(noise_multiplier)
-        teller = library.rdp.RdpAccountant()
-        teller.compose(library.PoissonSampledDpEvent(sampling_probability, gaussian))
-        return teller.orders.tolist(), teller.rdp
-
-
-@lru_cache(maxsize=8)
-def _loss_distribution(sampling_probability: float, noise_multiplier: float, grid: float) -> Any:
-    """The privacy loss of one release."""
-    with _quiet() as library:
-        return library.pld.privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=noise_multiplier, sampling_prob=sampling_probability, value_discretization_interval=grid
-        )
-
-
-@lru_cache(maxsize=4096)
-def _cut_loss_distribution(
-    num_samples: int, sampling_probability: float, most_samples: int, noise_multiplier: float, grid: float
-) -> Any:
-    """The privacy loss of one gradient of a truncated batch, for a client with this number of samples."""
-    with _quiet() as library:
-        return library.pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
-            dataset_size=num_samples,
-            sampling_probability=sampling_probability,
-            truncated_batch_size=most_samples,
-            noise_multiplier=noise_multiplier,
-            value_discretization_interval=grid,
-            neighboring_relation=library.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        )
+        return library.rdp.RdpAccountant().compose(_sums(library, sampling_probability, noise_multiplier, 1, (0.0, 0)))
 
 
 @contextmanager

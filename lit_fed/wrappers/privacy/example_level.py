@@ -32,7 +32,6 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, own_work
 from lit_fed.wrappers.privacy.accountant import (
     Accountant,
-    epsilon_of_mixed_releases,
     epsilon_of_releases,
     epsilon_of_truncated_batches,
     noise_for_releases,
@@ -240,9 +239,9 @@ class PrivateSteps(Private):
             return epsilon_of_truncated_batches(
                 clients, privacy.sample_rate, privacy.max_batch, noise, privacy.charged, exact=exact
             )
-        return epsilon_of_mixed_releases(
-            privacy.sample_rate, noise, int(steps.max()), privacy.mixture_noise or 0.0, mixtures, privacy.charged,
-            privacy.accountant, exact=exact,
+        return epsilon_of_releases(
+            privacy.sample_rate, noise, int(steps.max()), privacy.charged, privacy.accountant,
+            beside=(privacy.mixture_noise or 0.0, mixtures), exact=exact,
         )  # fmt: skip
 
     def plan(self, ctx: Context, own: Charged) -> list[str]:

@@ -1,1 +1,1 @@
-"""Secure sums: fixed-point messages under masks that cancel, and recovery of the masks of clients that drop out."""
+"""Secure sums: fixed-point messages, their bits, and rounds that are void since too many clients drop out."""

@@ -1,14 +1,16 @@
-"""Secure aggregation around any algorithm whose server needs a sum of models or changes: its arithmetic only.
+"""Secure sums around any algorithm whose server needs a sum of models or changes: what they cost, without secrecy.
 
 Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017.
 https://doi.org/10.1145/3133956.3133982
+Bell, Bonawitz, Gascón, Lepoint, Raykova. "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead". CCS 2020:
+keys with some neighbours only. https://doi.org/10.1145/3372297.3417885
 
 Symbols:
-    x_i    -> Masked.residues, Masked.weight   round(w_i·Δ_i·2^f) mod 2^b, and w_i as an additional coordinate
-    t      -> threshold                        share of the clients that must be left
+    x_i    -> Residues.residues, Residues.weight   round(w_i·Δ_i·2^f) mod 2^b, and w_i as an additional coordinate
+    t      -> threshold                            share of the holders of each key that must be left
 Deviations:
-    This simulates the arithmetic: quantisation, clamping, overflow, masks, dropouts and bits. Nothing is kept secret
-    from this process; key agreement with its rounds and time, and malicious servers are not simulated.
+    Nothing is hidden: there are no keys and no masks, which change no sum. What the protocol costs remains: rounding,
+    clamping, overflow, bits of numbers and keys, and rounds that are void since too many clients drop out.
     Clients send changes of models, not models, whose numbers are larger: a narrow range allows fine steps.
     Counters of batches take no fraction bits; the shares of a client's models are in [0, 1].
     Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that the noise
@@ -29,7 +31,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.seeds import uniforms
+from lit_fed.core.seeds import generator, uniforms
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, WrapperSettings, own_work
@@ -38,10 +40,9 @@ from lit_fed.wrappers.compression.wrapper import Compressed, sent_leaves
 from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import clips_messages
-from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo, most_fraction_bits
-from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits, survives, take_masks_off
+from lit_fed.wrappers.secure.fixed_point import FixedPoint, most_fraction_bits
 
-__all__ = ["Masked", "MaskedAverage", "SecureAggregation", "SecureSum"]
+__all__ = ["Residues", "SecureAggregation", "SecureAverage", "SecureSum"]
 
 
 class SecureAggregation(WrapperSettings):
@@ -62,27 +63,28 @@ class SecureAggregation(WrapperSettings):
 
 PLACE = "--model.secure_aggregation"
 
+KEY_BITS = 256
+"""Bits of a public key, and of a share of a secret."""
+
 MOST_MESSAGES = 2**19
 """Messages of a sum whose division by their number rounding undoes: their sum stays below 2^51."""
 
 
 @dataclass(frozen=True)
 class SecureSum(SecureAggregation):
-    """The server sees only sums of masked integers, not the message of any single client.
+    """Messages as integers, of which the server uses the sum only.
 
-    This simulates the arithmetic of secure aggregation; nothing is kept secret from this process.
+    This counts the costs of secure aggregation: rounding, bits, and void rounds. Nothing is kept secret.
 
     Args:
         modulus_bits: b; integers are added modulo 2^b, from 8 to 64.
         fraction_bits: f; changes are rounded to multiples of 2^-f; null: the maximum for which no sum over the clients
             of a round can overflow.
         clip_range: c; changes are clamped to ±c, and the clamped ones counted as `secure/clamped_share`.
-        threshold: share of the clients of a round (with `neighbours`, of each client and its partners) that must remain
-            for a sum; with fewer the round is void.
-        dropout_fraction: probability that a client drops out of a round after masking its message.
-        neighbours: number of others with which a client shares masks and keys, even; null: all.
-        masks: draw the masks and remove them again; they change no bit of the sum, at a cost quadratic in the number
-            of clients. False skips them.
+        threshold: share of the clients of a round (with `neighbours`, of each client and its neighbours) that must
+            remain for a sum; with fewer the round is void.
+        dropout_fraction: probability that a client drops out of a round after sending its keys.
+        neighbours: number of others with which a client shares keys, even; null: all.
     """
 
     modulus_bits: int = 32
@@ -91,7 +93,6 @@ class SecureSum(SecureAggregation):
     threshold: float = 2 / 3
     dropout_fraction: float = 0.0
     neighbours: int | None = None
-    masks: bool = False
 
     def __post_init__(self) -> None:
         paired = self.neighbours is None or (self.neighbours >= 2 and self.neighbours % 2 == 0)
@@ -120,10 +121,10 @@ class SecureSum(SecureAggregation):
         return point
 
     def around(self, algorithm: Any) -> AlgorithmWrapper:
-        return MaskedAverage(algorithm, self)
+        return SecureAverage(algorithm, self)
 
 
-class Masked(NamedTuple):
+class Residues(NamedTuple):
     """A client's message value: integers below 2^32, in L parts each."""
 
     residues: Any  # for each leaf of the algorithm's message [L, ...] float64
@@ -131,8 +132,8 @@ class Masked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskedAverage(AlgorithmWrapper):
-    """Clients send masked integers; the server decodes the algorithm's average from their sum.
+class SecureAverage(AlgorithmWrapper):
+    """Clients send integers; the server decodes the algorithm's average from their sum.
 
     Sums of integers are exact in any order, so blocks and ranks change no bit.
     """
@@ -140,7 +141,7 @@ class MaskedAverage(AlgorithmWrapper):
     settings: SecureSum
 
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
-        """The algorithm's phases; a client drawn several times masks once, and its message counts the draws."""
+        """The algorithm's phases; a client drawn several times sends one message, which counts the draws."""
         phases = []
         for phase in self.inner.phases(ctx, client_ids):
             ids, counts = phase.client_ids.unique(return_counts=True)
@@ -154,9 +155,9 @@ class MaskedAverage(AlgorithmWrapper):
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """The changes times their weight and the weight itself, as masked integers; the message counts once."""
+        """The changes times their weight and the weight itself, as integers; the message counts once."""
         changes = delta_of(message.value, reference_of(self.inner, self.broadcast_view(ctx, shared), message.value))
-        points, cohort = self._points(ctx, shared, changes), self._cohort(ctx)
+        points = self._points(ctx, shared, changes)
         weight = message.weight.double() * (1 if ctx.draws is None else ctx.draws[data.client_id])
         pairs = [(point, leaf.flatten()) for point, leaf in zip(points, tree.leaves(changes), strict=True)]
         bounded = clips_messages(self.inner)
@@ -165,31 +166,27 @@ class MaskedAverage(AlgorithmWrapper):
             weight.round().to(torch.int64).view(1),
         ]
         flat = torch.cat(parts)
-        if self.settings.masks and len(cohort.client_ids):
-            flat = modulo(flat + cohort.mask(data.client_id, len(flat)), self.settings.modulus_bits)
         *limbs, of_weight = points[0].split(flat).split([len(part) for part in parts], dim=1)
         sent = [
             # non-finite values stay non-finite, so that later checks find them
             torch.where(leaf.isfinite(), limb.view(-1, *leaf.shape), leaf)
             for limb, leaf in zip(limbs, tree.leaves(changes), strict=True)
         ]
-        value = Masked(tree.rebuild(message.value, sent), of_weight[:, 0])
+        value = Residues(tree.rebuild(message.value, sent), of_weight[:, 0])
         beyond = torch.stack([(leaf.abs() > point.largest).sum() for point, leaf in pairs]).sum()
         metrics = {"secure/clamped_share": (beyond.double() / (len(flat) - 1)).float()}  # short, so that sums are exact
-        counts, metrics = self._counts(ctx, cohort, data.client_id, metrics)
+        counts, metrics = self._counts(ctx, data.client_id, metrics)
         numbers = 1 + self._num_sent(ctx, shared, message.value)
-        bits = counts * self.settings.modulus_bits * numbers + agreement_bits(cohort.num_partners)
+        keys = 2 * KEY_BITS * (1 + self._num_partners(ctx))  # two public keys, and two shares for each partner
+        bits = counts * self.settings.modulus_bits * numbers + keys
         return message._replace(value=value, weight=counts, bits_up=bits), memory, metrics
 
-    def _counts(
-        self, ctx: Context, cohort: MaskingCohort, client_id: Tensor, metrics: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _counts(self, ctx: Context, client_id: Tensor, metrics: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """1, or 0 for a client that drops out, [] float64; metrics with the share of dropouts."""
         counts = (~self._drops_out(ctx, client_id)).double()
         if self.settings.dropout_fraction:
-            present = self._present(ctx, cohort)
-            void = torch.full_like(counts, float(not survives(cohort, present, self.settings.threshold)))
-            gone = torch.ones_like(counts) - present.double().mean()
+            void = torch.full_like(counts, float(self._is_void(ctx)))
+            gone = torch.ones_like(counts) - self._present(ctx).double().mean()
             metrics = metrics | {"secure/dropped_share": gone.float(), "secure/void_share": void}
         return counts, metrics
 
@@ -205,12 +202,11 @@ class MaskedAverage(AlgorithmWrapper):
         return WrappedWork(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
-        """The algorithm's result, masked; a client whose message is lost keeps its old state."""
+        """The algorithm's result; a client whose message is lost keeps its old state."""
         if not self._may_lose(ctx):
             return super().client_final(ctx, shared, work, data)
-        result, cohort = super().client_final(ctx, shared, own_work(work), data), self._cohort(ctx)
-        lost = self._drops_out(ctx, data.client_id)
-        if not survives(cohort, self._present(ctx, cohort), self.settings.threshold):
+        result, lost = super().client_final(ctx, shared, own_work(work), data), self._drops_out(ctx, data.client_id)
+        if self._is_void(ctx):
             lost = torch.ones_like(lost)
         state = tree.map_leaves(lambda new, old: torch.where(lost, old, new), result.state, work.memory)
         return result._replace(state=state)
@@ -218,23 +214,16 @@ class MaskedAverage(AlgorithmWrapper):
     # ------------------------------------------------------------------ at the server
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
         """The algorithm's step on the average of the remaining clients; a void round changes nothing."""
-        cohort = self._cohort(ctx)
-        is_sum = bool(len(cohort.client_ids) and tree.leaves(reduced.value))
-        if is_sum and not survives(cohort, self._present(ctx, cohort), self.settings.threshold):
+        is_sum = bool(len(self._cohort(ctx)) and tree.leaves(reduced.value))
+        if is_sum and self._is_void(ctx):
             return shared
         return super().server_step(ctx, shared, reduced, client_ids)
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
-        """The average of the messages and the sum of their weights, from the sum of the masked messages."""
-        points, cohort, heard = (
-            self._points(ctx, shared, reduced.value.residues),
-            self._cohort(ctx),
-            self.broadcast_view(ctx, shared),
-        )
+        """The average of the messages and the sum of their weights, from the sum of the integers."""
+        points, heard = self._points(ctx, shared, reduced.value.residues), self.broadcast_view(ctx, shared)
         limbs = [leaf.flatten(1) for leaf in tree.leaves(reduced.value.residues)] + [reduced.value.weight[:, None]]
         total = points[0].join(torch.cat(limbs, dim=1) * reduced.weight)
-        if self.settings.masks and len(cohort.client_ids):
-            total = take_masks_off(cohort, total, self._present(ctx, cohort), self.settings.threshold)
         *sums, of_weight = total.split([limb.shape[1] for limb in limbs])
         weight = of_weight[0].double()
         means = [
@@ -246,15 +235,19 @@ class MaskedAverage(AlgorithmWrapper):
         return Reduced(value, weight), shared.own if self.has_server_state else ()
 
     # ------------------------------------------------------------------ known to both
-    def _cohort(self, ctx: Context) -> MaskingCohort:
+    def _cohort(self, ctx: Context) -> Tensor:
+        """The clients of a phase, [m] int64, ascending."""
         present = ctx.present
-        ids = torch.arange(ctx.num_clients, device=ctx.lr.device) if present is None else present.nonzero()[:, 0]
-        settings = self.settings
-        return MaskingCohort(ctx.seed, ctx.round_idx, ctx.phase, ids, settings.modulus_bits, settings.neighbours)
+        return torch.arange(ctx.num_clients, device=ctx.lr.device) if present is None else present.nonzero()[:, 0]
+
+    def _num_partners(self, ctx: Context) -> int:
+        """Number of clients with which each one shares keys."""
+        others, neighbours = len(self._cohort(ctx)) - 1, self.settings.neighbours
+        return others if neighbours is None else min(neighbours, others)
 
     def _points(self, ctx: Context, shared: Tree, values: Tree) -> list[FixedPoint]:
         """Fixed-point format of each leaf of the algorithm's message; integers take no fraction bits."""
-        num_messages = len(self._cohort(ctx).client_ids) if ctx.draws is None else int(ctx.draws.sum())
+        num_messages = len(self._cohort(ctx)) if ctx.draws is None else int(ctx.draws.sum())
         if clips_messages(self.inner):  # a client's participation must not change the rounding of other messages
             num_messages = ctx.num_clients
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
@@ -294,11 +287,23 @@ class MaskedAverage(AlgorithmWrapper):
         drawn = uniforms(ctx.seed, ctx.round_idx, client_id, f"secure/dropout/{ctx.phase}", 1)[0]
         return drawn < self.settings.dropout_fraction
 
-    def _present(self, ctx: Context, cohort: MaskingCohort) -> Tensor:
+    def _present(self, ctx: Context) -> Tensor:
         """Whether each client of a phase is still present, [m] bool."""
-        if not len(cohort.client_ids):
-            return torch.zeros_like(cohort.client_ids, dtype=torch.bool)
-        return ~torch.func.vmap(lambda client_id: self._drops_out(ctx, client_id))(cohort.client_ids)
+        cohort = self._cohort(ctx)
+        if not len(cohort):
+            return torch.zeros_like(cohort, dtype=torch.bool)
+        return ~torch.func.vmap(lambda client_id: self._drops_out(ctx, client_id))(cohort)
+
+    def _is_void(self, ctx: Context) -> bool:
+        """Whether of some client and its partners, beside each other on a ring drawn anew, too few are left."""
+        partners, present = self._num_partners(ctx), self._present(ctx)
+        needed = max(1, math.ceil(self.settings.threshold * (partners + 1) - 1e-9))  # robust to decimal fractions
+        if partners == len(present) - 1:
+            return int(present.sum()) < needed
+        order = generator(ctx.seed, ctx.round_idx, 0, f"secure/ring/{ctx.phase}").permutation(len(present))
+        ring = present[torch.from_numpy(order).to(present.device)].int()
+        held = torch.stack([ring.roll(step) for step in range(-(partners // 2), partners // 2 + 1)])
+        return int(held.sum(0).min()) < needed
 
 
 def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor]) -> int:

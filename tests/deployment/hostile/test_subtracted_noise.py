@@ -86,7 +86,7 @@ def test_the_noise_of_the_server_is_on_no_wire_and_in_no_seed(folders, tmp_path)
 def test_masks_that_the_server_could_take_off_are_refused(folders, tmp_path):
     module = module_of(secure_aggregation=SecureSum())
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
-    with pytest.raises(ConfigError, match="makes its masks from the training seed, which the server knows"):
+    with pytest.raises(ConfigError, match="hides no message; leave it out"):
         fit(tmp_path / "run", InProcessFederation(transport), module)
 
 

@@ -300,9 +300,7 @@ def test_two_ranks_know_who_failed(tmp_path):
 # ---------------------------------------------------------------------- other wrappers
 def test_secure_sums_of_those_who_come():
     came = [np.flatnonzero(~drops_out(0, one, np.arange(5), np.full(5, 0.3))) for one in (0, 1)]
-    plain, found = (
-        surround(FedEM(2), secure_aggregation=SecureSum(masks=True), faults=faults) for faults in (None, Faults(0.3))
-    )
+    plain, found = (surround(FedEM(2), secure_aggregation=SecureSum(), faults=faults) for faults in (None, Faults(0.3)))
     train = clients(SIZES)
     one, other = after(plain, train, came), after(found, train)
     assert same_bits((one.shared, one.states), (other.shared, other.states))

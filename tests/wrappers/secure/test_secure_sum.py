@@ -1,4 +1,4 @@
-"""SecureSum around algorithms: fixed point, masks and drop-outs in whole rounds, and what the server gets to see."""
+"""SecureSum around algorithms: fixed point, bits and drop-outs in whole rounds."""
 
 import math
 from dataclasses import replace
@@ -9,10 +9,9 @@ from federated_round import Federation, distance, make_clients, make_task, same_
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import L2GD, SCAFFOLD, UCFL, FedAvg, FedBuff, FedEM, FedNova, QFedAvg, ResponsibilityFedEM
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.reduce import Accumulator
+from lit_fed.core.seeds import generator
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import RandomK
@@ -43,25 +42,6 @@ def shown(one):
     return [one.shared, one.states, one.predictions()]
 
 
-def rows(one):
-    """Residues of each client and their weight, [C, L, d + 1]."""
-    return torch.cat([*(leaf.flatten(2) for leaf in tree.leaves(one.residues)), one.weight[:, :, None]], dim=2)
-
-
-@pytest.fixture
-def seen_by_server(monkeypatch):
-    """The messages of each phase, as they reach whoever adds them up, [C, L, d + 1]."""
-    messages = []
-    add = Accumulator.add
-
-    def look(self, message, *others, **more):
-        messages.append(rows(message.value))
-        return add(self, message, *others, **more)
-
-    monkeypatch.setattr(Accumulator, "add", look)
-    return messages
-
-
 # ---------------------------------------------------------------------- the numbers
 @pytest.mark.parametrize("algorithm", [FedAvg(), WEIGHED], ids=str)
 def test_absent_clients_are_filled_in(algorithm):
@@ -70,16 +50,9 @@ def test_absent_clients_are_filled_in(algorithm):
 
 
 @pytest.mark.parametrize(("algorithm", "bits"), [(FedEM(), 32), (WEIGHED, 64), (SCAFFOLD(), 48)], ids=str)
-def test_masks_blocks_and_partners_change_no_bit(algorithm, bits):
-    """Nor do they where clients are run at once."""
+def test_blocks_and_neighbours_change_no_bit(algorithm, bits):
     settings, cohorts = SecureSum(modulus_bits=bits), [[0, 1, 2, 3, 4], [4, 1, 2]]
-    for trainer in (SequentialTrainer, VectorizedTrainer):
-        without, masked = (
-            after(algorithm, one, cohorts, clients_per_block=2, trainer=trainer())
-            for one in (settings, replace(settings, masks=True))
-        )
-        assert same_bits(shown(without), shown(masked))
-    few = after(algorithm, replace(settings, masks=True, neighbours=2), cohorts, clients_per_block=1)
+    few = after(algorithm, replace(settings, neighbours=2), cohorts, clients_per_block=1)
     assert same_bits(shown(few), shown(after(algorithm, settings, cohorts)))
 
 
@@ -123,17 +96,16 @@ def test_whole_numbers_stay_whole_and_unclamped():
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), WEIGHED], ids=str)
-def test_a_client_drawn_twice_counts_twice_and_masks_once(algorithm):
+def test_a_client_drawn_twice_counts_twice(algorithm):
     cohorts = [[0, 0, 2], [4, 0, 0, 0, 3], [1, 1]]
-    plain, fine, masked = (after(algorithm, one, cohorts) for one in (None, FINE, replace(FINE, masks=True)))
+    plain, fine = (after(algorithm, one, cohorts) for one in (None, FINE))
     assert distance(shown(plain), shown(fine)) < 1e-12
-    assert same_bits(shown(fine), shown(masked))
     coarse = federation(FedAvg(), SecureSum(fraction_bits=23))
     with pytest.raises(ClientError, match="a sum of 5 messages with weights up to 9"):
         coarse.round([0, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("settings", [SecureSum(), SecureSum(masks=True), SecureSum(masks=True, dropout_fraction=0.3)])
+@pytest.mark.parametrize("settings", [SecureSum(), SecureSum(dropout_fraction=0.3)])
 def test_phases_without_messages_and_rounds_without_clients(settings):
     cohorts = [[], [0, 1], [2]]
     algorithm = L2GD(communication_probability=0.5, flips_per_round=4)
@@ -149,9 +121,8 @@ def test_phases_without_messages_and_rounds_without_clients(settings):
 def test_a_client_without_finite_numbers_is_named():
     train = make_clients(SIZES)
     train.x[7] = math.inf
-    for settings in (SecureSum(), SecureSum(masks=True)):
-        with pytest.raises(ClientError, match=r"client 2, round 0, client_final: message.* is NaN or infinite"):
-            federation(FedAvg(), settings, train).round()
+    with pytest.raises(ClientError, match=r"client 2, round 0, client_final: message.* is NaN or infinite"):
+        federation(FedAvg(), SecureSum(), train).round()
 
 
 # ---------------------------------------------------------------------- bits
@@ -178,53 +149,14 @@ def test_what_batch_normalisation_keeps_at_home_costs_no_bits():
     assert float(one.bits[0] - local.bits[0]) == 3 * 32 * kept
 
 
-@pytest.mark.parametrize("masks", [False, True])
-def test_what_a_codec_leaves_out_costs_no_bits(masks):
+def test_what_a_codec_leaves_out_costs_no_bits():
     """Positions that all clients share: of the 5 numbers of each model 2 are sent."""
     plain, one = (
         after(Compressed(FedEM(), RandomK(fraction=0.4), scope="whole"), settings, cohorts=[range(5)])
-        for settings in (None, replace(FINE, masks=masks))
+        for settings in (None, FINE)
     )
     assert distance(shown(plain), shown(one)) < 1e-12
     assert float(one.bits[0]) == 5 * (64 * (3 * 2 + 1) + 512 + 4 * 512)
-
-
-# ---------------------------------------------------------------------- what the server sees
-@pytest.mark.parametrize("neighbours", [None, 2])
-def test_the_server_finds_no_message_behind_masks(seen_by_server, neighbours):
-    """It looks for a client's numbers by correlation, in differences between rounds and between clients, in sums of
-    some clients, and by trying whether numbers are small; without masks each of these looks finds them."""
-    settings = SecureSum(neighbours=neighbours)
-    task = make_task(num_features=100)
-    options = {"task": task, "train": make_clients([30, 20, 25, 35], num_features=100), "cohorts": [range(4)] * 2}
-    after(FedAvg(), settings, **options)
-    open_rounds = [one[:, 0, :-1].clone() for one in seen_by_server]  # [C, d]
-    seen_by_server.clear()
-    after(FedAvg(), replace(settings, masks=True), **options)
-    masked_rounds = [one[:, 0, :-1] for one in seen_by_server]
-    assert len(open_rounds) == len(masked_rounds) == 8  # one client after another
-    own, hidden = (torch.cat(some).view(2, 4, -1) for some in (open_rounds, masked_rounds))
-
-    def small(residues):
-        """The share of numbers that lie near zero, as changes do: 1/4 of the circle is near by chance."""
-        return float(((residues - 2**31).abs() > 2**31 * 0.75).double().mean())
-
-    def correlation(left, right):
-        signed = [(one - 2**32 * (one >= 2**31)).flatten() for one in (left, right)]
-        return abs(float(torch.corrcoef(torch.stack(signed))[0, 1]))
-
-    between = [(some[1] - some[0]) % 2**32 for some in (own, hidden)]
-    pairs = [(some[:, 0] + some[:, 2]) % 2**32 for some in (own, hidden)]
-    apart = [(some[:, 0] - some[:, 2]) % 2**32 for some in (own, hidden)]
-    everybody = [some.sum(1) % 2**32 for some in (own, hidden)]
-    for found, masked in ((own, hidden), between, pairs, apart, everybody):
-        assert small(found) > 0.95
-        assert 0.1 < small(masked) < 0.4
-        assert correlation(found, masked) < 0.25
-    assert correlation(own[0], own[0]) == pytest.approx(1)
-    # the same client in two rounds, and two clients in one
-    assert correlation(hidden[0, 0], hidden[1, 0]) < 0.3
-    assert correlation(hidden[0, 0], hidden[0, 1]) < 0.3
 
 
 # ---------------------------------------------------------------------- clients that drop out
@@ -237,11 +169,10 @@ def gone(one, round_idx, size=5):
     return [client for client in range(size) if one.algorithm._drops_out(ctx, torch.tensor(client))]
 
 
-@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), SCAFFOLD()], ids=str)
-def test_the_sum_is_that_of_those_who_are_left(algorithm, masks):
+def test_the_sum_is_that_of_those_who_are_left(algorithm):
     """And who is gone keeps its state: as if it had not been drawn."""
-    one, plain = federation(algorithm, replace(DROPS, masks=masks)), federation(algorithm)
+    one, plain = federation(algorithm, DROPS), federation(algorithm)
     lost = [gone(one, round_idx) for round_idx in range(3)]
     assert any(lost)
     for missing in lost:
@@ -259,15 +190,32 @@ def test_who_drops_out_sends_keys_alone():
     assert float(one.bits[0]) == 5 * (512 + 4 * 512) + left * 64 * 6
 
 
-@pytest.mark.parametrize("masks", [False, True])
-def test_below_the_threshold_a_round_changes_nothing(masks):
-    one = federation(FedEM(), replace(DROPS, masks=masks, threshold=1.0))
+def test_below_the_threshold_a_round_changes_nothing():
+    one = federation(FedEM(), replace(DROPS, threshold=1.0))
     assert gone(one, 0)
     before = [one.shared, one.states]
     one.round()
     assert same_bits([one.shared, one.states], before)
     assert one.metrics["secure/void_share"] == 1
     assert one.round_idx == 1
+
+
+@pytest.mark.parametrize(("size", "neighbours", "threshold"), [(5, None, 0.6), (6, 4, 0.6), (6, 2, 0.33)])
+def test_a_round_is_void_if_too_few_holders_of_some_key_are_left(size, neighbours, threshold):
+    """With neighbours, those beside a client on the round's ring."""
+    settings = SecureSum(dropout_fraction=0.4, threshold=threshold, neighbours=neighbours)
+    one, seen = federation(FedAvg(), settings, make_clients([2] * size)), set()
+    for round_idx in range(12):
+        left = [client not in gone(one, round_idx, size) for client in range(size)]
+        ctx = one.terms._replace(phase="train", round_idx=round_idx)
+        ring = generator(ctx.seed, round_idx, 0, "secure/ring/train").permutation(size).tolist()
+        half, void = (size if neighbours is None else neighbours) // 2, False
+        for place in range(size):
+            held = {ring[(place + step) % size] for step in range(-half, half + 1)}
+            void |= sum(left[client] for client in held) < threshold * len(held) - 1e-9
+        assert one.algorithm._is_void(ctx) == void
+        seen.add(void)
+    assert seen == {False, True}
 
 
 # ---------------------------------------------------------------------- refusals
