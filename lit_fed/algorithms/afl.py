@@ -85,10 +85,6 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         "loss": "weighs clients by the log-loss whose gradient they follow",
         "client_lr": "takes its steps at the server",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server lists the weights of the clients by their numbers",
-        "ranks": "its weights λ are no whole numbers, so a sum in another order differs in the last bits",
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, lambda_lr=">= 0", server_lr=">= 0")

@@ -103,10 +103,7 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client",
-        "local_batch_norm": "all leaves of the core models are mixed",
-    }
+    incompatible: ClassVar[dict[str, str]] = {"local_norm": "mixes all leaves of the core models"}
 
     def __post_init__(self) -> None:
         names = "relation_lr", "proximal_weight", "regularised_rounds", "unseen_epochs"

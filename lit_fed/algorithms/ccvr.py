@@ -90,7 +90,6 @@ class CCVR(Algorithm[CalibratedModels, tuple[()], LocalRun]):
         "personal_parts": "calibrates the head of a model that all clients share",
         "size_sampling": "calibrates on the samples of all clients, each of which counts once",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it needs classes"}
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("virtual_features", "calibrate_every", "server_batch_size"), ">= 1")

@@ -104,9 +104,8 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(needs_all_clients=True, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client, and clusters are numbered as they appear",
-        "local_batch_norm": "an unseen client trains the models of all splits, without a normalisation of its own",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "trains the models of all splits at an unseen client, without a normalisation of its own"
     }
 
     def __post_init__(self) -> None:

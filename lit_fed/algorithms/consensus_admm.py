@@ -65,8 +65,8 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its clients send changes of models and duals, which leave no place for their normalisation"
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "sends changes of models and duals, which leave no place for a client's normalisation"
     }
 
     def __post_init__(self) -> None:

@@ -100,11 +100,10 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
     }
+    has_server = False
 
     def __post_init__(self) -> None:
         topology = not isinstance(self.topology, TimeVarying), "a graph that does not change"

@@ -23,7 +23,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -74,9 +74,6 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
     serve: Literal["centre", "personal"] = "centre"
 
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "a worker sends its model of before the local steps, so its normalisation would lag behind"
-    }
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
@@ -84,6 +81,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         reasons = {
             "size_sampling": "lets the centre gain what the workers lose, each of them once",
             "personal_parts": "lets workers send their models of before the local steps",
+            "local_norm": "sends a worker's model of before the local steps, so its normalisation would lag behind",
         }
         if self.mode == "asynchronous":
             reasons["privacy"] = "takes one client after another with mode asynchronous"

@@ -67,9 +67,8 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client",
-        "local_batch_norm": "the models of all clients are averaged with weights of their own",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "averages the models of all clients with weights of their own"
     }
 
     serving_settings = ("unseen_epochs",)

@@ -88,10 +88,6 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a personal head itself"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it aligns features by class",
-        "ranks": "its weights are no whole numbers, so a sum in another order differs in the last bits",
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, align_epochs=">= 0", align_lr=">= 0", unseen_epochs=">= 0")

@@ -83,9 +83,8 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client",
-        "local_batch_norm": "all leaves of the clients' models are averaged with weights of their own",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "averages all leaves of the clients' models with weights of their own"
     }
 
     def __post_init__(self) -> None:

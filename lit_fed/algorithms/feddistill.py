@@ -98,11 +98,8 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "sums over clients, each of which leaves itself out once"
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it needs classes",
-        "local_batch_norm": "its clients keep whole models anyway",
+        "size_sampling": "sums over clients, each of which leaves itself out once",
+        "local_norm": "keeps whole models at its clients anyway",
     }
 
     def __post_init__(self) -> None:

@@ -114,13 +114,10 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "adds up what clients send to each other, each of them once"
+        "size_sampling": "adds up what clients send to each other, each of them once",
+        "local_norm": "trains all leaves of a model at those who use it",
     }
     has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the start, the coins and the ties of a client depend on its number",
-        "local_batch_norm": "all leaves of a model are trained by those who use it",
-    }
 
     def __post_init__(self) -> None:
         least = f">= {1 - self.include_self}"

@@ -86,10 +86,7 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the held-out samples, the coins and the ties of a client depend on its number",
-        "local_batch_norm": "all leaves of the models of others are mixed in",
-    }
+    incompatible: ClassVar[dict[str, str]] = {"local_norm": "mixes in all leaves of the models of others"}
 
     def __post_init__(self) -> None:
         check_settings(

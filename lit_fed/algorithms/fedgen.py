@@ -115,13 +115,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
     server_only = ("moments",)
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "takes the plain mean of the clients' logits, in which each counts once",
-        "local_norm": "its server needs the whole model of each client",
-    }
-
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it needs classes",
-        "sequences": "it generates the features of a sample, not of positions",
-        "client_order": "features are drawn by the client's number",
+        "local_norm": "needs the whole model of each client at its server",
     }
 
     def __post_init__(self) -> None:

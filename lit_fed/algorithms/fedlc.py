@@ -62,7 +62,6 @@ class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
         "loss": "calibrates the cross-entropy",
         "noise_in_steps": "the client's counts of classes",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it calibrates logits of classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, tau=">= 0")

@@ -86,9 +86,6 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
         "privacy": "divides by the clients' numbers of steps, which are private themselves",
         "secure_sums": "sends numbers of steps beside them, which are larger than any change",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "sequential_is_vectorized_with_kept_optimizers": "it refuses kept optimizers and Adam"
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, prox_weight=">= 0", effective_steps="> 0")

@@ -135,10 +135,6 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server has a head for each client, in their order",
-        "regression": "it aligns features by class",
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0", unseen_epochs=">= 0")

@@ -76,10 +76,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
 
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it needs classes",
-        "local_batch_norm": "its clients keep whole models anyway",
-    }
+    incompatible: ClassVar[dict[str, str]] = {"local_norm": "keeps whole models at its clients anyway"}
 
     def __post_init__(self) -> None:
         check_settings(self, weight=">= 0", unseen_epochs=">= 0")

@@ -79,7 +79,6 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it balances classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, gamma=">= 0", unseen_epochs=">= 0")

@@ -79,10 +79,7 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "client_lr": "mixes models in proportion to one rate",
         "client_batch": "mixes models in proportion to the steps of the largest client, with one batch size for all",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the models of all clients are kept in the order of their numbers",
-        "local_batch_norm": "a client's model is sent whole, and kept with those of all",
+        "local_norm": "sends a client's model whole, and keeps it with those of all",
     }
 
     def __post_init__(self) -> None:

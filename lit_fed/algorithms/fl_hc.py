@@ -72,10 +72,7 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client, and clusters are numbered by their first",
-        "local_batch_norm": "the models of whole clusters are averaged",
-    }
+    incompatible: ClassVar[dict[str, str]] = {"local_norm": "averages the models of whole clusters"}
 
     def __post_init__(self) -> None:
         check_settings(self, warmup_rounds=">= 0", distance_threshold=">= 0", max_clusters=">= 1")

@@ -84,11 +84,10 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the chain follows the clients' numbers",
-        "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
     }
+    has_server = False
 
     def __post_init__(self) -> None:
         check_settings(self, penalty_weight="> 0", redraw_every=">= 0", unseen_epochs=">= 0")

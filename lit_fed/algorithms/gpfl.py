@@ -90,7 +90,6 @@ class GPFL(PartialModel):
     incompatible: ClassVar[dict[str, str]] = PartialModel.incompatible | {
         "noise_in_steps": "the client's head and its shares of classes"
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it embeds classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, weight=">= 0", decay=">= 0", unseen_epochs=">= 0")

@@ -65,10 +65,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "divides by numbers of members, which are private themselves",
         "noise_in_steps": "the choice of a cluster",
-    }
-
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "a client trains one of the k models, and has no normalisation of its own for the others"
+        "local_norm": "trains one of the k models at a client, which has no normalisation of its own for the others",
     }
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -194,12 +194,14 @@ class L2SGDPlus(L2GD):
 
     gradient: Literal["full", "stochastic"] = "stochastic"
 
-    conformance_exempt: ClassVar[dict[str, str]] = {"local_batch_norm": "it needs a gradient of each sample by itself"}
-
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """The table of gradients persists beyond the steps that example-level privacy protects."""
-        reasons = {"noise_in_steps": "the samples' gradients", "personal_parts": "keeps gradients of whole models"}
+        reasons = {
+            "noise_in_steps": "the samples' gradients",
+            "personal_parts": "keeps gradients of whole models",
+            "local_norm": "needs a gradient of each sample by itself",
+        }
         return super().incompatible | reasons
 
     def shared_init(self, ctx: Context) -> GlobalModels:

@@ -41,12 +41,12 @@ class LGFedAvg(PartialModel):
         unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "normalisation in its lower layers is the client's own already, so that no byte is saved"
-    }
-
     shared_layers: int = 1
     unseen_epochs: int = 1
+
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "keeps the normalisation of lower layers at the client already"
+    }
 
     def __post_init__(self) -> None:
         check_settings(self, shared_layers=">= 0", unseen_epochs=">= 0")

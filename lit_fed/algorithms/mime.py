@@ -72,9 +72,7 @@ class MimeLite(Algorithm[ServerStatistics, tuple[()], MimeRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "gradients of all samples at the server's model",
         "personal_parts": "lets clients send gradients at the server's model",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "the server's statistics would steer a client's own normalisation"
+        "local_norm": "has statistics at the server that would steer a client's own normalisation",
     }
 
     def shared_init(self, ctx: Context) -> ServerStatistics:

@@ -97,10 +97,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the responsibilities",
         "personal_parts": "has a consensus constraint on all leaves",
-    }
-
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its server adds up changes of whole models, the clients' normalisation among them"
+        "local_norm": "adds up changes of whole models at the server, the clients' normalisation among them",
     }
 
     def __post_init__(self) -> None:

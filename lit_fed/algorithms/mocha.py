@@ -114,10 +114,9 @@ class MOCHA(Personal[Related, DualState, DualRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"loss": "minimises a loss of its own, by --model.algorithm.loss"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's models are in the order of the clients",
-        **dict.fromkeys(["mlp", "local_batch_norm", "regression", "sequences"], "it trains linear classifiers"),
+    incompatible: ClassVar[dict[str, str]] = {
+        "loss": "minimises a loss of its own, by --model.algorithm.loss",
+        "local_norm": "trains linear classifiers",
     }
 
     def __post_init__(self) -> None:

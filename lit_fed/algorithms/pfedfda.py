@@ -91,7 +91,6 @@ class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
         "robust": "averages class means and a covariance of features beside them, which no rule judges",
         "personal_parts": "makes a head for each client itself",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it needs classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, ridge="> 0", grid=">= 2")

@@ -105,10 +105,9 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"size_sampling": "takes one step for each client of a round"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "each client has an embedding of its own, drawn by its number",
-        "local_batch_norm": "running statistics are each client's own already, and the rest is generated",
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "takes one step for each client of a round",
+        "local_norm": "keeps running statistics at each client already, and generates the rest",
     }
 
     def __post_init__(self) -> None:

@@ -74,9 +74,7 @@ class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "keeps control variates with the sum 0, in which the change of each counts once",
         "client_lr": "keeps control variates with the sum 0, which takes one rate",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its control variates would steer a client's own normalisation by the means of the others"
+        "local_norm": "has control variates that would steer a client's own normalisation by the means of the others",
     }
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,9 +88,6 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
 
     message = MessageSpec(beside_models=True)
     participation = Participation(weighting="uniform")
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its controls would steer a client's own normalisation by the gradients of the others"
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, server_lr="> 0")
@@ -98,7 +95,10 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """Option I takes gradients at the received model."""
-        reasons = {"size_sampling": "keeps a mean of control variates, in which the change of each counts once"}
+        reasons = {
+            "size_sampling": "keeps a mean of control variates, in which the change of each counts once",
+            "local_norm": "has controls that would steer a client's own normalisation by the gradients of the others",
+        }
         return reasons | {"noise_in_steps": "controls of option I"} if self.option == "I" else reasons
 
     def shared_init(self, ctx: Context) -> Controlled:

@@ -98,11 +98,8 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
 
     message = MessageSpec("rows", reduce="stack")
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "weighs clients by their samples in its mixing coefficients"
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client",
-        "local_batch_norm": "all leaves of the clients' models are mixed",
+        "size_sampling": "weighs clients by their samples in its mixing coefficients",
+        "local_norm": "mixes all leaves of the clients' models",
     }
 
     def __post_init__(self) -> None:

@@ -95,30 +95,6 @@ class Participation(NamedTuple):
     """Whether the server's step trains on `ctx.public`, the samples of `--data.public`."""
 
 
-RENAMED = {
-    "reduce": "message.reduce",
-    "sends": "message.kind",
-    "sends_all": "message.complete",
-    "sends_beside_models": "message.beside_models",
-    "keeps_running_sum": "message.accumulates",
-    "default_weighting": "participation.weighting",
-    "needs_all_clients": "participation.needs_all_clients",
-    "counts_draws": "participation.counts_draws",
-    "fills_in_absent_clients": "participation.fills_in_absent",
-    "steps_on_empty_rounds": "participation.steps_on_empty_rounds",
-    "divided_by": "participation.divided_by",
-    "refuses_size_sampling": "incompatible['size_sampling']",
-    "refuses_loss": "incompatible['loss']",
-    "refuses_privacy": "incompatible['privacy']",
-    "fits_without_noise": "incompatible['noise_in_steps']",
-    "heeds_mixture_noise": "incompatible['noise_in_steps_alone']",
-    "refuses_secure_sums": "incompatible['secure_sums']",
-    "refuses_encoded_broadcast": "incompatible['encoded_broadcast']",
-    "refuses_deployment": "incompatible['deployment']",
-}
-"""Attributes of classes written for version 0.1 → what says the same now. Ignored, they would change results."""
-
-
 class Algorithm(ABC, Generic[Shared, State, Work]):
     """A federated algorithm.
 
@@ -154,18 +130,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     serving_settings: ClassVar[tuple[str, ...]] = ()
     """Fields that only change how clients are served: a checkpoint may be served with other values."""
 
-    conformance_exempt: ClassVar[dict[str, str]] = {}
-    """Conformance checks that the algorithm cannot satisfy by its nature → the reason."""
-
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name, new in RENAMED.items():
-            if name in vars(cls):
-                line = _line_for(new, vars(cls)[name])
-                raise TypeError(f"{cls.__name__}.{name} is now {new}; write `{line}`, see lit_fed.core.algorithm")
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:
@@ -304,15 +270,6 @@ class Personal(Algorithm[Shared, State, Work]):
 
     def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: None) -> Tensor:
         return super().log_prob(ctx, shared, state, x, ctx.task.outputs(self.served(ctx, shared, state), x))
-
-
-def _line_for(new: str, value: Any) -> str:
-    """The line that replaces an old attribute in a class, from a value of `RENAMED`."""
-    owner, _, name = new.partition(".")
-    if not name:
-        return f"{owner.replace('[', ' = {').replace(']', '')}: {value if isinstance(value, str) else 'reason'!r}}}"
-    shown = repr(value) if isinstance(value, bool | str) else "..."
-    return f"{owner} = {type(getattr(Algorithm, owner)).__name__}({name}={shown})"
 
 
 def local_run(ctx: Context, models: ModelState) -> LocalRun:

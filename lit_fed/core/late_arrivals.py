@@ -78,10 +78,7 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         "privacy": "takes clients as they come in, and not each with a probability of its own",
         "encoded_broadcast": "has clients on their way that were sent older ones",
         "personal_parts": "lets clients start from models of some steps ago",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who comes in when follows the clients' numbers",
-        "local_batch_norm": "clients start from models of some steps ago, normalisation among them",
+        "local_norm": "lets clients start from models of some steps ago, normalisation among them",
     }
 
     def check_speeds(self, **more: Check) -> None:

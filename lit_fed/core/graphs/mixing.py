@@ -233,13 +233,10 @@ class Gossiping(Personal[Peers, State, Work]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
+        "local_norm": "mixes all leaves of the peers' models",
     }
     has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "all leaves of the peers' models are mixed",
-    }
 
     def matrix(self, ctx: Context) -> Tensor:
         """W of the round, [T, T] float64."""

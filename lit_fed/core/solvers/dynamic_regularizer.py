@@ -54,10 +54,8 @@ class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
     message = MessageSpec(accumulates=True)
     participation = Participation(weighting="uniform")
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once"
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its linear terms would hold a client's own normalisation where it is"
+        "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once",
+        "local_norm": "keeps linear terms that would hold a client's own normalisation where it is",
     }
 
     def __post_init__(self) -> None:
