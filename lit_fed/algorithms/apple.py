@@ -90,16 +90,12 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
         proximal_weight: μ, weight of the pull of p_i towards p_0 at the start of the run.
         regularised_rounds: L, rounds after which the pull ends.
         schedule: decay of λ from 1 by round r: `cosine`, (1 + cos(πr/L))/2; `exponential`, 0.001^(r/L).
-        unseen_epochs: passes in which an unseen client learns its weights before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     relation_lr: float = 1e-3
     proximal_weight: float = 0.1
     regularised_rounds: int = 20
     schedule: Literal["cosine", "exponential"] = "exponential"
-    unseen_epochs: int = 1
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
@@ -127,7 +123,7 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
         place = (torch.arange(ctx.num_clients, device=data.client_id.device) == data.client_id).double()
         models = state.models._replace(parameters=_weighed(shared, state.shift))
         core = own_models(shared.peers, data.client_id).parameters
-        return AppleRun(*local_run(ctx, models), core, core, state.shift, place)
+        return AppleRun(*local_run(ctx, models)[:4], core, core, state.shift, place)
 
     def client_step(self, ctx: Context, shared: CoreModels, work: AppleRun, batch: Batch) -> AppleRun:
         """Steps of w_i^(c) and p_i down the loss of w_i^(p) and the penalty (lines 6-8)."""
@@ -160,6 +156,10 @@ class APPLE(Personal[CoreModels, DirectedRelations, AppleRun]):
         new: CoreModel = reduced.value
         samples = shared.samples.index_copy(0, client_ids, new.samples)
         return CoreModels(put_models(shared.peers, client_ids, new.models), samples)
+
+    def sent(self, ctx: Context, shared: CoreModels, client_id: int) -> CoreModels:
+        """All core models."""
+        return shared
 
     def collaboration(self, ctx: Context, shared: CoreModels, states: DirectedRelations) -> Tensor:
         """p_i of all clients."""

@@ -40,18 +40,14 @@ class DittoL2SGD(Personal[GlobalModels, OwnModel, LocalRun]):
 
     Args:
         prox_weight: λ, the pull towards the global model; 0 gives Local.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     participation = Participation(weighting="uniform", fills_in_absent=False)  # absent ones count with the global model
 
     prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0)
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, prox_weight=">= 0")
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None

@@ -4,7 +4,7 @@ Xie, Koyejo, Gupta. "Asynchronous Federated Optimization". 2019. https://arxiv.o
 
 Symbols:
     x_t   -> shared.models   the global model after t steps of the server, leaves [1, ...]
-    x_τ   -> work.start      the model that a worker received, t − τ steps ago, leaves [1, ...]
+    x_τ   -> work.extra      the model that a worker received, t − τ steps ago, leaves [1, ...]
     x_new -> work.models     the same after local training, leaves [1, ...]
     α     -> mixing          α_t = α·s(t − τ)
     s     -> staleness_factor  `constant`, `polynomial` or `hinge`
@@ -27,11 +27,11 @@ from typing import Literal
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import local_step
+from lit_fed.core.algorithm import LocalRun, local_result, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.late_arrivals import LateArrivals, LateRun, ModelsOnTheWay, late_metrics, old_models
+from lit_fed.core.late_arrivals import LateArrivals, ModelsOnTheWay, late_metrics, old_models
 from lit_fed.core.local_solver import Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["FedAsync"]
 
@@ -78,17 +78,17 @@ class FedAsync(LateArrivals):
 
     # client_init: the worker starts from x_τ
 
-    def client_step(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, batch: Batch) -> LateRun:
+    def client_step(self, ctx: Context, shared: ModelsOnTheWay, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on f(x) + ρ/2·‖x − x_τ‖²."""
-        pull = Penalty(self.prox_weight, work.start) if self.prox_weight else None
+        pull = Penalty(self.prox_weight, work.extra) if self.prox_weight else None
         return local_step(ctx, work, batch, penalty=pull)
 
-    def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LocalRun, data: ClientData) -> ClientResult:
         """Send x_new as a change."""
         found = self.arrivals(ctx)
         start = old_models(shared, found, ctx.round_idx, data.client_id)
-        message = Message(tree.sub(work.models, start), ctx.client_weight(data))
-        return ClientResult(message, (), late_metrics(work, found, data.client_id, "fedasync"))
+        metrics = late_metrics(work, found, data.client_id, "fedasync")
+        return local_result(ctx, work, data, tree.sub(work.models, start), **metrics)
 
     def server_step(self, ctx: Context, shared: ModelsOnTheWay, reduced: Reduced, client_ids: Tensor) -> ModelsOnTheWay:
         """x_t <- (1 − α_t)·x_{t−1} + α_t·x_new."""

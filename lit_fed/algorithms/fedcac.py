@@ -72,14 +72,10 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
     Args:
         critical_share: τ, share of the parameters of each leaf that are critical.
         sharing_rounds: β, rounds until critical parameters come from the most similar clients only; later from none.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     critical_share: float = 0.5
     sharing_rounds: int = 100
-    unseen_epochs: int = 1
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
@@ -88,7 +84,7 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, critical_share="[0, 1]", sharing_rounds=">= 1", unseen_epochs=">= 0")
+        check_settings(self, critical_share="[0, 1]", sharing_rounds=">= 1")
 
     def shared_init(self, ctx: Context) -> Collaboration:
         """The same start for all clients."""
@@ -108,7 +104,7 @@ class FedCAC(Personal[Collaboration, OwnModel, CriticalRun]):
     ) -> CriticalRun:
         """Training starts from the client's start at the server; an unseen client starts from w_g."""
         start = own_models(shared.peers, data.client_id, shared.common)
-        return CriticalRun(*local_run(ctx, start), start.parameters)
+        return CriticalRun(*local_run(ctx, start)[:4], start.parameters)
 
     def client_final(self, ctx: Context, shared: Collaboration, work: CriticalRun, data: ClientData) -> ClientResult:
         """Send w_i and M_i, a number and a bit per parameter; keep w_i."""

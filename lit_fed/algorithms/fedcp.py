@@ -75,13 +75,9 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
 
     Args:
         weight: λ, weight of the distance to the features of the received body.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    serving_settings = ("unseen_epochs",)
-
     weight: float = 5.0
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the personal head",
@@ -89,7 +85,7 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model, with a fresh policy."""

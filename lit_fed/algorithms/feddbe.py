@@ -84,14 +84,10 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
     Args:
         weight: κ of the mean regulariser.
         momentum: μ of the moving mean, in (0, 1]; 1: the mean of the batch.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     weight: float = 50.0
     momentum: float = 1.0
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "averages means of features beside models",
@@ -100,7 +96,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", momentum="(0, 1]", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0", momentum="(0, 1]")
 
     def shared_init(self, ctx: Context) -> UnbiasedModels:
         """A fresh model; z̄^g is not known yet."""

@@ -86,14 +86,10 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
     Args:
         weight: γ; 0 is Local.
         distance: distance between teacher and outputs: `cross_entropy` of their softmax, or `mse` of the logits.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     weight: float = 1.0
     distance: Literal["cross_entropy", "mse"] = "cross_entropy"
-    unseen_epochs: int = 1
 
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
@@ -103,7 +99,7 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0")
 
     def shared_init(self, ctx: Context) -> SharedOutputs:
         """No class has a teacher yet."""
@@ -125,7 +121,7 @@ class FedDistill(Personal[SharedOutputs, Distilled, DistillRun]):
         within = state.sent.has * (shared.summed_in == state.round_idx)
         others = shared.counts - within
         teacher = (shared.sums - within.unsqueeze(-1) * state.sent.means) / others.clamp(min=1).unsqueeze(-1)
-        return DistillRun(*local_run(ctx, state.models), teacher=teacher, others=others)
+        return DistillRun(*local_run(ctx, state.models)[:4], teacher=teacher, others=others)
 
     def client_step(self, ctx: Context, shared: SharedOutputs, work: DistillRun, batch: Batch) -> DistillRun:
         """A step on φ(F(w, x), y) + γ·φ(F(w, x), F̂_y) (line 5)."""

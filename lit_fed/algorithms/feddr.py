@@ -60,8 +60,6 @@ class FedDR(ProximalSplitting[Reflections, DRState]):
     """The minimiser of the mean loss plus an L1 penalty: proximal steps of sampled users, with averaged reflections.
 
     Args:
-        penalty_weight: 1/η; fastest near the curvature of the losses.
-        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         relaxation: α, in (0, 2) for convex losses; the authors' code: 1.9.
         l1_weight: weight of the L1 norm of the common model, relative to the mean loss; 0: none.
     """

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal
+from lit_fed.core.algorithm import MessageSpec, Participation, Served
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
@@ -81,7 +81,7 @@ class Returned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
+class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
     """One model per client, trained by the clients that use it; each predicts with a mixture of suitable models.
 
     Args:

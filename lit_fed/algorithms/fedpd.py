@@ -51,8 +51,6 @@ class FedPD(ProximalSplitting[GlobalModels, PrimalDualState]):
     """The minimiser of the mean loss: each client works on its augmented Lagrangian, and communication may be skipped.
 
     Args:
-        penalty_weight: 1/η; fastest near the curvature of the losses.
-        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         skip_probability: p, probability of a round without communication; with heterogeneous clients, values above 0
             lead away from the minimiser, the more so the more they differ.
     """

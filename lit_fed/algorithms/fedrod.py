@@ -66,13 +66,9 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
 
     Args:
         gamma: γ, strength of the class balancing; 0 is the cross-entropy.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    serving_settings = ("unseen_epochs",)
-
     gamma: float = 1.0
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "balances the cross-entropy",
@@ -81,7 +77,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, gamma=">= 0", unseen_epochs=">= 0")
+        check_settings(self, gamma=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model; labels that are no classes are refused."""

@@ -34,12 +34,7 @@ __all__ = ["FedSplit"]
 
 @dataclass(frozen=True)
 class FedSplit(ProximalSplitting[GlobalModels, OwnModel]):
-    """The minimiser of the mean loss: proximal steps, then steps that centre the devices' models.
-
-    Args:
-        penalty_weight: 1/s; best is √(ℓL) for losses with curvatures from ℓ to L.
-        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
-    """
+    """The minimiser of the mean loss: proximal steps, then steps that centre the devices' models."""
 
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
 

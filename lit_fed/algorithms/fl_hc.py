@@ -26,19 +26,18 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, tuned
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Served, local_result, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
-    ClusterRun,
     Member,
     UnseenMember,
     best_fit,
     cluster_averages,
     one_hot,
 )
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["FLHC", "UpdateClusters", "agglomerate"]
@@ -52,7 +51,7 @@ class UpdateClusters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
+class FLHC(Served[UpdateClusters, Member, LocalRun]):
     """FedAvg within clusters of clients with similar updates of a joint model.
 
     Args:
@@ -108,21 +107,19 @@ class FLHC(Personal[UpdateClusters, Member, ClusterRun]):
 
     def client_init(
         self, ctx: Context, shared: UpdateClusters, state: Member, data: ClientData, losses: None
-    ) -> ClusterRun:
+    ) -> LocalRun:
         """Training starts from the cluster's model; serving only looks up the cluster."""
         if isinstance(state, UnseenMember):
             cluster = best_fit(_losses(ctx, shared, data), data.mask, shared.cluster.max() + 1)
         else:
             cluster = tree.take(shared.cluster, data.client_id).squeeze(0)
         models = tree.index(shared.models, slice(0, 0)) if ctx.phase == "adapt" else tree.take(shared.models, cluster)
-        return ClusterRun(*local_run(ctx, models), cluster)
+        return local_run(ctx, models, cluster)
 
-    def client_final(self, ctx: Context, shared: UpdateClusters, work: ClusterRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: UpdateClusters, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the trained model, one model each way."""
-        weight = ctx.client_weight(data)
-        message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.models)))
-        state = ClusterChoice(one_hot(work.cluster, self.max_clusters, ctx.task.dtype))
-        return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
+        state = ClusterChoice(one_hot(work.extra, self.max_clusters, ctx.task.dtype))
+        return local_result(ctx, work, data, state=state, down=tree.bits(work.models))
 
     def server_step(self, ctx: Context, shared: UpdateClusters, reduced: Reduced, client_ids: Tensor) -> UpdateClusters:
         """The clusters, from all Δw_k; or the average of the models within each cluster."""

@@ -40,7 +40,7 @@ from lit_fed.core.algorithm import local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.products import full_precision
-from lit_fed.core.partial_models import PartialModel, SentPart, module_leaves, named_part, names_of, with_module
+from lit_fed.core.partial_models import PersonalPart, SentPart, module_leaves, named_part, names_of, with_module
 from lit_fed.core.prototypes import check_classes, class_counts, feature_width, head_leaves, masked_mean, per_sample
 from lit_fed.core.targets import Criterion, ModelView, Objective, Target
 from lit_fed.core.task import Task
@@ -74,25 +74,23 @@ class GuidedRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GPFL(PartialModel):
+class GPFL(PersonalPart):
     """Clients share a body, class embeddings that guide it, and a valve that divides its features; heads are personal.
 
     Args:
         weight: λ of the distance to the received embedding of the class.
         decay: μ, weight decay of valve and embeddings.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     weight: float = 0.01
     decay: float = 0.1
-    unseen_epochs: int = 1
 
-    incompatible: ClassVar[dict[str, str]] = PartialModel.incompatible | {
+    incompatible: ClassVar[dict[str, str]] = PersonalPart.incompatible | {
         "noise_in_steps": "the client's head and its shares of classes"
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", decay=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0", decay=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""

@@ -57,19 +57,16 @@ class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
 
     Args:
         mean_weight: λ, weight of the penalty; 0 gives Local.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    serving_settings = ("unseen_epochs",)
     message = MessageSpec(accumulates=True)
     # the mean is over all columns, each counted once
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
 
     mean_weight: float = 1.0
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, mean_weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, mean_weight=">= 0")
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One phase, in which a client drawn twice counts once."""

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_result
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like, server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["Mime", "MimeLite", "MimeRun", "MimeUpdate", "ServerStatistics"]
 
@@ -103,7 +103,7 @@ class MimeLite(Algorithm[ServerStatistics, tuple[()], MimeRun]):
     def client_final(self, ctx: Context, shared: ServerStatistics, work: MimeRun, data: ClientData) -> ClientResult:
         """Send y_i and ∇f_i(x)."""
         update = MimeUpdate(work.models, _gradient_at(ctx, shared.models, data))
-        return ClientResult(_message(ctx, update, shared, data), (), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, update, down=tree.bits(shared))
 
     def server_step(
         self, ctx: Context, shared: ServerStatistics, reduced: Reduced, client_ids: Tensor
@@ -143,10 +143,11 @@ class Mime(MimeLite):
     def client_final(self, ctx: Context, shared: ServerStatistics, work: MimeRun, data: ClientData) -> ClientResult:
         """Send ∇f_i(x), in exchange for x and s; then y_i − x, in exchange for c."""
         if ctx.phase == "gradient":
-            received = shared._replace(gradient={})
-            return ClientResult(_message(ctx, _gradient_at(ctx, shared.models, data), received, data), (), {})
-        message = _message(ctx, tree.sub(work.models, shared.models), shared.gradient, data)
-        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+            weight = ctx.client_weight(data)
+            down = torch.full_like(weight, tree.bits(shared._replace(gradient={})))
+            return ClientResult(Message(_gradient_at(ctx, shared.models, data), weight, bits_down=down), (), {})
+        change = tree.sub(work.models, shared.models)
+        return local_result(ctx, work, data, change, down=tree.bits(shared.gradient))
 
     def server_step(
         self, ctx: Context, shared: ServerStatistics, reduced: Reduced, client_ids: Tensor
@@ -161,12 +162,6 @@ class Mime(MimeLite):
 def _gradient_at(ctx: Context, models: ModelState, data: ClientData) -> Leaves:
     """∇f_i(x) over all samples, leaves [1, ...]."""
     return ctx.task.full_gradient(models, data, training=False)[1]  # type: ignore[no-any-return]
-
-
-def _message(ctx: Context, value: Tree, received: Tree, data: ClientData) -> Message:
-    """A message of a client that has received these leaves."""
-    weight = ctx.client_weight(data)
-    return Message(value, weight, bits_down=torch.full_like(weight, tree.bits(received)))
 
 
 def _renewed(ctx: Context, shared: ServerStatistics, gradient: Leaves) -> OptimizerState:

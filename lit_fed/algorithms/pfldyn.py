@@ -29,9 +29,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Personal
+from lit_fed.core.algorithm import LocalRun, Served
 from lit_fed.core.context import Context
-from lit_fed.core.solvers.dynamic_regularizer import DynamicModels, DynamicRegularizer, DynamicRun
+from lit_fed.core.solvers.dynamic_regularizer import DynamicModels, DynamicRegularizer
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Tree
 from lit_fed.errors import check_settings
 
@@ -39,12 +39,10 @@ __all__ = ["PFLDyn"]
 
 
 @dataclass(frozen=True)
-class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
+class PFLDyn(DynamicRegularizer, Served[DynamicModels, Any, LocalRun]):
     """A meta-model for tuning, trained without the bias of local steps.
 
     Args:
-        alpha: α, weight of the proximal term, > 0.
-        serve_mean: tune the mean of the last round's clients instead of θ^t.
         variant: `exact` meta-gradients by Hessian-vector products (the network must be twice differentiable), or
             `first_order`, without their second-order part.
         inner_lr: β, the rate of the inner steps and of adaptation.
@@ -71,14 +69,12 @@ class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
         """One phase, whose steps take the batches D and D′."""
         return (Phase("train", client_ids, ctx.solver.work._replace(batches_per_step=2)),)
 
-    def client_init(
-        self, ctx: Context, shared: DynamicModels, state: Any, data: ClientData, losses: None
-    ) -> DynamicRun:
+    def client_init(self, ctx: Context, shared: DynamicModels, state: Any, data: ClientData, losses: None) -> LocalRun:
         """θ_k starts at θ^{t-1}; for serving, at the model to be tuned."""
         start = shared._replace(models=self.serving_model(shared)) if ctx.phase == "adapt" else shared
         return super().client_init(ctx, start, state, data, losses)
 
-    def client_step(self, ctx: Context, shared: DynamicModels, work: DynamicRun, batch: Batch) -> DynamicRun:
+    def client_step(self, ctx: Context, shared: DynamicModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on F_k(θ) − ⟨∇F_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²; an inner step while adapting."""
         if ctx.phase == "adapt":
             models, _, loss = self._adapted(ctx, work.models, batch, 1)
@@ -120,7 +116,7 @@ class PFLDyn(DynamicRegularizer, Personal[DynamicModels, Any, DynamicRun]):
         """Every client takes the steps of the meta-function before it is served, seen or unseen."""
         return LocalWork(steps=self.inner_steps if self.adapt_steps is None else self.adapt_steps, batch_size=0)
 
-    def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: DynamicModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ_k and keep its linear term; the tuned copy is the state of an adapted client."""
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Served
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, ModelState, Reduced, Tree
@@ -33,7 +33,7 @@ __all__ = ["Reptile"]
 
 
 @dataclass(frozen=True)
-class Reptile(Personal[GlobalModels, Tree, LocalRun]):
+class Reptile(Served[GlobalModels, Tree, LocalRun]):
     """A first-order meta-learner: clients train from a common start, which moves towards their models.
 
     Args:

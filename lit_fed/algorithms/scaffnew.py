@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["Scaffnew", "SkippedRun", "SkippedState"]
+__all__ = ["Scaffnew", "SkippedState"]
 
 
 class SkippedState(NamedTuple):
@@ -50,18 +50,8 @@ class SkippedState(NamedTuple):
     received: Tensor  # [] int64, round whose x_t the client has already
 
 
-class SkippedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # x̂_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    state: SkippedState  # before the phase
-
-
 @dataclass(frozen=True)
-class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
+class Scaffnew(Algorithm[GlobalModels, SkippedState, LocalRun]):
     """Gradient steps corrected by estimates of the clients' drift; most averages are skipped.
 
     Args:
@@ -98,18 +88,18 @@ class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: SkippedState, data: ClientData, losses: None
-    ) -> SkippedRun:
+    ) -> LocalRun:
         """x̂_i <- x_t."""
-        return SkippedRun(*local_run(ctx, shared.models), state)
+        return local_run(ctx, shared.models, state)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: SkippedRun, batch: Batch) -> SkippedRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """x̂_i <- x̂_i − γ(g_i(x̂_i) − h_i) (line 6)."""
-        shift = Penalty(linear=tree.scale(work.state.control, -1.0))
+        shift = Penalty(linear=tree.scale(work.extra.control, -1.0))
         return local_step(ctx, work, batch, penalty=shift)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: SkippedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send x̂_i (line 8); then h_i <- h_i + p/γ·(x_{t+1} − x̂_i) (line 12)."""
-        state, weight = work.state, ctx.client_weight(data)
+        state, weight = work.extra, ctx.client_weight(data)
         down = torch.full_like(weight, tree.bits(shared, ctx.private))
         if ctx.phase == "control":
             away = tree.sub(shared.models.parameters, state.local)
@@ -117,9 +107,8 @@ class Scaffnew(Algorithm[GlobalModels, SkippedState, SkippedRun]):
             received = torch.full_like(state.received, ctx.round_idx + 1)
             new = SkippedState(tree.add(state.control, tree.scale(away, rate)), state.local, received)
             return ClientResult(Message((), weight, 0 * weight, down), new, {})
-        message = Message(work.models, weight, bits_down=down * (state.received != ctx.round_idx))
-        loss = work.loss / work.steps.clamp(min=1)
-        return ClientResult(message, state._replace(local=work.models.parameters), {"loss": loss})
+        down = down * (state.received != ctx.round_idx)
+        return local_result(ctx, work, data, state=state._replace(local=work.models.parameters), down=down)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """x_{t+1} <- 1/n·Σ_i x̂_i."""

@@ -37,7 +37,7 @@ from federated_round import (
 from normalised import NormalisedMLP
 
 import lit_fed.algorithms
-from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms import Algorithm, FedEM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.algorithm import tuning_space
@@ -571,9 +571,8 @@ def test_is_public(cls):
 def test_docstrings_name_paper_symbols_and_deviations(cls):
     docstring = inspect.getmodule(cls).__doc__
     assert all(part in docstring for part in ("Symbols:", "Deviations:", "https://"))
-    if dataclasses.fields(cls):
-        documented = cls.__doc__.split("Args:")[1]
-        assert all(f"{field.name}:" in documented for field in dataclasses.fields(cls))
+    described = [base.__doc__.split("Args:")[-1] for base in cls.__mro__ if dataclasses.is_dataclass(base)]
+    assert all(any(f" {field.name}: " in one for one in described) for field in dataclasses.fields(cls))
 
 
 def test_settings_have_types_in_the_module_of_the_class(cls):
@@ -622,3 +621,27 @@ def test_the_driver_runs_an_algorithm_of_ones_own(federated_rounds):
     one, other = (federated_rounds(kind(), None, make_clients(SIZES)) for kind in (mine, lit_fed.algorithms.FedAvg))
     assert same_bits(one.shared, other.shared)
     assert run_rounds is federated_rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class AloneFedEM(FedEM):
+    """FedEM whose clients compute losses and outputs themselves."""
+
+    reads_losses = False
+
+    def client_init(self, ctx, shared, state, data, losses):
+        return super().client_init(ctx, shared, state, data, ctx.task.sample_losses(shared.models, data))
+
+    def shared_outputs(self, ctx, shared, x):
+        return None
+
+    def log_prob(self, ctx, shared, state, x, outputs):
+        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(shared.models, x))
+
+
+def test_passes_for_all_clients_are_only_for_speed(client_trainer):
+    one, other = (
+        after_rounds(kind(2), make_clients(SIZES), trainer=client_trainer, network=small_mlp)
+        for kind in (FedEM, AloneFedEM)
+    )
+    assert distance(everything(one, unseen_clients()), everything(other, unseen_clients())) < 1e-12

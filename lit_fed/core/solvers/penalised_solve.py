@@ -69,7 +69,12 @@ def exact_solution(ctx: Context, run: PenalisedRun, data: ClientData) -> Penalis
 
 @dataclass(frozen=True)
 class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Shared, State]):
-    """An algorithm whose clients minimise their loss plus a penalty until all agree on one model."""
+    """An algorithm whose clients minimise their loss plus a penalty until all agree on one model.
+
+    Args:
+        penalty_weight: weight of the penalty ½·‖x − z‖²; fastest near the curvature of the losses.
+        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
+    """
 
     # annotations of this module are not postponed, see `Algorithm`
 
