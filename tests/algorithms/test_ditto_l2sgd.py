@@ -108,7 +108,7 @@ def test_more_draws_than_clients_go_to_their_mean_and_not_past_it(client_trainer
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_trains_from_and_towards_the_global_model(epochs, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(DittoL2SGD(0.7, epochs), client_trainer, train)
+    federation = run_rounds(DittoL2SGD(0.7, unseen_epochs=epochs), client_trainer, train)
     w = federation.weights[0].numpy()
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     expected = [personal(w, w, x, y, own, 0.7, 0.1) for own, (x, y) in zip(orders, as_arrays(unseen), strict=True)]

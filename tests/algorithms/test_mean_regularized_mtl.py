@@ -136,7 +136,7 @@ def test_weights_by_samples_reach_the_weighted_solution():
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_trains_from_the_mean(epochs, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(MeanRegularizedMTL(0.7, epochs), client_trainer, train)
+    federation = run_rounds(MeanRegularizedMTL(0.7, unseen_epochs=epochs), client_trainer, train)
     mean = federation.weights[0].numpy()
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     expected = [unseen_client(mean, x, y, own, 0.7, 0.1) for own, (x, y) in zip(orders, as_arrays(unseen), strict=True)]

@@ -102,7 +102,7 @@ def near(samples, anchor, weight):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_ditto_l2sgd(weighting, options):
     """The global model moves by the share of each client that took part, as in the Ditto repository."""
-    federation, clients = started(DittoL2SGD(0.7, 2), options, weighting=weighting)
+    federation, clients = started(DittoL2SGD(0.7, unseen_epochs=2), options, weighting=weighting)
     shares, w = shares_of(weighting), federation.weights[0].numpy()
     own = [w] * len(SIZES)
     for cohort in COHORTS:
@@ -131,7 +131,7 @@ def check_unseen_clients(federation, anchor, weight, options):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_prox_avg(weighting, options, aggregation):
     """With options of SGD, or exact proximal points; with `stale_fill` absent clients count with their own models."""
-    algorithm = ProxAvg(0.7, "sgd" if options else "exact", 2)
+    algorithm = ProxAvg(0.7, "sgd" if options else "exact", unseen_epochs=2)
     federation, clients = started(algorithm, options or {}, weighting=weighting, aggregation=aggregation)
     shares, z = shares_of(weighting), federation.weights[0].numpy()
     own, everything = [z] * len(SIZES), slice(None)
@@ -155,7 +155,7 @@ def test_prox_avg(weighting, options, aggregation):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_mean_regularized_mtl(weighting, options):
     """Steps on Σ_j s_j·(f_j(w_j) + λ/2·‖w_j − w̄‖²) with respect to one column, by which w̄ moves; over its share s_i."""
-    federation, clients = started(MeanRegularizedMTL(0.7, 2), options, weighting=weighting)
+    federation, clients = started(MeanRegularizedMTL(0.7, unseen_epochs=2), options, weighting=weighting)
     shares, start = shares_of(weighting), federation.weights[0].numpy()
     columns = [start] * len(SIZES)
     for cohort in COHORTS:
