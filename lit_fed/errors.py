@@ -106,6 +106,8 @@ def check_settings(
 ) -> None:
     """Refuse settings outside their range, and values that the `Literal` of their field does not list.
 
+    A field may name its range itself, as `range` of its metadata, for all subclasses.
+
     Args:
         settings: object with the fields. If the type of a field allows None, None is in every range.
         checks: for each field its range, `> 0`, `>= 0` or an interval such as `[0, 1)`; or whether it is valid, and the
@@ -118,7 +120,9 @@ def check_settings(
     """
     types = _field_types(settings.__class__)
     words = [name for name, kinds in types.items() if all(get_origin(kind) is Literal for kind in kinds - {NoneType})]
-    for name, check in {**dict.fromkeys(words, ""), **(checks or {}), **more}.items():
+    own = fields(settings) if is_dataclass(settings) else ()
+    ranges = {one.name: one.metadata["range"] for one in own if "range" in one.metadata}
+    for name, check in {**dict.fromkeys(words, ""), **ranges, **(checks or {}), **more}.items():
         value = getattr(settings, name)
         holds, wanted = _ranged(value, check, types[name]) if isinstance(check, str) else check
         infinite = isinstance(value, float) and not math.isfinite(value)  # 1e400 is a number to parsers

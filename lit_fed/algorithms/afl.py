@@ -81,13 +81,10 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
+    reads_losses = True
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "weighs clients by the log-loss whose gradient they follow",
         "client_lr": "takes its steps at the server",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server lists the weights of the clients by their numbers",
-        "ranks": "its weights λ are no whole numbers, so a sum in another order differs in the last bits",
     }
 
     def __post_init__(self) -> None:
@@ -102,10 +99,6 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One step on the whole local set."""
         return (Phase("train", client_ids, LocalWork(steps=1, batch_size=0)),)
-
-    def shared_losses(self, ctx: Context, shared: AgnosticModels, batch: Batch) -> Tensor:
-        """Losses of samples under the received model, [B, 1]."""
-        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: AgnosticModels, state: tuple[()], data: ClientData, losses: Tensor

@@ -27,13 +27,21 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, Participation, Personal, tuned
+from lit_fed.core.algorithm import (
+    GlobalModels,
+    LocalRun,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    passes,
+    tuned,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
 from lit_fed.errors import check_settings
 
-__all__ = ["APFL", "APFLRun", "APFLState"]
+__all__ = ["APFL", "APFLState"]
 
 
 class APFLState(NamedTuple):
@@ -43,19 +51,8 @@ class APFLState(NamedTuple):
     alpha: Tensor  # α_i, []
 
 
-class APFLRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_i, leaves [1, ...]
-    personal: ModelState  # v_i, leaves [1, ...]
-    alpha: Tensor  # α_i, []
-    optimizer: tuple[OptimizerState, OptimizerState]  # of w_i and of v_i
-    loss: Tensor  # [] sum over steps of the mean loss of v̄_i on the batch, before the step
-    steps: Tensor  # [] steps taken
-
-
 @dataclass(frozen=True)
-class APFL(Personal[GlobalModels, APFLState, APFLRun]):
+class APFL(Personal[GlobalModels, APFLState, LocalRun]):
     """FedAvg with an additional personal model, which is trained in a mixture with the global one.
 
     Args:
@@ -68,19 +65,17 @@ class APFL(Personal[GlobalModels, APFLState, APFLRun]):
             by the global model.
     """
 
-    serving_settings = ("unseen_epochs",)
-
     alpha: float = tuned(0.5, 0.25, 0.5, 0.75)
     alpha_update: Literal["fixed", "first_step", "every_step"] = "first_step"
     alpha_lr: float | None = None
     alpha_decay: float = 0.0
     gradient_factor: bool = True
-    unseen_epochs: int = 0
+    unseen_epochs: int = passes(0)
 
     participation = Participation(weighting="uniform")
 
     def __post_init__(self) -> None:
-        check_settings(self, alpha="[0, 1]", alpha_lr=">= 0", alpha_decay=">= 0", unseen_epochs=">= 0")
+        check_settings(self, alpha="[0, 1]", alpha_lr=">= 0", alpha_decay=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> APFLState:
         """v_i starts as w, so v̄_i is w for any α_i."""
@@ -88,39 +83,34 @@ class APFL(Personal[GlobalModels, APFLState, APFLRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: APFLState, data: ClientData, losses: None
-    ) -> APFLRun:
+    ) -> LocalRun:
         """w_i starts as w; v_i and α_i continue."""
-        zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         optimizer = ctx.solver.init(shared.models), ctx.solver.init(state.personal)
-        return APFLRun(shared.models, state.personal, state.alpha, optimizer, zero, zero.clone())
+        return local_run(ctx, shared.models, state)._replace(optimizer=optimizer)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: APFLRun, batch: Batch) -> APFLRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """Steps of w_i, v_i and α_i on one batch, all from the values before the step."""
-        mixed = tree.lerp(work.models.parameters, work.personal.parameters, work.alpha)
-        loss, gradient, buffers = ctx.own.task.value_and_grad(work.personal._replace(parameters=mixed), batch)
+        own, alpha = work.extra
+        mixed = tree.lerp(work.models.parameters, own.parameters, alpha)
+        loss, gradient, buffers = ctx.own.task.value_and_grad(own._replace(parameters=mixed), batch)
         models, of_global = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
-        slope = tree.scale(gradient, work.alpha) if self.gradient_factor else gradient
-        personal, of_own = ctx.own.solver.update(work.personal.parameters, slope, work.optimizer[1], ctx.lr)
-        return APFLRun(
-            models, ModelState(personal, buffers), self._new_alpha(work, gradient, ctx.lr), (of_global, of_own),
-            work.loss + loss.mean(), work.steps + 1,
-        )  # fmt: skip
+        slope = tree.scale(gradient, alpha) if self.gradient_factor else gradient
+        personal, of_own = ctx.own.solver.update(own.parameters, slope, work.optimizer[1], ctx.lr)
+        new = APFLState(ModelState(personal, buffers), self._new_alpha(work, gradient, ctx.lr))
+        return LocalRun(models, (of_global, of_own), work.loss + loss.mean(), work.steps + 1, new)
 
-    def _new_alpha(self, work: APFLRun, gradient: Tree, lr: Tensor) -> Tensor:
+    def _new_alpha(self, work: LocalRun, gradient: Tree, lr: Tensor) -> Tensor:
         """α_i ← α_i − η_α⟨v_i − w_i, ∇f_i(v̄_i)⟩, kept in [0, 1]."""
+        own, alpha = work.extra
         if self.alpha_update == "fixed":
-            return work.alpha
-        slope = tree.dot(tree.sub(work.personal.parameters, work.models.parameters), gradient)
-        slope = slope + self.alpha_decay * work.alpha
-        new = (work.alpha - (lr if self.alpha_lr is None else self.alpha_lr) * slope).clamp(0, 1).to(work.alpha.dtype)
-        return new if self.alpha_update == "every_step" else torch.where(work.steps == 0, new, work.alpha)
+            return alpha  # type: ignore[no-any-return]
+        slope = tree.dot(tree.sub(own.parameters, work.models.parameters), gradient) + self.alpha_decay * alpha
+        new = (alpha - (lr if self.alpha_lr is None else self.alpha_lr) * slope).clamp(0, 1).to(alpha.dtype)
+        return new if self.alpha_update == "every_step" else torch.where(work.steps == 0, new, alpha)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: APFLRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_i; keep v_i and α_i. The logged loss is that of v̄_i; the mean α_i is logged too."""
-        metrics = {"loss": work.loss / work.steps.clamp(min=1), "alpha": work.alpha}
-        return ClientResult(
-            Message(work.models, ctx.client_weight(data)), APFLState(work.personal, work.alpha), metrics
-        )
+        return local_result(ctx, work, data, state=work.extra, alpha=work.extra.alpha)
 
     # server_step: w ← mean of w_i over the clients that took part is the default
 

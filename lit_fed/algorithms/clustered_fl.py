@@ -28,19 +28,18 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_run
+from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Participation, Served, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.similarity import cosines, inner_products
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
-    ClusterRun,
     Member,
     UnseenMember,
     best_fit,
     cluster_averages,
     one_hot,
 )
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, ModelState, Reduced
 from lit_fed.errors import check_settings
 from lit_fed.system.machine import require_memory
 
@@ -76,7 +75,7 @@ class DivisionRule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
+class ClusteredFL(Served[Clusters, Member, LocalRun]):
     """FedAvg within clusters, which are split in two when averaging brings no more progress.
 
     Args:
@@ -104,9 +103,8 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(needs_all_clients=True, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client, and clusters are numbered as they appear",
-        "local_batch_norm": "an unseen client trains the models of all splits, without a normalisation of its own",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "trains the models of all splits at an unseen client, without a normalisation of its own"
     }
 
     def __post_init__(self) -> None:
@@ -137,13 +135,13 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         first = one_hot(torch.tensor(0), self.max_clusters, ctx.task.dtype)
         return UnseenMember(first) if ctx.phase == "adapt" else ClusterChoice(first)
 
-    def client_init(self, ctx: Context, shared: Clusters, state: Member, data: ClientData, losses: None) -> ClusterRun:
+    def client_init(self, ctx: Context, shared: Clusters, state: Member, data: ClientData, losses: None) -> LocalRun:
         """Training starts from the cluster's model; an unseen client trains from the models of all splits at once."""
         if isinstance(state, UnseenMember):
-            return ClusterRun(*local_run(ctx, shared.splits.models), self._first_cluster(ctx, shared, data))
+            return local_run(ctx, shared.splits.models, self._first_cluster(ctx, shared, data))
         cluster = tree.take(shared.cluster, data.client_id).squeeze(0)  # serving alone trains no model
         models = tree.index(shared.models, slice(0, 0)) if ctx.phase == "adapt" else tree.take(shared.models, cluster)
-        return ClusterRun(*local_run(ctx, models), cluster)
+        return local_run(ctx, models, cluster)
 
     def _first_cluster(self, ctx: Context, shared: Clusters, data: ClientData) -> Tensor:
         """The root of the tree, or the existing cluster of the lowest loss."""
@@ -152,13 +150,11 @@ class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
         losses = ctx.task.losses_of(shared.models, data.x, data.y)
         return best_fit(losses, data.mask, shared.cluster.max() + 1)
 
-    def client_final(self, ctx: Context, shared: Clusters, work: ClusterRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Clusters, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ_i, one model each way; an unseen client descends the tree (Alg. 3)."""
-        cluster = _descend(shared.splits, work.models, work.cluster) if ctx.phase == "adapt" else work.cluster
-        weight = ctx.client_weight(data)
-        message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.models)))
+        cluster = _descend(shared.splits, work.models, work.extra) if ctx.phase == "adapt" else work.extra
         state = ClusterChoice(one_hot(cluster, self.max_clusters, ctx.task.dtype))
-        return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, state=state, down=tree.bits(work.models))
 
     def server_step(self, ctx: Context, shared: Clusters, reduced: Reduced, client_ids: Tensor) -> Clusters:
         """Split the clusters that meet the conditions, then FedAvg within each (Alg. 2)."""

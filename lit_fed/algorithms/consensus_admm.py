@@ -25,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +54,6 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
     """The minimiser of Σ_i f_i: local solves are pulled towards a common model until all agree.
 
     Args:
-        penalty_weight: ρ; fastest near the curvature of the losses.
-        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         over_relaxation: α; 1.5 to 1.8 often takes fewer rounds than 1.
         serve: seen clients are served by z (`consensus`) or by x_i (`personal`); unseen ones always by z.
     """
@@ -65,9 +63,6 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its clients send changes of models and duals, which leave no place for their normalisation"
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, penalty_weight="> 0", over_relaxation="(0, 2)")

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_result
 from lit_fed.core.context import Context
 from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
@@ -43,7 +43,7 @@ from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced, Tree
 from lit_fed.errors import check_settings
 from lit_fed.wrappers.compression.codecs.base import NUMBER_BITS
 from lit_fed.wrappers.compression.codecs.uniform import MOST_BITS, round_to_grid
@@ -100,11 +100,10 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
     }
+    has_server = False
 
     def __post_init__(self) -> None:
         topology = not isinstance(self.topology, TimeVarying), "a graph that does not change"
@@ -152,9 +151,8 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         value, grid = tree.map_leaves(lambda new, old: torch.where(goes, new, old), (told, sent.grid), (known, last))
         cost = torch.where(goes, sent.cost + tree.bits(work.models.buffers), 1.0)  # one bit signals an empty message
         heard = group_admm.neighbours_of(self._groups(ctx)[1], data.client_id) @ shared.cost  # heads: one round ago
-        message = Message((value, cost), ctx.client_weight(data), cost, heard)
-        metrics = {"loss": work.loss / work.steps.clamp(min=1), "transmissions": goes.to(ctx.task.dtype)}
-        return ClientResult(message, QuantisedClient(work.models, grid), metrics)
+        state, goes = QuantisedClient(work.models, grid), goes.to(ctx.task.dtype)
+        return local_result(ctx, work, data, (value, cost), state, up=cost, down=heard, transmissions=goes)
 
     def server_step(self, ctx: Context, shared: CostedNetwork, reduced: Reduced, client_ids: Tensor) -> CostedNetwork:
         """The network's step: θ̂_i arrive; after the tails all take α_i <- α_i + ρ·Σ_j (θ̂_i − θ̂_j)."""

@@ -134,16 +134,6 @@ class ResponsibilityDFedEM(DFedEM):
 
     θ_m,t <- Σ_j W_tj π_jm θ_m,j / Σ_j W_tj π_jm: one step of a ratio of two averages over the graph; not in the paper.
     An unseen client takes its E-steps on the mean weighted by each client's last π_t, at first 1/M.
-
-    Args:
-        num_components: M.
-        topology: the graph between clients.
-        mixing: rule for the weights of neighbours; `fmmc`, the fastest mixing Markov chain, converges fastest.
-        em_steps: E-steps of an unseen client before it is served; the paper takes one.
-        common_start: start all clients from the same models; otherwise each from different ones.
-        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
-            the likelihood of the whole text.
-        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
     def shared_init(self, ctx: Context) -> Peers:

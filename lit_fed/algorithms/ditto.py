@@ -21,50 +21,34 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from lit_fed.core.algorithm import GlobalModels, Personal, local_run, tuned
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, tuned
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["Ditto", "DittoWork"]
-
-
-class DittoWork(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_k, leaves [1, ...]
-    personal: ModelState  # v_k, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of w_k and of v_k
-    loss: Tensor  # [] sum over personal steps of the mean loss of the batch under v_k, before the step
-    steps: Tensor  # [] personal steps taken
+__all__ = ["Ditto"]
 
 
 @dataclass(frozen=True)
-class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
+class Ditto(Personal[GlobalModels, ModelState, LocalRun]):
     """FedAvg with an additional personal model per client, which is pulled towards the global one.
 
     Args:
         prox_weight: λ, the pull of a personal model towards the received global one; 0 is local training.
         personal_lr: learning rate of the personal models; null takes that of the solver, with its schedule.
         personal_steps: steps of the personal model per local step, all on its batch.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0)
     personal_lr: float | None = None
     personal_steps: int = 1
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", personal_lr=">= 0", personal_steps=">= 1", unseen_epochs=">= 0")
+        check_settings(self, prox_weight=">= 0", personal_lr=">= 0", personal_steps=">= 1")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
         """v_k starts as the current global model."""
@@ -72,13 +56,13 @@ class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ModelState, data: ClientData, losses: None
-    ) -> DittoWork:
+    ) -> LocalRun:
         """w_k starts as w; v_k continues."""
         run = local_run(ctx, shared.models)
         optimizers = (run.optimizer, ctx.solver.init(state))
-        return DittoWork(run.models, state, optimizers, run.loss, run.steps)
+        return run._replace(optimizer=optimizers, extra=state)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: DittoWork, batch: Batch) -> DittoWork:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of w_k on f_k and steps of v_k on its own objective; while adapting, steps of v_k only."""
         work = self._personal_steps(ctx, shared, work, batch)
         if ctx.phase == "adapt":
@@ -87,20 +71,20 @@ class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
         models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, optimizer, batch, ctx.lr)
         return work._replace(models=models, optimizer=(optimizer, personal))
 
-    def _personal_steps(self, ctx: Context, shared: GlobalModels, work: DittoWork, batch: Batch) -> DittoWork:
+    def _personal_steps(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """v_k <- v_k − η(∇f_k(v_k) + λ(v_k − w)), with the received w."""
         lr = ctx.lr if self.personal_lr is None else torch.full_like(ctx.lr, self.personal_lr)
         penalty = Penalty(self.prox_weight, shared.models.parameters)
-        personal, (untouched, optimizer), total, own = work.personal, work.optimizer, work.loss, ctx.own
+        personal, (untouched, optimizer), total, own = work.extra, work.optimizer, work.loss, ctx.own
         for _ in range(self.personal_steps):
             personal, optimizer, loss = own.solver.step(own.task, personal, optimizer, batch, lr, penalty=penalty)
             total = total + loss.mean()
         steps = work.steps + self.personal_steps
-        return work._replace(personal=personal, optimizer=(untouched, optimizer), loss=total, steps=steps)
+        return work._replace(extra=personal, optimizer=(untouched, optimizer), loss=total, steps=steps)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: DittoWork, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_k = w + Δ_k; keep v_k."""
-        return super().client_final(ctx, shared, work, data)._replace(state=work.personal)
+        return local_result(ctx, work, data, state=work.extra)
 
     # server_step: w <- w + Σ_k n_k/n Δ_k is the default
 

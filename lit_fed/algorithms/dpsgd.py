@@ -26,16 +26,15 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import local_run, local_step
+from lit_fed.core.algorithm import LocalRun, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import Peers, models_of, own_models, put_models
 from lit_fed.core.graphs.topology import Ring, Topology
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["DPSGD", "PeerNumber", "WeightedRun"]
+__all__ = ["DPSGD", "PeerNumber"]
 
 
 class PeerNumber(NamedTuple):
@@ -44,18 +43,8 @@ class PeerNumber(NamedTuple):
     client_id: Tensor  # [] int64, client whose model serves it
 
 
-class WeightedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch times its share, before the step
-    steps: Tensor  # [] steps taken
-    share: Tensor  # [] weight of the client's loss: 1, or T·n_i/n
-
-
 @dataclass(frozen=True)
-class DPSGD(Gossiping[PeerNumber, WeightedRun]):
+class DPSGD(Gossiping[PeerNumber, LocalRun]):
     """Decentralised SGD without a server: each client averages its model with those of its neighbours.
 
     Args:
@@ -78,22 +67,20 @@ class DPSGD(Gossiping[PeerNumber, WeightedRun]):
         """The client's id: the network holds x_i."""
         return PeerNumber(data.client_id)
 
-    def client_init(
-        self, ctx: Context, shared: Peers, state: PeerNumber, data: ClientData, losses: None
-    ) -> WeightedRun:
+    def client_init(self, ctx: Context, shared: Peers, state: PeerNumber, data: ClientData, losses: None) -> LocalRun:
         """Training continues from x_i."""
         share = ctx.client_share(data).to(ctx.task.dtype)
-        return WeightedRun(*local_run(ctx, own_models(shared, data.client_id)), share)
+        return local_run(ctx, own_models(shared, data.client_id), share)
 
-    def client_step(self, ctx: Context, shared: Peers, work: WeightedRun, batch: Batch) -> WeightedRun:
+    def client_step(self, ctx: Context, shared: Peers, work: LocalRun, batch: Batch) -> LocalRun:
         """x_i − γ·∇F_i(x_i; ξ_i)."""
-        return local_step(ctx, work, batch, weight=work.share.expand(len(batch.mask), 1))
+        return local_step(ctx, work, batch, weight=work.extra.expand(len(batch.mask), 1))
 
-    def client_final(self, ctx: Context, shared: Peers, work: WeightedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Peers, work: LocalRun, data: ClientData) -> ClientResult:
         """Exchange models with each neighbour; the network computes with the models after the steps."""
         bits = traffic(ctx, self.topology, work.models, data.client_id)
         message = Message(work.models, ctx.client_weight(data), bits, bits)
-        loss = work.loss / work.share / work.steps.clamp(min=1)
+        loss = work.loss / work.extra / work.steps.clamp(min=1)
         return ClientResult(message, PeerNumber(data.client_id), {"loss": loss})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:

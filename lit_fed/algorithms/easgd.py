@@ -23,19 +23,18 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_result, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["EASGD", "ElasticRun", "ElasticState"]
+__all__ = ["EASGD", "ElasticState"]
 
 
 class ElasticState(NamedTuple):
@@ -45,20 +44,8 @@ class ElasticState(NamedTuple):
     velocity: dict[str, Tensor]  # v^i, leaves [1, ...]; {} without momentum
 
 
-class ElasticRun(NamedTuple):
-    """A worker's phase."""
-
-    models: ModelState  # x^i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    sent: ModelState  # x^i at the exchange, leaves [1, ...]
-    velocity: dict[str, Tensor]  # v^i, leaves [1, ...]; {} without momentum
-    elastic: dict[str, Tensor]  # α(x^i − x̃) until the first step subtracts it, then 0; leaves [1, ...]
-
-
 @dataclass(frozen=True)
-class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
+class EASGD(Algorithm[GlobalModels, ElasticState, LocalRun]):
     """Every worker keeps a personal model; it and a centre attract each other.
 
     Args:
@@ -74,9 +61,6 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
     serve: Literal["centre", "personal"] = "centre"
 
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "a worker sends its model of before the local steps, so its normalisation would lag behind"
-    }
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
@@ -84,6 +68,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         reasons = {
             "size_sampling": "lets the centre gain what the workers lose, each of them once",
             "personal_parts": "lets workers send their models of before the local steps",
+            "local_norm": "sends a worker's model of before the local steps, so its normalisation would lag behind",
         }
         if self.mode == "asynchronous":
             reasons["privacy"] = "takes one client after another with mode asynchronous"
@@ -109,29 +94,29 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ElasticState, data: ClientData, losses: None
-    ) -> ElasticRun:
+    ) -> LocalRun:
         """The force α(x^i − x̃), from the old x^i and the old x̃ (Alg. 1, lines a-b)."""
         away = tree.sub(state.models.parameters, shared.models.parameters)
         elastic = tree.scale(away, self._elasticity(ctx, ctx.client_weight(data)))
-        return ElasticRun(*local_run(ctx, state.models), state.models, state.velocity, elastic)
+        return local_run(ctx, state.models, (state.models, state.velocity, elastic))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: ElasticRun, batch: Batch) -> ElasticRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """x^i ← x^i − ηg(x^i) − α(x^i − x̃) (Eq. 5); with momentum, −ηg(x^i) becomes v^i ← δv^i − ηg(x^i + δv^i)."""
-        old = work.models.parameters
-        ahead = tree.add(old, tree.scale(work.velocity, self.momentum)) if self.momentum else old
+        old, (sent, velocity, elastic) = work.models.parameters, work.extra
+        ahead = tree.add(old, tree.scale(velocity, self.momentum)) if self.momentum else old
         models, optimizer, loss = ctx.solver.step(
             ctx.task, work.models._replace(parameters=ahead), work.optimizer, batch, ctx.lr
         )
         velocity = tree.sub(models.parameters, old) if self.momentum else {}
-        models = models._replace(parameters=tree.sub(models.parameters, work.elastic))
-        loss, steps, elastic = work.loss + loss.mean(), work.steps + 1, tree.zeros_like(work.elastic)
-        return ElasticRun(models, optimizer, loss, steps, work.sent, velocity, elastic)
+        models = models._replace(parameters=tree.sub(models.parameters, elastic))
+        extra = sent, velocity, tree.zeros_like(elastic)  # the first step subtracts the force
+        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, extra)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ElasticRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the old x^i to the centre; the force also acts on a worker without a step."""
-        models = work.models._replace(parameters=tree.sub(work.models.parameters, work.elastic))
-        message, loss = Message(work.sent, ctx.client_weight(data)), work.loss / work.steps.clamp(min=1)
-        return ClientResult(message, ElasticState(models, work.velocity), {"loss": loss})
+        sent, velocity, elastic = work.extra
+        models = work.models._replace(parameters=tree.sub(work.models.parameters, elastic))
+        return local_result(ctx, work, data, sent, ElasticState(models, velocity))
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """x̃ ← (1 − β)x̃ + β·mean x^i (Eq. 6), where β is α times the number of these workers."""

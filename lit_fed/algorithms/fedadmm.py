@@ -52,8 +52,6 @@ class FedADMM(ProximalSplitting[GlobalModels, DualState]):
     """The minimiser of the mean loss: clients keep models and duals, and send their combined change.
 
     Args:
-        penalty_weight: ρ; the authors' code: 0.01.
-        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
         server_lr: η, the server's step along the mean change of the sampled clients; null takes their share of all
             clients, so that θ stays the mean of all u_i.
         start: starting point of the local steps: the client's w_i (`local`) or θ (`server`).

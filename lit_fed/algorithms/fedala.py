@@ -31,15 +31,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import GlobalModels, Personal, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import draws
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Stage
 from lit_fed.errors import check_settings
 
-__all__ = ["AggregationRun", "AggregationState", "FedALA"]
+__all__ = ["AggregationState", "FedALA"]
 
 Leaves = dict[str, Tensor]
 
@@ -51,20 +50,8 @@ class AggregationState(NamedTuple):
     weights: Leaves  # W_i of the top layers, leaves [1, ...]
 
 
-class AggregationRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # Θ̂_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of local training of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps of local training taken
-    weights: Leaves  # W_i, leaves [1, ...]
-    own: Leaves  # the top layers of Θ_i, leaves [1, ...]
-    drawn: Tensor  # [N] True for the samples on which W_i is learnt
-
-
 @dataclass(frozen=True)
-class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
+class FedALA(Personal[GlobalModels, AggregationState, LocalRun]):
     """FedAvg whose clients start from an elementwise mixture of the global model and their own.
 
     Args:
@@ -73,17 +60,13 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
         sample_fraction: s, share of the training samples on which weights are learnt in a round.
         start_passes: passes over these samples in the first rounds; later rounds take one.
         start_rounds: number of first rounds, after round 0.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     num_layers: int = 1
     weight_lr: float = 1.0
     sample_fraction: float = 0.8
     start_passes: int = 10
     start_rounds: int = 1
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "weights of the global model",
@@ -92,10 +75,8 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
 
     def __post_init__(self) -> None:
         fraction = 0 < self.sample_fraction <= 1, "a number in (0, 1]"
-        least = dict.fromkeys(("start_passes", "num_layers"), ">= 1") | dict.fromkeys(
-            ("weight_lr", "start_rounds", "unseen_epochs"), ">= 0"
-        )
-        check_settings(self, least, sample_fraction=fraction)
+        numbers = {"start_passes": ">= 1", "num_layers": ">= 1", "weight_lr": ">= 0", "start_rounds": ">= 0"}
+        check_settings(self, numbers, sample_fraction=fraction)
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> AggregationState:
         """Θ_i = Θ and W_i = 1."""
@@ -115,13 +96,13 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: AggregationState, data: ClientData, losses: None
-    ) -> AggregationRun:
+    ) -> LocalRun:
         """Θ̂_i from the W_i of the last round (line 7)."""
         own = {name: state.models.parameters[name] for name in state.weights}
         models = _combined(shared.models, own, state.weights)
-        return AggregationRun(*local_run(ctx, models), state.weights, own, _drawn(ctx, data, self.sample_fraction))
+        return local_run(ctx, models, (state.weights, own, _drawn(ctx, data, self.sample_fraction)))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: AggregationRun, batch: Batch) -> AggregationRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of W_i with fixed Θ_i and Θ; or a step of local training."""
         return (
             self._weigh(ctx, shared, work, batch)
@@ -129,20 +110,20 @@ class FedALA(Personal[GlobalModels, AggregationState, AggregationRun]):
             else super().client_step(ctx, shared, work, batch)
         )
 
-    def _weigh(self, ctx: Context, shared: GlobalModels, work: AggregationRun, batch: Batch) -> AggregationRun:
+    def _weigh(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """W_i <- clip(W_i − η·∇L(Θ̂_i) ⊙ (Θ − Θ_i)) to [0, 1], and the new Θ̂_i (lines 8-12)."""
-        batch = batch._replace(mask=batch.mask * work.drawn[batch.index])
+        old, own, drawn = work.extra
+        batch = batch._replace(mask=batch.mask * drawn[batch.index])
         _, gradient, _ = ctx.task.value_and_grad(work.models, batch)
         weights = {}
-        for name, weight in work.weights.items():
-            slope = gradient[name] * (shared.models.parameters[name] - work.own[name])
+        for name, weight in old.items():
+            slope = gradient[name] * (shared.models.parameters[name] - own[name])
             weights[name] = (weight - self.weight_lr * slope).clamp(0, 1)
-        return work._replace(models=_combined(shared.models, work.own, weights), weights=weights)
+        return work._replace(models=_combined(shared.models, own, weights), extra=(weights, own, drawn))
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: AggregationRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send Θ_i; keep Θ_i and W_i (lines 13-14)."""
-        state = AggregationState(work.models, work.weights)
-        return super().client_final(ctx, shared, work, data)._replace(state=state)
+        return local_result(ctx, work, data, state=AggregationState(work.models, work.extra[0]))
 
     # server_step: Θ <- Σ_i n_i/n Θ_i is the default
 

@@ -31,16 +31,15 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Participation, local_step
+from lit_fed.core.algorithm import LocalRun, Participation, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.partial_models import (
     SHARED,
     KeptPart,
-    PartialModel,
     Patterns,
+    PersonalPart,
     SentPart,
-    StagedRun,
     in_turn,
     named_leaves,
     names_of,
@@ -56,7 +55,7 @@ __all__ = ["FedAlt", "FedSim"]
 
 
 @dataclass(frozen=True)
-class FedSim(PartialModel):
+class FedSim(PersonalPart):
     """Clients train personal and shared leaves together; the shared ones are averaged.
 
     Args:
@@ -64,7 +63,6 @@ class FedSim(PartialModel):
         personal_lr: their learning rate of the first round; null takes that of the solver.
         personal_l2: λ of the penalty λ/2·‖v‖² on them.
         server_lr: rate of the server's step; 1 takes the average.
-        unseen_epochs: passes over the training samples in which an unseen client fits its leaves.
     """
 
     participation = Participation(weighting="uniform")
@@ -73,10 +71,9 @@ class FedSim(PartialModel):
     personal_lr: float | None = None
     personal_l2: float = 0.0
     server_lr: float = 1.0
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, personal_lr=">= 0", personal_l2=">= 0", server_lr="> 0", unseen_epochs=">= 0")
+        check_settings(self, personal_lr=">= 0", personal_l2=">= 0", server_lr="> 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The personal leaves."""
@@ -117,11 +114,6 @@ class FedAlt(FedSim):
     """Clients train their personal leaves, then the shared ones, which are averaged.
 
     Args:
-        personal: patterns of names of the personal leaves or modules, or `head`, `body`, `norm`.
-        personal_lr: their learning rate of the first round; null takes that of the solver.
-        personal_l2: λ of the penalty λ/2·‖v‖² on them.
-        server_lr: rate of the server's step; 1 takes the average.
-        unseen_epochs: passes over the training samples in which an unseen client fits its leaves.
         personal_epochs: passes over the local samples for the personal leaves.
         personal_steps: local steps for them instead of passes.
     """
@@ -139,11 +131,11 @@ class FedAlt(FedSim):
         stages = in_turn(work, self.personal_epochs, Stage(SHARED, work.epochs, work.steps), self.personal_steps)
         return (Phase("train", client_ids, stages),)
 
-    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> StagedRun:
+    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> LocalRun:
         """The received part with the personal one."""
         return staged_run(ctx, self.whole(ctx, shared, state))
 
-    def client_step(self, ctx: Context, shared: SentPart, work: StagedRun, batch: Batch) -> StagedRun:
+    def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
         """First v_i ← v_i − γ_v ∇_v F_i(u, v_i), then u_i ← u_i − γ_u ∇_u F_i(u_i, v_i) (Alg. 2)."""
         penalty = Penalty(self.personal_l2) if self.personal_l2 else None
         return staged_step(ctx, shared, work, batch, self.personal_lr, penalty=penalty)

@@ -6,7 +6,7 @@ It minimises Σ_i F_i(w_i) + λ·Σ_{i<j} A(‖w_i − w_j‖²).
 
 Symbols:
     w_i  -> shared.peers, state.models  the model of client i, leaves [T, 1, ...] and [1, ...]
-    u_i  -> work.cloud             its personalised cloud model Σ_j ξ_ij w_j, leaves [1, ...]
+    u_i  -> work.extra             its personalised cloud model Σ_j ξ_ij w_j, leaves [1, ...]
     ξ_ij -> shared.attention       weight of client j for client i, [T, T] float64; rows sum to 1
     σ    -> sigma                  scale of squared distances (FedAMP), or factor of cosines (HeurFedAMP)
     α_k  -> step_size              step of the server; constant
@@ -33,15 +33,24 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_run, local_step
+from lit_fed.core.algorithm import (
+    LocalRun,
+    MessageSpec,
+    OwnModel,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
 from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
-from lit_fed.core.local_solver import OptimizerState, Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.local_solver import Penalty
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["AttendedPeers", "AttentiveMessagePassing", "AttentiveRun", "FedAMP", "HeurFedAMP"]
+__all__ = ["AttendedPeers", "AttentiveMessagePassing", "FedAMP", "HeurFedAMP"]
 
 
 class AttendedPeers(NamedTuple):
@@ -51,28 +60,15 @@ class AttendedPeers(NamedTuple):
     attention: Tensor  # ξ, [T, T] float64; [1, 1] at a client, whose peers hold only u_i
 
 
-class AttentiveRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    cloud: dict[str, Tensor]  # u_i, leaves [1, ...]
-
-
 @dataclass(frozen=True)
-class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], ABC):
+class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, LocalRun], ABC):
     """Algorithm 1 without its weights ξ, in which the two methods differ."""
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client",
-        "local_batch_norm": "the models of all clients are averaged with weights of their own",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "averages the models of all clients with weights of their own"
     }
-
-    serving_settings = ("unseen_epochs",)
 
     @abstractmethod
     def attention(self, models: dict[str, Tensor]) -> Tensor:
@@ -93,19 +89,17 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
 
     def client_init(
         self, ctx: Context, shared: AttendedPeers, state: OwnModel, data: ClientData, losses: None
-    ) -> AttentiveRun:
+    ) -> LocalRun:
         """Training continues from w_i; u_i comes from the server."""
-        return AttentiveRun(*local_run(ctx, state.models), _cloud(ctx, shared, data.client_id))
+        return local_run(ctx, state.models, _cloud(ctx, shared, data.client_id))
 
-    def client_step(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, batch: Batch) -> AttentiveRun:
+    def client_step(self, ctx: Context, shared: AttendedPeers, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on F_i(w) + λ/(2α_k)·‖w − u_i‖²."""
-        return local_step(ctx, work, batch, penalty=Penalty(self.pull(ctx), work.cloud))
+        return local_step(ctx, work, batch, penalty=Penalty(self.pull(ctx), work.extra))
 
-    def client_final(self, ctx: Context, shared: AttendedPeers, work: AttentiveRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: AttendedPeers, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_i, and keep it; u_i was received."""
-        weight = ctx.client_weight(data)
-        message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.cloud)))
-        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, state=OwnModel(work.models), down=tree.bits(work.extra))
 
     def server_step(self, ctx: Context, shared: AttendedPeers, reduced: Reduced, client_ids: Tensor) -> AttendedPeers:
         """Keep the new w_i, then ξ; u_i = Σ_j ξ_ij w_j is what client i is sent next."""
@@ -124,10 +118,6 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, AttentiveRun], A
         one = torch.ones(1, 1, dtype=torch.float64, device=ctx.lr.device)
         return AttendedPeers(lone_peer(sent, client_id, ctx.num_clients), one)
 
-    def num_payloads(self, ctx: Context, shared: AttendedPeers, num_clients: int) -> int:
-        """A cloud model for each client."""
-        return num_clients
-
     def collaboration(self, ctx: Context, shared: AttendedPeers, states: OwnModel) -> Tensor:
         """ξ."""
         return shared.attention
@@ -141,16 +131,14 @@ class FedAMP(AttentiveMessagePassing):
         prox_weight: λ; the pull towards the cloud model is λ/α_k.
         sigma: σ; models at a squared distance far above it do not attract each other.
         step_size: α_k; null takes the maximum, σ/(T − 1), at which a client's weight in its cloud model may reach 0.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     prox_weight: float = 0.1
     sigma: float = 1.0
     step_size: float | None = None
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", sigma="> 0", step_size="> 0", unseen_epochs=">= 0")
+        check_settings(self, prox_weight=">= 0", sigma="> 0", step_size="> 0")
 
     def shared_init(self, ctx: Context) -> AttendedPeers:
         """The common start; a step that could make ξ_ii negative is refused."""
@@ -189,16 +177,14 @@ class HeurFedAMP(AttentiveMessagePassing):
         prox_weight: λ/α_k, the pull towards the cloud model.
         sigma: σ, the factor of cosines; larger values favour the most similar models.
         self_attention: ξ_ii, weight of a client's own model in its cloud model.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     prox_weight: float = 1.0
     sigma: float = 10.0
     self_attention: float = 0.1
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", sigma=">= 0", self_attention="[0, 1]", unseen_epochs=">= 0")
+        check_settings(self, prox_weight=">= 0", sigma=">= 0", self_attention="[0, 1]")
 
     def attention(self, models: dict[str, Tensor]) -> Tensor:
         """ξ_ij = (1 − ξ_ii)·exp(σ·cos(w_i, w_j)) / Σ_{h≠i} exp(σ·cos(w_i, w_h)); 1 for a client without others."""

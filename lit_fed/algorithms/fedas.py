@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, head_leaves
 from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
 from lit_fed.errors import check_settings
 
 __all__ = ["AlignedRun", "BodyWithHead", "FedAS", "WeighedBody"]
@@ -76,25 +76,17 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
     Args:
         align_epochs: passes over the local samples that align the received body.
         align_lr: learning rate of these steps; null takes that of the round.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     align_epochs: int = 1
     align_lr: float | None = 0.01
-    unseen_epochs: int = 1
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a personal head itself"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it aligns features by class",
-        "ranks": "its weights are no whole numbers, so a sum in another order differs in the last bits",
-    }
 
     def __post_init__(self) -> None:
-        check_settings(self, align_epochs=">= 0", align_lr=">= 0", unseen_epochs=">= 0")
+        check_settings(self, align_epochs=">= 0", align_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> BodyWithHead:
         """The initial network in two parts."""
@@ -146,9 +138,8 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
         """Send F_i times the body, and F_i; keep the whole model."""
         body, one = named_part(work.models, names_of(shared.models)), torch.ones_like(data.num_samples)
         value = WeighedBody(tree.map_leaves(lambda leaf: work.trace * leaf.double(), body), work.trace)
-        up, down = (torch.full_like(one, tree.bits(sent, ctx.private)) for sent in ((body, work.trace), shared.models))
-        loss = work.loss / work.steps.clamp(min=1)
-        return ClientResult(Message(value, one, up, down), OwnModel(work.models), {"loss": loss})
+        up, down = (tree.bits(sent, ctx.private) for sent in ((body, work.trace), shared.models))
+        return local_result(ctx, work, data, value, OwnModel(work.models), weight=one, up=up, down=down)
 
     def server_step(self, ctx: Context, shared: BodyWithHead, reduced: Reduced, client_ids: Tensor) -> BodyWithHead:
         """θ ← Σ_i F_i·θ_i/Σ_i F_i; unchanged if all traces are 0."""

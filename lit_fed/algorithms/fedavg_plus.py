@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_step, tuned
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Served, local_step, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import Patterns, named_leaves
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
@@ -29,7 +29,7 @@ __all__ = ["FedAvgPlus"]
 
 
 @dataclass(frozen=True)
-class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
+class FedAvgPlus(Served[GlobalModels, Tree, LocalRun]):
     """FedAvg with local fine-tuning: a client is served by a copy of the global model tuned on its own samples.
 
     Args:

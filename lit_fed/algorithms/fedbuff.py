@@ -5,7 +5,7 @@ AISTATS 2022. https://arxiv.org/abs/2106.06639, Algorithms 1 (server) and 2 (cli
 
 Symbols:
     w^t     -> shared.models        the global model after t steps of the server, leaves [1, ...]
-    w^{t−τ} -> work.start           the model that a client received, τ steps ago, leaves [1, ...]
+    w^{t−τ} -> work.extra           the model that a client received, τ steps ago, leaves [1, ...]
     Δ_i     -> a client's update, w_i − w^{t−τ}, an ascent direction; the paper's is its negative
     τ_i     -> staleness            steps of the server since client i was sent a model
     s(τ)    -> staleness_weight     1/√(1 + τ)
@@ -32,9 +32,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import LocalRun, local_result
 from lit_fed.core.context import Context
-from lit_fed.core.late_arrivals import LateArrivals, LateRun, ModelsOnTheWay, late_metrics
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.late_arrivals import LateArrivals, ModelsOnTheWay, late_metrics
+from lit_fed.core.types import ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["FedBuff", "LateChange", "staleness_weight"]
 
@@ -83,13 +84,13 @@ class FedBuff(LateArrivals):
 
     # client_init: the client starts from w^{t−τ} (Alg. 2, line 1)
 
-    def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LocalRun, data: ClientData) -> ClientResult:
         """Send s(τ)·Δ_i."""
         found = self.arrivals(ctx)
-        staleness, weight = found.of(found.staleness, data.client_id), ctx.client_weight(data)
-        change = tree.scale(tree.sub(work.models.parameters, work.start), staleness_weight(staleness))
-        message = Message(LateChange(change, work.models.buffers), weight)
-        return ClientResult(message, (), late_metrics(work, found, data.client_id, "fedbuff"))
+        factor = staleness_weight(found.of(found.staleness, data.client_id))
+        change = tree.scale(tree.sub(work.models.parameters, work.extra), factor)
+        metrics = late_metrics(work, found, data.client_id, "fedbuff")
+        return local_result(ctx, work, data, LateChange(change, work.models.buffers), **metrics)
 
     def server_step(self, ctx: Context, shared: ModelsOnTheWay, reduced: Reduced, client_ids: Tensor) -> ModelsOnTheWay:
         """w^{t+1} <- w^t + η_g·(1/K)·Σ_i s(τ_i)·Δ_i."""

@@ -32,18 +32,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import GlobalModels, Personal, local_run, local_step
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.products import full_precision
 from lit_fed.core.partial_models import module_leaves, whole_models, with_module
 from lit_fed.core.prototypes import feature_width, gradient_only, head_leaves
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["ConditionalRun", "FedCP", "PersonalPolicy"]
+__all__ = ["FedCP", "PersonalPolicy"]
 
 Leaves = dict[str, Tensor]
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
@@ -56,29 +55,15 @@ class PersonalPolicy(NamedTuple):
     head: Leaves  # W_i^hd, leaves [1, ...]
 
 
-class ConditionalRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # W^fe, W_i^hd and Θ, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean cross-entropy of the batch, before the step
-    steps: Tensor  # [] steps taken
-    context: Tensor  # v_i, [D]
-
-
 @dataclass(frozen=True)
-class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
+class FedCP(Personal[GlobalModels, PersonalPolicy, LocalRun]):
     """Clients share a body, a global head and a policy that divides a sample's features between the heads.
 
     Args:
         weight: λ, weight of the distance to the features of the received body.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    serving_settings = ("unseen_epochs",)
-
     weight: float = 5.0
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the personal head",
@@ -86,7 +71,7 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model, with a fresh policy."""
@@ -100,17 +85,17 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, data: ClientData, losses: None
-    ) -> ConditionalRun:
+    ) -> LocalRun:
         """The received W^fe and Θ, the personal head, and its v_i."""
         models, leaves = _own(ctx.task, shared, state), module_leaves(shared.models, "policy")
-        run = local_run(ctx, models._replace(parameters=models.parameters | leaves))
-        return ConditionalRun(*run, context(ctx.task, state.head))
+        models = models._replace(parameters=models.parameters | leaves)
+        return local_run(ctx, models, context(ctx.task, state.head))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, batch: Batch) -> ConditionalRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of W^fe, W_i^hd and Θ on the loss; an unseen client steps its head only."""
         task, own = ctx.task, frozenset(head_leaves(ctx.task, work.models))
         received = task.features(_own(task, shared, PersonalPolicy({})), batch.x)
-        constants = (work.context, *_linear(task, head_leaves(task, shared.models)))
+        constants = (work.extra, *_linear(task, head_leaves(task, shared.models)))
         objective = Objective(
             self.loss, uses_features=True, over_batch=True, constants=tuple(one.unsqueeze(0) for one in constants),
             rows=received, leaves=POLICY,
@@ -124,13 +109,12 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, ConditionalRun]):
         losses: Tensor = view.trained_on.losses(view.head(own) + F.linear(other, *everyone), view.y)
         return losses + gradient_only(self.weight * discrepancy(view.features, view.rows, view.mask))
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ConditionalRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send W^fe, Θ and the mean of both heads to be averaged; keep W_i^hd."""
         own = head_leaves(ctx.task, work.models)
         both = {name: torch.lerp(shared.models.parameters[name], leaf, 0.5) for name, leaf in own.items()}
         sent = work.models._replace(parameters=work.models.parameters | both)
-        message = Message(sent, ctx.client_weight(data))
-        return ClientResult(message, PersonalPolicy(own), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, sent, PersonalPolicy(own))
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, x: Tensor, outputs: None) -> Tensor:
         """The prediction of W_i^hd(r ⊙ h) + W^hd(s ⊙ h)."""

@@ -29,17 +29,16 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Personal, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, Personal, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import named_part, names_of
 from lit_fed.core.prototypes import feature_width, gradient_only, masked_mean
 from lit_fed.core.reduce import server_average
 from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels", "UnbiasedRun"]
+__all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels"]
 
 Bias = dict[str, Tensor]
 
@@ -68,32 +67,17 @@ class FeatureBias(NamedTuple):
     bias: Bias  # z̄_i^p, one leaf [1, D]
 
 
-class UnbiasedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # f, g and z̄_i^p, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch without MR, before the step
-    steps: Tensor  # [] steps taken
-    mean: Tensor  # z̄_i^g, [D]
-    total: Tensor  # sum over steps of the batch means of f(x), [D]
-
-
 @dataclass(frozen=True)
-class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
+class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
     """FedAvg whose clients add a personal bias to their features, and keep their mean features near the global mean.
 
     Args:
         weight: κ of the mean regulariser.
         momentum: μ of the moving mean, in (0, 1]; 1: the mean of the batch.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     weight: float = 50.0
     momentum: float = 1.0
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "averages means of features beside models",
@@ -102,7 +86,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", momentum="(0, 1]", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0", momentum="(0, 1]")
 
     def shared_init(self, ctx: Context) -> UnbiasedModels:
         """A fresh model; z̄^g is not known yet."""
@@ -115,23 +99,24 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
 
     def client_init(
         self, ctx: Context, shared: UnbiasedModels, state: FeatureBias, data: ClientData, losses: None
-    ) -> UnbiasedRun:
-        """A copy of the global model, the personal bias, and z̄_i^g = 0."""
+    ) -> LocalRun:
+        """A copy of the global model, the personal bias; z̄_i^g and the sum of the batch means of f(x), [D], are 0."""
         models = shared.models._replace(parameters=shared.models.parameters | state.bias)
         nothing = torch.zeros_like(shared.mean)
-        return UnbiasedRun(*local_run(ctx, models), nothing, nothing.clone())
+        return local_run(ctx, models, (nothing, nothing.clone()))
 
-    def client_step(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, batch: Batch) -> UnbiasedRun:
+    def client_step(self, ctx: Context, shared: UnbiasedModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of f, g and z̄_i^p on the loss of g(f(x) + z̄_i^p) + κ·MR; without either while z̄^g is unknown."""
         models, adapts = named_part(work.models, names_of(shared.models)), ctx.phase == "adapt"
         found = feature_mean(ctx.task.features(models, batch.x)[:, 0], batch.mask)
-        constants = (work.mean, shared.mean, self.weight * shared.known.to(found.dtype), shared.known | adapts)
+        before, total = work.extra
+        constants = (before, shared.mean, self.weight * shared.known.to(found.dtype), shared.known | adapts)
         objective = Objective(
             self.loss, uses_features=True, over_batch=True, constants=tuple(one.unsqueeze(0) for one in constants),
             leaves=(BIAS,),
         )  # fmt: skip
         work = local_step(ctx, work, batch, objective=objective, moving=frozenset({BIAS}) if adapts else None)
-        return work._replace(mean=torch.lerp(work.mean, found, self.momentum), total=work.total + found)
+        return work._replace(extra=(torch.lerp(before, found, self.momentum), total + found))
 
     def loss(self, view: ModelView) -> Tensor:
         """The loss of g(f(x) + z̄_i^p), [B], with the gradient of κ·MR of the batch."""
@@ -141,13 +126,12 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, UnbiasedRun]):
         losses: Tensor = view.trained_on.losses(view.head(view.features + view.leaves[BIAS] * learns), view.y)
         return losses + gradient_only(weight * regulariser)
 
-    def client_final(self, ctx: Context, shared: UnbiasedModels, work: UnbiasedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: UnbiasedModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the model and the mean of its features; keep z̄_i^p."""
-        weight, steps = ctx.client_weight(data), work.steps.clamp(min=1)
-        models = named_part(work.models, names_of(shared.models))
-        down = torch.full_like(weight, tree.bits(shared, ctx.private))
-        message = Message(ModelsWithMean(models, work.total / steps), weight, bits_down=down)
-        return ClientResult(message, FeatureBias({BIAS: work.models.parameters[BIAS]}), {"loss": work.loss / steps})
+        mean = work.extra[1] / work.steps.clamp(min=1)
+        sent = ModelsWithMean(named_part(work.models, names_of(shared.models)), mean)
+        state = FeatureBias({BIAS: work.models.parameters[BIAS]})
+        return local_result(ctx, work, data, sent, state, down=tree.bits(shared, ctx.private))
 
     def server_step(self, ctx: Context, shared: UnbiasedModels, reduced: Reduced, client_ids: Tensor) -> UnbiasedModels:
         """The average of the models; z̄^g after the first round."""

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lit_fed.core.algorithm import local_step
+from lit_fed.core.algorithm import LocalRun, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.solvers.dynamic_regularizer import DynamicModels, DynamicRegularizer, DynamicRun
+from lit_fed.core.solvers.dynamic_regularizer import DynamicModels, DynamicRegularizer
 from lit_fed.core.types import Batch
 
 __all__ = ["FedDyn"]
@@ -37,16 +37,11 @@ __all__ = ["FedDyn"]
 
 @dataclass(frozen=True)
 class FedDyn(DynamicRegularizer):
-    """FedAvg with a proximal term and a linear term that compensates its pull; the server corrects its average.
-
-    Args:
-        alpha: α, weight of the proximal term, > 0.
-        serve_mean: predict with the mean of the last round's clients instead of θ^t.
-    """
+    """FedAvg with a proximal term and a linear term that compensates its pull; the server corrects its average."""
 
     # shared_init, state_init, client_init: θ^0 and θ_k^0, h = 0 and ∇L_k(θ_k^0) = 0
 
-    def client_step(self, ctx: Context, shared: DynamicModels, work: DynamicRun, batch: Batch) -> DynamicRun:
+    def client_step(self, ctx: Context, shared: DynamicModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on L_k(θ) − ⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
         return local_step(ctx, work, batch, penalty=self.penalty(shared, work))
 

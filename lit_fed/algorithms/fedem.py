@@ -82,6 +82,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     start: MixtureStart | None = None
 
     serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)  # a checkpoint may be served with another value
+    reads_losses = True  # ℓ(θ_m; s) of each sample s under each received component, [N, M]
     # Privacy of samples needs noise on π_t too, `mixture_noise`, since q_t weighs the local steps.
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps_alone": "the mixture weights"}
 
@@ -95,10 +96,6 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState:
         """π_t starts uniform."""
         return MixtureState(torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype))
-
-    def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
-        """ℓ(θ_m; s) of each sample s under each received component, [B, M]; `client_init` gets those of all samples."""
-        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
@@ -147,13 +144,6 @@ class ResponsibilityFedEM(FedEM):
     θ_m <- Σ_t n_t π_tm θ_m,t / Σ_t n_t π_tm, the weights of the exact M-step; not in the paper. By the paper's rule the
     step of a component is proportional to its share of all samples: the leading component learns fastest, and two
     groups of clients may end up sharing one. docs/results/fedem-starts.md compares both.
-
-    Args:
-        num_components: M.
-        em_steps: E-steps of an unseen client before it is served.
-        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
-            the likelihood of the whole text.
-        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
     message = MessageSpec(complete=False)  # components that a client does not use are not sent
@@ -182,11 +172,6 @@ class OfficialFedEM(FedEM):
     """FedEM with two habits of the authors' code, https://github.com/omarfoq/FedEM, for comparisons with it.
 
     Args:
-        num_components: M.
-        em_steps: E-steps of an unseen client before it is served; a seen client takes one.
-        position_loss: loss of a sequence in the E-step: the `mean` over its positions, or their `sum`,
-            the likelihood of the whole text.
-        start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
         shuffle_per_component: give each component its own order of batches.
         refresh_mixture_at_eval: let a seen client take another E-step before it is served, since its weights were
             fitted to the models of its last round. The authors' code keeps the result; here it is dropped.

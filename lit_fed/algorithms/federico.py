@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal
+from lit_fed.core.algorithm import MessageSpec, Participation, Served
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
@@ -81,7 +81,7 @@ class Returned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
+class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
     """One model per client, trained by the clients that use it; each predicts with a mixture of suitable models.
 
     Args:
@@ -114,13 +114,10 @@ class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "adds up what clients send to each other, each of them once"
+        "size_sampling": "adds up what clients send to each other, each of them once",
+        "local_norm": "trains all leaves of a model at those who use it",
     }
     has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the start, the coins and the ties of a client depend on its number",
-        "local_batch_norm": "all leaves of a model are trained by those who use it",
-    }
 
     def __post_init__(self) -> None:
         least = f">= {1 - self.include_self}"

@@ -28,16 +28,15 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, tuned
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Served, local_result, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import greedy_neighbours
 from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["FedFOMO", "FomoWork", "Mixed", "Offered", "first_order_step", "first_order_weights"]
+__all__ = ["FedFOMO", "Mixed", "Offered", "first_order_step", "first_order_weights"]
 
 
 class Offered(NamedTuple):
@@ -55,19 +54,8 @@ class Mixed(NamedTuple):
     shares: Tensor  # [T] float64; sums to 1, or is 0 if no weight is positive
 
 
-class FomoWork(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps
-    steps: Tensor  # []
-    held: Tensor  # [N]
-    state: Mixed  # of the previous round
-
-
 @dataclass(frozen=True)
-class FedFOMO(Personal[Offered, Mixed, FomoWork]):
+class FedFOMO(Served[Offered, Mixed, LocalRun]):
     """Local training, then a first-order step towards the models that perform better on held-out samples.
 
     Args:
@@ -86,10 +74,7 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the held-out samples, the coins and the ties of a client depend on its number",
-        "local_batch_norm": "all leaves of the models of others are mixed in",
-    }
+    incompatible: ClassVar[dict[str, str]] = {"local_norm": "mixes in all leaves of the models of others"}
 
     def __post_init__(self) -> None:
         check_settings(
@@ -110,24 +95,24 @@ class FedFOMO(Personal[Offered, Mixed, FomoWork]):
         """Clients train and upload their models; then they download those of others."""
         return Phase("train", client_ids, ctx.solver.work), Phase("combine", client_ids, LocalWork())
 
-    def client_init(self, ctx: Context, shared: Offered, state: Mixed, data: ClientData, losses: None) -> FomoWork:
+    def client_init(self, ctx: Context, shared: Offered, state: Mixed, data: ClientData, losses: None) -> LocalRun:
         """Start from θ_i^(l-1)."""
-        return FomoWork(*local_run(ctx, state.models), _held_out(ctx, data, self.val_fraction), state)
+        return local_run(ctx, state.models, (_held_out(ctx, data, self.val_fraction), state))
 
-    def client_step(self, ctx: Context, shared: Offered, work: FomoWork, batch: Batch) -> FomoWork:
+    def client_step(self, ctx: Context, shared: Offered, work: LocalRun, batch: Batch) -> LocalRun:
         """A local step on the samples that are not held out; no step on a batch of held-out samples alone."""
-        batch = batch._replace(mask=batch.mask * ~work.held[batch.index])
+        batch = batch._replace(mask=batch.mask * ~work.extra[0][batch.index])
         after, before = super().client_step(ctx, shared, work, batch), work
         trains = batch.mask.sum() > 0
         return tree.map_leaves(lambda new, old: torch.where(trains, new, old), after, before)  # type: ignore[no-any-return]
 
-    def client_final(self, ctx: Context, shared: Offered, work: FomoWork, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Offered, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ_i^l and keep θ_i^(l-1); then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and send w."""
+        held, state = work.extra
         if ctx.phase == "train":
-            message = Message(work.models, ctx.client_weight(data), bits_down=torch.zeros_like(data.num_samples))
-            return ClientResult(message, work.state, {"loss": work.loss / work.steps.clamp(min=1)})
+            return local_result(ctx, work, data, state=state, down=0)
         ids = self._chosen(ctx, shared.affinity, data.client_id)
-        step = first_order_step(ctx, work.models, shared.peers, ids, data, work.held, self.keep)
+        step = first_order_step(ctx, work.models, shared.peers, ids, data, held, self.keep)
         down = tree.bits(work.models) * (ids != data.client_id).sum(dtype=torch.float64)
         message = Message(step.weights, ctx.client_weight(data), torch.full_like(down, tree.bits(ids)), down)
         return ClientResult(message, step, {})

@@ -36,19 +36,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.prototypes import check_classes, class_counts, class_cross_entropy, feature_width
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["FedGen", "GenerativeModels", "GenerativeRun", "ModelsWithCounts"]
+__all__ = ["FedGen", "GenerativeModels", "ModelsWithCounts"]
 
 Leaves = dict[str, Tensor]
 
@@ -62,18 +61,6 @@ class GenerativeModels(NamedTuple):
     moments: ServerMoments  # parameters of the generator
 
 
-class GenerativeRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_k, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean of both losses, before the step
-    steps: Tensor  # [] steps taken
-    features: Tensor  # ẑ, [P, D]
-    labels: Tensor  # ŷ, [P]
-    stride: Tensor  # [] int64 features from the first of a batch to the first of the next
-
-
 class ModelsWithCounts(NamedTuple):
     """A client's message value."""
 
@@ -82,7 +69,7 @@ class ModelsWithCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
+class FedGen(Algorithm[GenerativeModels, tuple[()], LocalRun]):
     """FedAvg whose heads also train on generated features; the generator learns features that all heads classify well.
 
     Args:
@@ -115,13 +102,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
     server_only = ("moments",)
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "takes the plain mean of the clients' logits, in which each counts once",
-        "local_norm": "its server needs the whole model of each client",
-    }
-
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it needs classes",
-        "sequences": "it generates the features of a sample, not of positions",
-        "client_order": "features are drawn by the client's number",
+        "local_norm": "needs the whole model of each client at its server",
     }
 
     def __post_init__(self) -> None:
@@ -143,20 +124,21 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
 
     def client_init(
         self, ctx: Context, shared: GenerativeModels, state: tuple[()], data: ClientData, losses: None
-    ) -> GenerativeRun:
+    ) -> LocalRun:
         """θ_k <- θ, with labels ŷ ~ p̂(y) and features ẑ ~ G_w(· | ŷ) (lines 5-7)."""
         drawn = uniforms(ctx.seed, ctx.round_idx, data.client_id, "generated", self.generated * (1 + self.noise_size))
         of_labels, of_noise = drawn[: self.generated], drawn[self.generated :].view(self.generated, self.noise_size)
         labels = (of_labels.unsqueeze(1) >= shared.labels.double().cumsum(0)[:-1]).sum(1)
         noise = math.sqrt(2) * torch.erfinv(2 * of_noise - 1).to(ctx.task.dtype)
         features = _features(shared.generator, noise, labels, len(shared.labels))
-        return GenerativeRun(*local_run(ctx, shared.models), features, labels, ctx.batch_size_of(data.client_id))
+        return local_run(ctx, shared.models, (features, labels, ctx.batch_size_of(data.client_id)))
 
-    def client_step(self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, batch: Batch) -> GenerativeRun:
+    def client_step(self, ctx: Context, shared: GenerativeModels, work: LocalRun, batch: Batch) -> LocalRun:
         """θ_k <- θ_k - β ∇J(θ_k), on as many generated features as samples (line 8, Eq. 5)."""
-        begin = work.steps.long() * work.stride  # independent of the padding of the batch
+        features, labels, stride = work.extra
+        begin = work.steps.long() * stride  # independent of the padding of the batch
         place = (begin + torch.arange(len(batch.mask), device=batch.mask.device)) % self.generated
-        rows = tuple(leaf.index_select(0, place).unsqueeze(1) for leaf in (work.features, work.labels))
+        rows = tuple(leaf.index_select(0, place).unsqueeze(1) for leaf in (features, labels))
         return local_step(ctx, work, batch, objective=Objective(self.loss, rows=rows))
 
     def loss(self, view: ModelView) -> Tensor:
@@ -164,14 +146,11 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], GenerativeRun]):
         features, labels = view.rows
         return view.losses + self.weight * class_cross_entropy(view.head(features), labels)
 
-    def client_final(
-        self, ctx: Context, shared: GenerativeModels, work: GenerativeRun, data: ClientData
-    ) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GenerativeModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ_k and c_k (line 10)."""
-        counts, weight = class_counts(data, len(shared.labels), ctx.task.dtype), ctx.client_weight(data)
-        down = torch.full_like(weight, tree.bits((shared.models, shared.generator, shared.labels), ctx.private))
-        message = Message(ModelsWithCounts(work.models, counts), weight, bits_down=down)
-        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+        counts = class_counts(data, len(shared.labels), ctx.task.dtype)
+        down = tree.bits((shared.models, shared.generator, shared.labels), ctx.private)
+        return local_result(ctx, work, data, ModelsWithCounts(work.models, counts), down=down)
 
     def server_step(
         self, ctx: Context, shared: GenerativeModels, reduced: Reduced, client_ids: Tensor

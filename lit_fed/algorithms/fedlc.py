@@ -5,7 +5,7 @@ https://arxiv.org/abs/2209.00189, Section 4.
 
 Symbols:
     w         -> shared.models  the global model, leaves [1, ...]
-    n_c       -> work.counts    samples of class c at the client, [C]
+    n_c       -> work.extra     samples of class c at the client, [C]
     τ         -> tau
     Δ_(y,c)   -> τ·(n_y^{−1/4} − n_c^{−1/4}), pairwise margin: the loss is log Σ_c exp(f_c − f_y + Δ_(y,c))
 Deviations:
@@ -20,34 +20,23 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.prototypes import check_classes, class_counts, class_logits, per_sample, shifted
 from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.core.types import Batch, ClientData
 from lit_fed.errors import check_settings
 
-__all__ = ["CalibratedRun", "FedLC"]
-
-
-class CalibratedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_k, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean calibrated loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    counts: Tensor  # n_c, [C]
+__all__ = ["FedLC"]
 
 
 @dataclass(frozen=True)
-class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
+class FedLC(Algorithm[GlobalModels, tuple[()], LocalRun]):
     """FedAvg whose local loss has larger margins for rarer classes.
 
     Args:
@@ -62,7 +51,6 @@ class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
         "loss": "calibrates the cross-entropy",
         "noise_in_steps": "the client's counts of classes",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it calibrates logits of classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, tau=">= 0")
@@ -73,14 +61,14 @@ class FedLC(Algorithm[GlobalModels, tuple[()], CalibratedRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: None
-    ) -> CalibratedRun:
+    ) -> LocalRun:
         """A copy of the global model, and n_c."""
         counts = class_counts(data, ctx.task.target.num_classes, ctx.task.dtype)
-        return CalibratedRun(*local_run(ctx, shared.models), counts=counts)
+        return local_run(ctx, shared.models, counts)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: CalibratedRun, batch: Batch) -> CalibratedRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on the calibrated loss."""
-        present = work.counts.clamp(min=torch.finfo(work.counts.dtype).tiny)
+        present = work.extra.clamp(min=torch.finfo(work.extra.dtype).tiny)
         objective = Objective(self.loss, constants=-self.tau * present.pow(-1 / 4).unsqueeze(0))
         return local_step(ctx, work, batch, objective=objective)
 

@@ -8,7 +8,7 @@ Symbols:
     x_i     -> work.models         the model of client i, leaves [1, ...]
     τ_i     -> work.steps          its local steps; each client counts its own
     a_i                            weights of the gradients of the steps: x − x_i = η G_i a_i
-    ‖a_i‖₁  -> work.norm           τ_i for plain SGD
+    ‖a_i‖₁  -> norm                τ_i for plain SGD
     η d_i   -> message.change      (x − x_i)/‖a_i‖₁, η times the normalised direction, leaves [1, ...]
     p_i     -> message.weight      share of client i among the clients of the round
     τ_eff   -> effective_steps     by default Σ_i p_i ‖a_i‖₁
@@ -40,24 +40,21 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import (
+    Algorithm,
+    GlobalModels,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.local_solver import LocalSolver, Penalty
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["FedNova", "NormalisedChange", "NormalisedRun", "largest_pull"]
-
-
-class NormalisedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # x_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] τ_i
-    norm: Tensor  # [] float64 ‖a_i‖₁ so far
-    velocity: Tensor  # [] float64 momentum if all gradients are 1
+__all__ = ["FedNova", "NormalisedChange", "largest_pull"]
 
 
 class NormalisedChange(NamedTuple):
@@ -68,7 +65,7 @@ class NormalisedChange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
+class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
     """FedAvg whose average does not favour clients with more local steps; with equal numbers of steps it is FedAvg.
 
     Args:
@@ -85,9 +82,6 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "divides by the clients' numbers of steps, which are private themselves",
         "secure_sums": "sends numbers of steps beside them, which are larger than any change",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "sequential_is_vectorized_with_kept_optimizers": "it refuses kept optimizers and Adam"
     }
 
     def __post_init__(self) -> None:
@@ -117,27 +111,27 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: None
-    ) -> NormalisedRun:
+    ) -> LocalRun:
         """The model x_i starts at x."""
         zero = torch.zeros((), dtype=torch.float64, device=ctx.lr.device)
-        return NormalisedRun(*local_run(ctx, shared.models), norm=zero, velocity=zero.clone())
+        return local_run(ctx, shared.models, (zero, zero.clone()))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: NormalisedRun, batch: Batch) -> NormalisedRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A local step, and the same step with every gradient 1, whose sum is ‖a_i‖₁."""
         solver, mu, rho = ctx.solver, self.prox_weight, ctx.solver.momentum
+        norm, velocity = work.extra  # ‖a_i‖₁ so far, and momentum if all gradients are 1, [] float64 each
         penalty = Penalty(mu, shared.models.parameters) if mu else None
         models, optimizer, loss = solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=penalty)
-        gradient = 1 - ctx.lr * mu * work.norm
-        velocity = rho * work.velocity + gradient
-        norm = work.norm + (gradient + rho * velocity if solver.nesterov else velocity)
-        return NormalisedRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, norm, velocity)
+        gradient = 1 - ctx.lr * mu * norm
+        velocity = rho * velocity + gradient
+        norm = norm + (gradient + rho * velocity if solver.nesterov else velocity)
+        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, (norm, velocity))
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: NormalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the normalised change η d_i = (x − x_i)/‖a_i‖₁ and ‖a_i‖₁, which is at least 1."""
-        norm, way = work.norm.to(ctx.task.dtype), tree.sub(shared.models.parameters, work.models.parameters)
+        norm, way = work.extra[0].to(ctx.task.dtype), tree.sub(shared.models.parameters, work.models.parameters)
         change = work.models._replace(parameters=tree.scale(way, 1 / norm.clamp(min=1)))
-        message = Message(NormalisedChange(change, norm), ctx.client_weight(data))
-        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, NormalisedChange(change, norm))
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """The step x <- x − τ_eff Σ_i p_i η d_i, with τ_eff = Σ_i p_i ‖a_i‖₁; in float64, as changes may be small."""

@@ -22,7 +22,6 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,8 +49,6 @@ class FedNTD(Algorithm[GlobalModels, tuple[()], LocalRun]):
     beta: float = 1.0
     temperature: float = 1.0
     scaled: bool = False
-
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it distils classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, beta=">= 0", temperature="> 0")

@@ -91,7 +91,14 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
-    """Algorithm 2 without its second moment, in which the three methods differ."""
+    """Algorithm 2 without its second moment, in which the three methods differ.
+
+    Args:
+        server_lr: η.
+        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
+        beta1: decay of the first moment.
+        square: `raw` squares the change of the round, `moment` its first moment.
+    """
 
     server_lr: float = tuned(0.1, 0.01, 0.0316, 0.1, 0.316, 1.0)
     tau: float = tuned(1e-3, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
@@ -131,14 +138,7 @@ class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveFedOpt):
-    """The server's steps shrink as squared changes accumulate.
-
-    Args:
-        server_lr: η.
-        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
-        beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its first moment.
-    """
+    """The server's steps shrink as squared changes accumulate."""
 
     beta1: float = 0.0
 
@@ -152,10 +152,6 @@ class FedYogi(AdaptiveFedOpt):
     """The second moment moves towards the squares by steps proportional to them.
 
     Args:
-        server_lr: η.
-        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
-        beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its first moment.
         beta2: decay of the second moment.
     """
 
@@ -171,10 +167,6 @@ class FedAdam(AdaptiveFedOpt):
     """The second moment is a decaying average of the squares.
 
     Args:
-        server_lr: η.
-        tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
-        beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its first moment.
         beta2: decay of the second moment.
     """
 

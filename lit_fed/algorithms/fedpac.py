@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_result, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
+from lit_fed.core.graphs.peers import Peers, combine, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import (
@@ -52,7 +52,7 @@ from lit_fed.core.prototypes import (
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
 from lit_fed.errors import check_settings
 from lit_fed.system.packages import imported_later
 
@@ -70,10 +70,6 @@ __all__ = [
     "smallest_mixture",
     "statistics",
 ]
-
-
-Received = tuple[ModelState, ModelState, Tensor, Tensor]
-"""The state sent to one client: body, its head, centroids, and which centroids are known."""
 
 
 class BodyAndHeads(NamedTuple):
@@ -122,26 +118,18 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         weight: λ of the alignment with class means.
         head_epochs: passes over the local samples in which the head is trained.
         head_lr: learning rate of these steps; null takes that of the round.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     weight: float = 1.0
     head_epochs: int = 1
     head_lr: float | None = 0.1
-    unseen_epochs: int = 1
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server has a head for each client, in their order",
-        "regression": "it aligns features by class",
-    }
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> BodyAndHeads:
         """Equal heads; no class has a centroid."""
@@ -202,13 +190,9 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         """Send body, head, class sums under the new body, h_i and v_i."""
         head, body = head_leaves(ctx.task, work.models), named_part(work.models, names_of(shared.models))
         classes = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
-        weight = ctx.client_weight(data)
-        received = (shared.models, head, shared.prototypes, shared.known)
-        message = Message(
-            AlignedClassifier(body, head, classes, work.centre, work.variance), weight,
-            bits_down=torch.full_like(weight, tree.bits(received, ctx.private)),
-        )  # fmt: skip
-        return ClientResult(message, OwnHead(head, data.client_id), {"loss": work.loss / work.steps.clamp(min=1)})
+        value = AlignedClassifier(body, head, classes, work.centre, work.variance)
+        down = tree.bits((shared.models, head, shared.prototypes, shared.known), ctx.private)
+        return local_result(ctx, work, data, value, OwnHead(head, data.client_id), down=down)
 
     def server_step(self, ctx: Context, shared: BodyAndHeads, reduced: Reduced, client_ids: Tensor) -> BodyAndHeads:
         """Means of bodies by samples and of features by class; Σ_j α_ij φ_j for each client of the round."""
@@ -220,20 +204,6 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         alpha = head_weights(sent.centre.double(), sent.variance.double())
         heads = put_models(shared.heads, client_ids, combine(alpha, ModelState(sent.head, {})))
         return BodyAndHeads(models, heads, prototypes, shared.known | seen)
-
-    def sent(self, ctx: Context, shared: BodyAndHeads, client_id: int) -> Received:
-        """Body, the client's head and centroids; the mean of all heads for an unseen client."""
-        own = own_models(shared.heads, torch.tensor(client_id, device=shared.known.device))
-        return shared.models, own, shared.prototypes, shared.known
-
-    def received(self, ctx: Context, sent: Received, client_id: int) -> BodyAndHeads:
-        """Nothing is known of the heads of others."""
-        body, own, *centroids = sent
-        return BodyAndHeads(body, lone_peer(own, client_id, ctx.num_clients), *centroids)
-
-    def num_payloads(self, ctx: Context, shared: BodyAndHeads, num_clients: int) -> int:
-        """One message per client, with its head."""
-        return num_clients
 
     def served(self, ctx: Context, shared: BodyAndHeads, state: OwnHead) -> ModelState:
         """The body under the client's head."""

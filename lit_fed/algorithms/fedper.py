@@ -24,7 +24,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import LocalRun, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
-from lit_fed.core.partial_models import KeptPart, PartialModel, SentPart
+from lit_fed.core.partial_models import KeptPart, PersonalPart, SentPart
 from lit_fed.core.types import Batch, ClientData, LocalWork, ModelState
 from lit_fed.errors import check_settings
 
@@ -32,20 +32,18 @@ __all__ = ["FedPer"]
 
 
 @dataclass(frozen=True)
-class FedPer(PartialModel):
+class FedPer(PersonalPart):
     """Clients train base and head together; the server averages the base, and every client keeps its head.
 
     Args:
         private_layers: trained layers of the head, counted from the end of the network: 0 gives FedAvg, all of them
             Local.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     private_layers: int = 1
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, private_layers=">= 0", unseen_epochs=">= 0")
+        check_settings(self, private_layers=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layers."""

@@ -37,11 +37,20 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run, local_step
+from lit_fed.core.algorithm import (
+    LocalRun,
+    MessageSpec,
+    OwnModel,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
 from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["FedProto", "Prototypes"]
@@ -64,7 +73,6 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         distance: mean squared error to the prototypes of the `class_means` of a batch, as in the paper, or of the
             features of all `samples`, as in the authors' code.
         predict: by the nearest of the `prototypes`, or by the last layer, `head`.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     serving_settings = ("predict", "unseen_epochs")
@@ -72,17 +80,13 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
     weight: float = 1.0
     distance: Literal["class_means", "samples"] = "class_means"
     predict: Literal["prototypes", "head"] = "prototypes"
-    unseen_epochs: int = 1
 
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it needs classes",
-        "local_batch_norm": "its clients keep whole models anyway",
-    }
+    incompatible: ClassVar[dict[str, str]] = {"local_norm": "keeps whole models at its clients anyway"}
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0")
 
     def shared_init(self, ctx: Context) -> Prototypes:
         """No class has a prototype yet."""
@@ -124,9 +128,8 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         """Send sums and counts of the features of each class; keep the model."""
         sums = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
         one = torch.ones_like(data.num_samples)  # classes are weighted by their counts
-        down = torch.full_like(one, tree.bits((shared.prototypes, shared.known)))
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(message=Message(sums, one, bits_down=down), state=OwnModel(work.models))
+        down = tree.bits((shared.prototypes, shared.known))
+        return local_result(ctx, work, data, sums, OwnModel(work.models), weight=one, down=down)
 
     def server_step(self, ctx: Context, shared: Prototypes, reduced: Reduced, client_ids: Tensor) -> Prototypes:
         """The weighted mean of the clients' class means."""

@@ -23,36 +23,25 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step, tuned
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run, local_step, tuned
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.layers import check_sample_losses
 from lit_fed.core.solvers.newton import minimise, solvable_start
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["FedProx", "ProxRun"]
-
-
-class ProxRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_k, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over the steps taken of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    samples: tuple[Tensor, ...]  # x, y, mask and identity of the client; () without a stop rule
-    tolerance: Tensor  # [] float64 γ‖∇h_k(w^t)‖; 0 without a stop rule
+__all__ = ["FedProx"]
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
+class FedProx(Algorithm[GlobalModels, tuple[()], LocalRun]):
     """FedAvg with a proximal term that keeps local models near the global one.
 
     Args:
@@ -98,31 +87,32 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: None
-    ) -> ProxRun:
+    ) -> LocalRun:
         """The model w_k starts at w^t, where the proximal term has no slope: ∇h_k(w^t) = ∇F_k(w^t)."""
-        run, zero = local_run(ctx, shared.models), torch.zeros((), dtype=torch.float64, device=ctx.lr.device)
+        run = local_run(ctx, shared.models)
         if self.inexactness is None:
-            return ProxRun(*run, (), zero)
+            return run
         _, gradient = ctx.task.full_gradient(shared.models, data)
         samples = data.x, data.y, data.mask, data.client_id
-        return ProxRun(*run, samples, self.inexactness * tree.norm(gradient))
+        tolerance = self.inexactness * tree.norm(gradient)  # γ‖∇h_k(w^t)‖, [] float64
+        return run._replace(extra=(samples, tolerance))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: ProxRun, batch: Batch) -> ProxRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on h_k (Alg. 2), unless w_k is γ-inexact already."""
         after = local_step(ctx, work, batch, penalty=self.penalty(shared))
         return after if self.inexactness is None else self.unless_solved(ctx, shared, work, after)
 
-    def unless_solved(self, ctx: Context, shared: GlobalModels, before: ProxRun, after: ProxRun) -> ProxRun:
+    def unless_solved(self, ctx: Context, shared: GlobalModels, before: LocalRun, after: LocalRun) -> LocalRun:
         """The work after a step, or before it if ‖∇h_k(w_k)‖ <= γ‖∇h_k(w^t)‖ (Definition 1)."""
-        x, y, mask, client_id = before.samples
+        (x, y, mask, client_id), tolerance = before.extra
         _, gradient = ctx.task.full_gradient(before.models, ClientData(x, y, None, mask, client_id))
         slope = tree.norm(tree.add(gradient, self.penalty(shared).gradient(before.models.parameters)))
-        moves = slope > before.tolerance
-        kept = (one._replace(samples=()) for one in (after, before))
-        run: ProxRun = tree.map_leaves(lambda new, old: torch.where(moves, new, old), *kept)
-        return run._replace(samples=before.samples)
+        moves = slope > tolerance
+        kept = (one._replace(extra=()) for one in (after, before))
+        run: LocalRun = tree.map_leaves(lambda new, old: torch.where(moves, new, old), *kept)
+        return run._replace(extra=before.extra)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ProxRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the model w_k (Alg. 2); for an exact solve, the loss is that of w^t."""
         if self.local_solve == "exact":
             loss, _ = ctx.task.full_gradient(shared.models, data)

@@ -31,15 +31,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lit_fed.core.algorithm import Participation
+from lit_fed.core.algorithm import LocalRun, Participation, passes
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import (
     SHARED,
     KeptPart,
-    PartialModel,
     Patterns,
+    PersonalPart,
     SentPart,
-    StagedRun,
     in_turn,
     named_leaves,
     staged_run,
@@ -52,14 +51,13 @@ __all__ = ["FedRep"]
 
 
 @dataclass(frozen=True)
-class FedRep(PartialModel):
+class FedRep(PersonalPart):
     """Clients train personal heads on the received representation, then the representation under their heads.
 
     Args:
         head: names of the head's leaves or modules, as patterns; `head` is the last layer.
         head_epochs: passes over the local samples for the head.
         body_steps: local steps of the representation; null takes the solver's `local_epochs` or `local_steps`.
-        unseen_epochs: passes over its training samples in which an unseen client fits its head.
     """
 
     participation = Participation(weighting="uniform")
@@ -67,10 +65,10 @@ class FedRep(PartialModel):
     head: Patterns = ("head",)
     head_epochs: int = 10
     body_steps: int | None = 1
-    unseen_epochs: int = 10
+    unseen_epochs: int = passes(10)
 
     def __post_init__(self) -> None:
-        check_settings(self, head_epochs=">= 0", body_steps=">= 1", unseen_epochs=">= 0")
+        check_settings(self, head_epochs=">= 0", body_steps=">= 1")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The head."""
@@ -83,10 +81,10 @@ class FedRep(PartialModel):
         body = Stage(SHARED, epochs, self.body_steps or work.steps)
         return (Phase("train", client_ids, in_turn(work, self.head_epochs, body)),)
 
-    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> StagedRun:
+    def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> LocalRun:
         """The received representation with the personal head."""
         return staged_run(ctx, self.whole(ctx, shared, state))
 
-    def client_step(self, ctx: Context, shared: SentPart, work: StagedRun, batch: Batch) -> StagedRun:
+    def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
         """h_i ← h_i − α ∇_h f_i(h_i, φ), and in the second stage φ_i ← φ_i − α ∇_φ f_i(h_i, φ_i)."""
         return staged_step(ctx, shared, work, batch)

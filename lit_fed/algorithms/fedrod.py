@@ -30,16 +30,15 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, Personal, local_run, local_step
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import module_leaves, named_part, names_of
 from lit_fed.core.prototypes import check_classes, class_counts, gradient_only, head_leaves, shifted
 from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["FedRoD", "PersonalHead", "TwoHeads"]
+__all__ = ["FedRoD", "PersonalHead"]
 
 OWN = "h_P."
 """Prefix of the leaves of φ_m beside those of the network."""
@@ -51,39 +50,24 @@ class PersonalHead(NamedTuple):
     head: dict[str, Tensor]  # φ_m, leaves [1, ...]
 
 
-class TwoHeads(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ, ψ, and φ_m as `h_P.…`, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean cross-entropy of h_G(z) + h_P(z), before the step
-    steps: Tensor  # [] steps taken
-    counts: Tensor  # n_c, [C]
-
-
 @dataclass(frozen=True)
-class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
+class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
     """FedAvg with balanced softmax; each client adds a personal head, trained on top of the generic one.
 
     Args:
         gamma: γ, strength of the class balancing; 0 is the cross-entropy.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    serving_settings = ("unseen_epochs",)
-
     gamma: float = 1.0
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "balances the cross-entropy",
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it balances classes"}
 
     def __post_init__(self) -> None:
-        check_settings(self, gamma=">= 0", unseen_epochs=">= 0")
+        check_settings(self, gamma=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model; labels that are no classes are refused."""
@@ -96,26 +80,26 @@ class FedRoD(Personal[GlobalModels, PersonalHead, TwoHeads]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PersonalHead, data: ClientData, losses: None
-    ) -> TwoHeads:
-        """A copy of θ and ψ, and the client's φ_m."""
+    ) -> LocalRun:
+        """A copy of θ and ψ, the client's φ_m, and n_c, [C]."""
         own = {OWN + name: leaf for name, leaf in state.head.items()}
-        run = local_run(ctx, shared.models._replace(parameters=shared.models.parameters | own))
-        return TwoHeads(*run, class_counts(data, ctx.task.target.num_classes, ctx.task.dtype))
+        models = shared.models._replace(parameters=shared.models.parameters | own)
+        return local_run(ctx, models, class_counts(data, ctx.task.target.num_classes, ctx.task.dtype))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: TwoHeads, batch: Batch) -> TwoHeads:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of θ and ψ on L_BSM, and of φ_m on the cross-entropy."""
-        present, own = work.counts.clamp(min=torch.finfo(work.counts.dtype).tiny), module_leaves(work.models, OWN[:-1])
+        present, own = work.extra.clamp(min=torch.finfo(work.extra.dtype).tiny), module_leaves(work.models, OWN[:-1])
         constants = self.gamma * present.log().unsqueeze(0)
         objective = Objective(two_losses, uses_features=True, constants=constants, leaves=tuple(own))
         return local_step(
             ctx, work, batch, moving=frozenset(own) if ctx.phase == "adapt" else None, objective=objective
         )
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: TwoHeads, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ and ψ to be averaged as in FedAvg; keep φ_m."""
-        message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
+        sent = named_part(work.models, names_of(shared.models))
         head = {name.removeprefix(OWN): leaf for name, leaf in module_leaves(work.models, OWN[:-1]).items()}
-        return ClientResult(message, PersonalHead(head), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, sent, PersonalHead(head))
 
     def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalHead, x: Tensor, outputs: None) -> Tensor:
         """The prediction of h_G(z) + h_P(z)."""

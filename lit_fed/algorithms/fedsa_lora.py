@@ -19,27 +19,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lit_fed.core.context import Context
-from lit_fed.core.partial_models import PartialModel, Patterns, named_leaves
-from lit_fed.errors import check_settings
+from lit_fed.core.partial_models import Patterns, PersonalPart, named_leaves
 
 __all__ = ["FedSALoRA"]
 
 
 @dataclass(frozen=True)
-class FedSALoRA(PartialModel):
+class FedSALoRA(PersonalPart):
     """Clients train adapters and average one of their two matrices; the network needs `--model.lora_rank`.
 
     Args:
         personal: patterns of names of the leaves that stay with the client: the matrices B, by the names that peft
             gives them.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     personal: Patterns = ("*lora_B*",)
-    unseen_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        check_settings(self, unseen_epochs=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The matrices B."""

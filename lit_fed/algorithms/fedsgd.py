@@ -68,11 +68,9 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
         "noise_in_steps": "gradients beside the local solver",
         "personal_parts": "lets clients send gradients without a local step of their own",
         "client_lr": "takes its steps at the server",
+        "local_norm": "sends gradients, so a normalisation that clients keep would never be trained",
     }
     server_only = ("optimizer",)
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its clients send gradients, so a normalisation that they keep would never be trained"
-    }
 
     def shared_init(self, ctx: Context) -> ServerSolver:
         """w_0, and a fresh solver."""

@@ -25,17 +25,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run, tuned
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Personal, local_run, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import initial_peers, traffic
-from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
+from lit_fed.core.graphs.peers import Peers, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.plan import most_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["FedU", "TaskRun", "TaskState", "laplacian"]
+__all__ = ["FedU", "TaskState", "laplacian"]
 
 
 class TaskState(NamedTuple):
@@ -45,33 +44,19 @@ class TaskState(NamedTuple):
     tuned: ModelState | tuple[()] = ()  # that of an unseen client, leaves [1, ...]
 
 
-class TaskRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the loss of the batch times its share, before the step
-    steps: Tensor  # [] steps taken
-    share: Tensor  # [] weight of f_i
-
-
 @dataclass(frozen=True)
-class FedU(Personal[Peers, TaskState, TaskRun]):
+class FedU(Personal[Peers, TaskState, LocalRun]):
     """Local steps of each client on its model; then all models move towards those of their neighbours at once.
 
     Args:
         laplacian_weight: η; 0 gives Local.
         topology: the graph between clients.
         exchange: via a `server`, or `decentralized`, with each neighbour; the arithmetic is the same.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     laplacian_weight: float = tuned(0.01, 0.001, 0.01, 0.1)
     topology: Topology = Complete()  # noqa: RUF009 - frozen
     exchange: Literal["server", "decentralized"] = "server"
-    unseen_epochs: int = 1
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
@@ -79,14 +64,11 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "client_lr": "mixes models in proportion to one rate",
         "client_batch": "mixes models in proportion to the steps of the largest client, with one batch size for all",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the models of all clients are kept in the order of their numbers",
-        "local_batch_norm": "a client's model is sent whole, and kept with those of all",
+        "local_norm": "sends a client's model whole, and keeps it with those of all",
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, laplacian_weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, laplacian_weight=">= 0")
 
     def shared_init(self, ctx: Context) -> Peers:
         """All w_i start equal."""
@@ -102,45 +84,33 @@ class FedU(Personal[Peers, TaskState, TaskRun]):
         _check_descent(ctx, self.topology, self.laplacian_weight, len(client_ids))
         return (Phase("train", client_ids, ctx.solver.work),)
 
-    def client_init(self, ctx: Context, shared: Peers, state: TaskState, data: ClientData, losses: None) -> TaskRun:
+    def client_init(self, ctx: Context, shared: Peers, state: TaskState, data: ClientData, losses: None) -> LocalRun:
         """Training continues from w_i."""
         share = ctx.client_share(data) if ctx.phase == "train" else torch.ones_like(data.num_samples)
-        return TaskRun(*local_run(ctx, own_models(shared, data.client_id)), share.to(ctx.task.dtype))
+        return local_run(ctx, own_models(shared, data.client_id), share.to(ctx.task.dtype))
 
-    def client_step(self, ctx: Context, shared: Peers, work: TaskRun, batch: Batch) -> TaskRun:
+    def client_step(self, ctx: Context, shared: Peers, work: LocalRun, batch: Batch) -> LocalRun:
         """w_i <- w_i − μ·∇f_i(w_i) on a batch."""
-        weight = work.share.expand(len(batch.mask), 1)
+        weight = work.extra.expand(len(batch.mask), 1)
         models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
         return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss[0], steps=work.steps + 1)
 
-    def client_final(self, ctx: Context, shared: Peers, work: TaskRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Peers, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_i to the server, which returns it after the Laplacian step; or exchange it with each neighbour."""
         bits = traffic(ctx, None if self.has_server else self.topology, work.models.parameters, data.client_id)
         message = Message(work.models, ctx.client_weight(data), bits, bits)
         state = TaskState(data.client_id, () if ctx.phase == "train" else work.models)
-        return ClientResult(message, state, {"loss": work.loss / work.share / work.steps.clamp(min=1)})
+        return ClientResult(message, state, {"loss": work.loss / work.extra / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """w_i <- w_i − μ̃·η·Σ_j a_ij·(w_i − w_j), for all i at once, over those j that took part."""
         matrix = _descent(ctx, self.topology, self.laplacian_weight)
         return put_models(shared, client_ids, reduced.value, matrix, mix_buffers=False)
 
-    def sent(self, ctx: Context, shared: Peers, client_id: int) -> ModelState:
-        """w_i, or the mean."""
-        return own_models(shared, torch.tensor(client_id, device=ctx.lr.device))
-
-    def received(self, ctx: Context, sent: ModelState, client_id: int) -> Peers:
-        """Other clients are unknown."""
-        return lone_peer(sent, client_id, ctx.num_clients)
-
     @property
     def has_server(self) -> bool:  # type: ignore[override]
         """Whether the server does the Laplacian step."""
         return self.exchange == "server"
-
-    def num_payloads(self, ctx: Context, shared: Peers, num_clients: int) -> int:
-        """A server sends each client its own model."""
-        return num_clients if self.has_server else 0
 
     def collaboration(self, ctx: Context, shared: Peers, states: TaskState) -> Tensor:
         """a_ij."""

@@ -36,7 +36,6 @@ class FFALoRA(PartialModel):
             them.
     """
 
-    serving_settings = ()
     incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a fixed part of the model itself"}
 
     frozen: Patterns = ("*lora_A*",)

@@ -23,16 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
-from lit_fed.core.algorithm import GlobalModels, Personal
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["FML", "MutualClient", "MutualRun"]
+__all__ = ["FML", "MutualClient"]
 
 
 class MutualClient(NamedTuple):
@@ -41,36 +37,22 @@ class MutualClient(NamedTuple):
     personal: ModelState  # φ_i, leaves [1, ...]
 
 
-class MutualRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_i, leaves [1, ...]
-    personal: ModelState  # φ_i, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of θ_i and of φ_i
-    loss: Tensor  # [] sum over steps of CE(φ_i) on the batch, before the step
-    steps: Tensor  # [] steps taken
-
-
 @dataclass(frozen=True)
-class FML(Personal[GlobalModels, MutualClient, MutualRun]):
+class FML(Personal[GlobalModels, MutualClient, LocalRun]):
     """Each client trains a personal and a meme model that teach each other; the meme models are averaged.
 
     Args:
         alpha: share of the labels in the loss of the personal model, in [0, 1]; the rest is the meme's prediction.
         beta: share of the labels in the loss of the meme model, in [0, 1]; the rest is the personal prediction.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     alpha: float = 0.5
     beta: float = 0.5
-    unseen_epochs: int = 1
 
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
 
     def __post_init__(self) -> None:
-        check_settings(self, alpha="[0, 1]", beta="[0, 1]", unseen_epochs=">= 0")
+        check_settings(self, alpha="[0, 1]", beta="[0, 1]")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
         """φ_i starts from the initial weights, also if the meme model has moved away from them."""
@@ -78,31 +60,29 @@ class FML(Personal[GlobalModels, MutualClient, MutualRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: MutualClient, data: ClientData, losses: None
-    ) -> MutualRun:
+    ) -> LocalRun:
         """The personal model and a copy of the meme model."""
         optimizer = (ctx.solver.init(shared.models), ctx.solver.init(state.personal))
-        zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
-        return MutualRun(shared.models, state.personal, optimizer, zero, zero.clone())
+        return local_run(ctx, shared.models, state.personal)._replace(optimizer=optimizer)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: MutualRun, batch: Batch) -> MutualRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """One step of both models, each taught by what the other predicted before it."""
         task, solver, (of_meme, of_personal) = ctx.task, ctx.solver, work.optimizer
-        own, other = task.outputs(work.personal, batch.x), task.outputs(work.models, batch.x)
+        own, other = task.outputs(work.extra, batch.x), task.outputs(work.models, batch.x)
         mask = batch.mask.to(own.dtype)
         loss = (task.losses(own, batch.y)[:, 0] * mask).sum() / mask.sum().clamp(min=1)
         taught = batch._replace(y=task.soft_labels(other[:, 0], batch.y, self.alpha))
-        personal, of_personal = solver.step_without_loss(task, work.personal, of_personal, taught, ctx.lr)
-        work = work._replace(personal=personal, loss=work.loss + loss, steps=work.steps + 1)
+        personal, of_personal = solver.step_without_loss(task, work.extra, of_personal, taught, ctx.lr)
+        work = work._replace(extra=personal, loss=work.loss + loss, steps=work.steps + 1)
         if ctx.phase != "adapt":
             taught = batch._replace(y=task.soft_labels(own[:, 0], batch.y, self.beta))
             meme, of_meme = solver.step_without_loss(task, work.models, of_meme, taught, ctx.lr)
             work = work._replace(models=meme)
         return work._replace(optimizer=(of_meme, of_personal))
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: MutualRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the meme model to be averaged as in FedAvg; keep the personal model."""
-        message = Message(work.models, ctx.client_weight(data))
-        return ClientResult(message, MutualClient(work.personal), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, state=MutualClient(work.extra))
 
     def served(self, ctx: Context, shared: GlobalModels, state: MutualClient) -> ModelState:
         return state.personal

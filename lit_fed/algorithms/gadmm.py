@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal
+from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_result
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.group_admm import (
     GroupNetwork,
@@ -48,7 +48,7 @@ from lit_fed.core.graphs.peers import own_models, put_models
 from lit_fed.core.seeds import generator
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["GADMM", "Chain", "chain"]
@@ -71,27 +71,22 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         redraw_every: τ, rounds between new draws of the chain (D-GADMM); 0 keeps the clients in their order.
         redrawn_duals: multipliers after a new draw: `warm` keeps them, `reset` sets them to 0.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
-        unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
     """
-
-    serving_settings = ("unseen_epochs",)
 
     penalty_weight: float = 0.1
     redraw_every: int = 0
     redrawn_duals: Literal["warm", "reset"] = "warm"
     local_solve: Literal["exact", "inexact"] = "inexact"
-    unseen_epochs: int = 1
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the chain follows the clients' numbers",
-        "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",
+    incompatible: ClassVar[dict[str, str]] = {
+        "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
     }
+    has_server = False
 
     def __post_init__(self) -> None:
-        check_settings(self, penalty_weight="> 0", redraw_every=">= 0", unseen_epochs=">= 0")
+        check_settings(self, penalty_weight="> 0", redraw_every=">= 0")
 
     def _chain(self, ctx: Context) -> Chain:
         draw = ctx.round_idx // self.redraw_every if self.redraw_every else None
@@ -136,8 +131,7 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         up, down = bits, bits * neighbours_of(self._chain(ctx).edges, data.client_id).sum()
         if self._is_redrawn(ctx):  # the heads have new neighbours, which send them their models
             up, down = (up, 2 * down) if ctx.phase == "heads" else (2 * up, down)
-        message = Message(work.models, ctx.client_weight(data), up, down)
-        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, state=OwnModel(work.models), up=up, down=down)
 
     def server_step(self, ctx: Context, shared: GroupNetwork, reduced: Reduced, client_ids: Tensor) -> GroupNetwork:
         """The network's step: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""

@@ -36,18 +36,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import local_run, local_step
+from lit_fed.core.algorithm import LocalRun, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.products import full_precision
-from lit_fed.core.partial_models import PartialModel, SentPart, module_leaves, named_part, names_of, with_module
+from lit_fed.core.partial_models import PersonalPart, SentPart, module_leaves, named_part, names_of, with_module
 from lit_fed.core.prototypes import check_classes, class_counts, feature_width, head_leaves, per_sample
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["GPFL", "GuidedRun", "OwnRoute"]
+__all__ = ["GPFL", "OwnRoute"]
 
 Leaves = Mapping[str, Tensor]
 """V and C, without model axis."""
@@ -60,38 +60,24 @@ class OwnRoute(NamedTuple):
     shares: Tensor  # α_i, [U]
 
 
-class GuidedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # φ, ψ, V and C, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean of L_i over the batch, before the step
-    steps: Tensor  # [] steps taken
-    received: Tensor  # Ĉ, [U, D]
-    conditions: tuple[Tensor, Tensor]  # g and p_i, [D] each
-
-
 @dataclass(frozen=True)
-class GPFL(PartialModel):
+class GPFL(PersonalPart):
     """Clients share a body, class embeddings that guide it, and a valve that divides its features; heads are personal.
 
     Args:
         weight: λ of the distance to the received embedding of the class.
         decay: μ, weight decay of valve and embeddings.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     weight: float = 0.01
     decay: float = 0.1
-    unseen_epochs: int = 1
 
-    incompatible: ClassVar[dict[str, str]] = PartialModel.incompatible | {
+    incompatible: ClassVar[dict[str, str]] = PersonalPart.incompatible | {
         "noise_in_steps": "the client's head and its shares of classes"
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it embeds classes"}
 
     def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", decay=">= 0", unseen_epochs=">= 0")
+        check_settings(self, weight=">= 0", decay=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""
@@ -108,16 +94,17 @@ class GPFL(PartialModel):
         """The initial head, and α_i."""
         return OwnRoute(super().state_init(ctx, shared, data).own, class_shares(ctx.task, data))
 
-    def client_init(self, ctx: Context, shared: SentPart, state: OwnRoute, data: ClientData, losses: None) -> GuidedRun:
-        """φ, V and C as received, the own head, and the conditions g and p_i of the round."""
+    def client_init(self, ctx: Context, shared: SentPart, state: OwnRoute, data: ClientData, losses: None) -> LocalRun:
+        """φ, V and C as received, the own head; and Ĉ, [U, D], with the conditions g and p_i of the round, [D] each."""
         models, guides = self.whole(ctx, shared, state), module_leaves(shared.models, "guides")
-        run, known = local_run(ctx, models._replace(parameters=models.parameters | guides)), tree.index(guides, 0)
-        return GuidedRun(*run, known[EMBEDDING], conditions(known, state.shares))
+        known = tree.index(guides, 0)
+        models = models._replace(parameters=models.parameters | guides)
+        return local_run(ctx, models, (known[EMBEDDING], *conditions(known, state.shares)))
 
-    def client_step(self, ctx: Context, shared: SentPart, work: GuidedRun, batch: Batch) -> GuidedRun:
+    def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of all parts on L_i; of an unseen client's head alone."""
         guides = module_leaves(work.models, "guides")
-        constants = tuple(one.unsqueeze(0) for one in (work.received, *work.conditions))
+        constants = tuple(one.unsqueeze(0) for one in work.extra)
         decay = {
             name: self.decay * leaf if name in guides else leaf.new_zeros(1)
             for name, leaf in work.models.parameters.items()
@@ -139,11 +126,11 @@ class GPFL(PartialModel):
         losses = view.trained_on.losses(view.head(routed(view.features, view.leaves, p_i)), view.y)
         return losses + per_sample(angle + self.weight * distance)
 
-    def client_final(self, ctx: Context, shared: SentPart, work: GuidedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: SentPart, work: LocalRun, data: ClientData) -> ClientResult:
         """φ, V and C go to the server, which averages them; head and α_i stay."""
-        message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
+        sent = named_part(work.models, names_of(shared.models))
         state = OwnRoute(named_part(work.models, names_of(shared.own)), class_shares(ctx.task, data))
-        return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, sent, state)
 
     def log_prob(self, ctx: Context, shared: SentPart, state: OwnRoute, x: Tensor, outputs: None) -> Tensor:
         """The prediction of ψ(f^P)."""

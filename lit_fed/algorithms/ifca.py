@@ -7,7 +7,7 @@ https://arxiv.org/abs/2002.10619, Section 3.
 
 Symbols:
     θ_j -> shared.models      model of cluster j, leaves [k, ...]
-    ĵ   -> work.cluster       cluster of client i, argmin_j F_i(θ_j)
+    ĵ   -> work.extra         cluster of client i, argmin_j F_i(θ_j)
     s_i -> state.mixture      its one-hot encoding, [k]
     θ̃_i -> work.models        the chosen model after the local steps, leaves [1, ...]
     γ   -> solver.lr          step size, of the local steps (option II) and of the server's (option I)
@@ -31,20 +31,28 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import (
+    Algorithm,
+    GlobalModels,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.clusters import ClusterChoice, ClusterRun, best_fit, one_hot
+from lit_fed.core.mixtures.clusters import ClusterChoice, best_fit, one_hot
 from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["IFCA"]
 
 
 @dataclass(frozen=True)
-class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
+class IFCA(Algorithm[GlobalModels, ClusterChoice, LocalRun]):
     """k models, each averaged over the clients for whose samples it is the best.
 
     Args:
@@ -62,13 +70,11 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
 
     message = MessageSpec(complete=False)
     participation = Participation(weighting="uniform")
+    reads_losses = True
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "divides by numbers of members, which are private themselves",
         "noise_in_steps": "the choice of a cluster",
-    }
-
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "a client trains one of the k models, and has no normalisation of its own for the others"
+        "local_norm": "trains one of the k models at a client, which has no normalisation of its own for the others",
     }
 
     def __post_init__(self) -> None:
@@ -109,27 +115,22 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
         one_step = LocalWork(steps=1, batch_size=0)
         return (Phase("train", client_ids, one_step if self.averaging == "gradient" else ctx.solver.work),)
 
-    def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
-        """Loss of each sample under each θ_j, [B, k] (evaluation mode)."""
-        return ctx.task.losses_of(shared.models, batch.x, batch.y)
-
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ClusterChoice, data: ClientData, losses: Tensor
-    ) -> ClusterRun:
+    ) -> LocalRun:
         """The cluster identity estimate ĵ = argmin_j F_i(θ_j), and a copy of θ_ĵ."""
         cluster = best_fit(losses, data.mask)
-        return ClusterRun(*local_run(ctx, tree.take(shared.models, cluster)), cluster)
+        return local_run(ctx, tree.take(shared.models, cluster), cluster)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ClusterRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send s_i and θ̃_i: one model and ⌈log2 k⌉ bits up, for k models down."""
-        weight, names, spare = ctx.client_weight(data), self._common(ctx) - ctx.private, self.num_clusters - 1
+        names, spare = self._common(ctx) - ctx.private, self.num_clusters - 1
         common = [leaf for part in work.models for name, leaf in part.items() if name in names]
         up, down = (tree.bits(one, ctx.private) for one in (work.models, shared.models))
         up, down = up + spare.bit_length(), down - spare * tree.bits(common)
-        mixture = one_hot(work.cluster, self.num_clusters, ctx.task.dtype)
+        mixture = one_hot(work.extra, self.num_clusters, ctx.task.dtype)
         sent = () if ctx.phase == "adapt" else choose(work.models, mixture)
-        message = Message(sent, weight, torch.full_like(weight, up), torch.full_like(weight, down))
-        return ClientResult(message, ClusterChoice(mixture), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, sent, ClusterChoice(mixture), up=up, down=down)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """θ_j ← mean of its members' θ̃_i (II), or θ_j − γ/m·Σ_i s_ij g_i (I); unchanged without members."""

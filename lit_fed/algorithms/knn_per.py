@@ -88,11 +88,6 @@ class KNNPer(Algorithm[Any, Any, Any]):
     capacity: int | None = None
     base: Algorithm | None = None
 
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "regression": "it predicts the classes of neighbours",
-        "sequences": "each position would be an entry of its own",
-    }
-
     def __post_init__(self) -> None:
         check_settings(self, neighbours="> 0", knn_weight="[0, 1]", capacity="> 0")
 

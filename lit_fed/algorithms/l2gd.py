@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,12 +31,12 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedRun", "VarianceReducedState"]
+__all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedState"]
 
 
 class L2GDState(NamedTuple):
@@ -57,17 +57,13 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         gradient: `full` takes all local samples in a local step (L2GD), `stochastic` a batch (L2SGD).
         scaling: `paper` takes local steps of α/(N(1−p)) and averaging steps of γ = αλ/(Np), so the learning rate must
             be about N times that of other algorithms; `slides` omits N, for the sum over clients.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     communication_probability: float = 0.1
     prox_weight: float = 1.0
     flips_per_round: int = 1
     gradient: Literal["full", "stochastic"] = "full"
     scaling: Literal["paper", "slides"] = "paper"
-    unseen_epochs: int = 1
 
     participation = Participation(weighting="uniform", fills_in_absent=False)
 
@@ -80,7 +76,7 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
 
     def __post_init__(self) -> None:
         numbers = {"communication_probability": "[0, 1]", "flips_per_round": "[1, 1000000]"}
-        check_settings(self, numbers, prox_weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, numbers, prox_weight=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> L2GDState:
         """x_i starts as x̄, which is the same initial model for all."""
@@ -165,18 +161,6 @@ class VarianceReducedState(NamedTuple):
     shift: dict[str, Tensor]  # Ψ_i, leaves [1, ...]
 
 
-class VarianceReducedRun(NamedTuple):
-    """A client's phase of L2SGD+."""
-
-    models: ModelState  # x_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    table: dict[str, Tensor]  # J_i, leaves [S, ...]
-    shift: dict[str, Tensor]  # Ψ_i, leaves [1, ...]
-    num_samples: Tensor  # m, []
-
-
 @dataclass(frozen=True)
 class L2SGDPlus(L2GD):
     """L2SGD with control variates for both kinds of steps, which converges to the minimiser at a constant rate.
@@ -184,22 +168,19 @@ class L2SGDPlus(L2GD):
     A client keeps a gradient for each of its training samples, which takes as much memory as that many models.
 
     Args:
-        communication_probability: p, the probability of an averaging step; 0 never averages, 1 takes no local step.
-        prox_weight: λ, strength of the pull towards the mean.
-        flips_per_round: flips of the coin in one round.
         gradient: `stochastic` takes a batch in a local step, `full` all local samples.
-        scaling: `paper` divides all steps by the number of clients N, as the objective is a mean; `slides` does not.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     gradient: Literal["full", "stochastic"] = "stochastic"
 
-    conformance_exempt: ClassVar[dict[str, str]] = {"local_batch_norm": "it needs a gradient of each sample by itself"}
-
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """The table of gradients persists beyond the steps that example-level privacy protects."""
-        reasons = {"noise_in_steps": "the samples' gradients", "personal_parts": "keeps gradients of whole models"}
+        reasons = {
+            "noise_in_steps": "the samples' gradients",
+            "personal_parts": "keeps gradients of whole models",
+            "local_norm": "needs a gradient of each sample by itself",
+        }
         return super().incompatible | reasons
 
     def shared_init(self, ctx: Context) -> GlobalModels:
@@ -224,42 +205,45 @@ class L2SGDPlus(L2GD):
     def client_init(self, ctx: Context, shared: GlobalModels, state: Any, data: ClientData, losses: None) -> Any:
         """An averaging step is x_i ← (1 − γ)x_i + γx̄ + α/N·((1/p − 1)Ψ_i − J̄_i); then Ψ_i ← λ(x_i − x̄) of before."""
         run = super().client_init(ctx, shared, state, data, losses)
-        work = VarianceReducedRun(*run, state.table, state.shift, data.num_samples)
         if not ctx.phase.startswith("pull"):
-            return work
+            return run._replace(extra=(state.table, state.shift, data.num_samples))
         known = tree.scale(state.shift, 1 / self.communication_probability - 1)
-        step = tree.scale(tree.sub(known, _mean_gradient(work)), ctx.lr / self._divisor(ctx, 1.0))
+        step = tree.scale(
+            tree.sub(known, _mean_gradient(state.table, data.num_samples)), ctx.lr / self._divisor(ctx, 1.0)
+        )
         away = tree.sub(state.models.parameters, shared.models.parameters)
         models = run.models._replace(parameters=tree.add(run.models.parameters, step))
-        return work._replace(models=models, shift=tree.scale(away, self.prox_weight))
+        extra = state.table, tree.scale(away, self.prox_weight), data.num_samples
+        return run._replace(models=models, extra=extra)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: Any, batch: Batch) -> Any:
         """x_i ← x_i − α/N·((∇f_ij(x_i) − J_ij)/(1 − p) + J̄_i + Ψ_i), j in the batch; then J_ij ← ∇f_ij(x_i)."""
         if ctx.phase == "adapt":
             return super().client_step(ctx, shared, work, batch)
-        loss, fresh = _each_gradient(ctx, work.models, batch)
-        news = tree.map_leaves(lambda new, table: _masked(new - table[batch.index], batch), fresh, work.table)
+        (table, shift, num_samples), (loss, fresh) = work.extra, _each_gradient(ctx, work.models, batch)
+        news = tree.map_leaves(lambda new, old: _masked(new - old[batch.index], batch), fresh, table)
         size, local = batch.mask.sum().clamp(min=1), 1 - self.communication_probability
-        control = tree.scale(tree.add(_mean_gradient(work), work.shift), local)
+        control = tree.scale(tree.add(_mean_gradient(table, num_samples), shift), local)
         gradient = tree.map_leaves(lambda new, rest: new.sum(0, keepdim=True) / size + rest, news, control)
         lr = ctx.lr / self._divisor(ctx, local)
         parameters, optimizer = ctx.solver.update(work.models.parameters, gradient, work.optimizer, lr)
-        table = tree.map_leaves(lambda old, new: old.index_add(0, batch.index, new), work.table, news)
+        table = tree.map_leaves(lambda old, new: old.index_add(0, batch.index, new), table, news)
         return work._replace(
-            models=work.models._replace(parameters=parameters), optimizer=optimizer, table=table,
+            models=work.models._replace(parameters=parameters), optimizer=optimizer,
+            extra=(table, shift, num_samples),
             loss=work.loss + _masked(loss, batch).sum() / size, steps=work.steps + 1,
         )  # fmt: skip
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: Any, data: ClientData) -> ClientResult:
         """As in L2GD; J_i and Ψ_i are kept."""
         result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=VarianceReducedState(work.models, result.state.loss, work.table, work.shift))
+        return result._replace(state=VarianceReducedState(work.models, result.state.loss, *work.extra[:2]))
 
 
-def _mean_gradient(work: VarianceReducedRun) -> dict[str, Tensor]:
+def _mean_gradient(table: dict[str, Tensor], num_samples: Tensor) -> dict[str, Tensor]:
     """J̄_i = 1/m·Σ_j J_ij, leaves [1, ...]."""
-    m = work.num_samples.clamp(min=1)
-    return {name: leaf.sum(0, keepdim=True) / m.to(leaf.dtype) for name, leaf in work.table.items()}
+    m = num_samples.clamp(min=1)
+    return {name: leaf.sum(0, keepdim=True) / m.to(leaf.dtype) for name, leaf in table.items()}
 
 
 def _each_gradient(ctx: Context, models: ModelState, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -25,31 +25,30 @@ from typing import ClassVar
 
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
-from lit_fed.core.partial_models import PartialModel, leaf_order
+from lit_fed.core.partial_models import PersonalPart, leaf_order
 from lit_fed.errors import check_settings
 
 __all__ = ["LGFedAvg"]
 
 
 @dataclass(frozen=True)
-class LGFedAvg(PartialModel):
+class LGFedAvg(PersonalPart):
     """Clients train all layers together; the server averages the last ones, and every client keeps the others.
 
     Args:
         shared_layers: trained layers that are averaged, counted from the end of the network: 0 gives Local, all of them
             FedAvg.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "normalisation in its lower layers is the client's own already, so that no byte is saved"
+    shared_layers: int = 1
+
+    incompatible: ClassVar[dict[str, str]] = {
+        **PersonalPart.incompatible,
+        "local_norm": "keeps the normalisation of lower layers at the client already",
     }
 
-    shared_layers: int = 1
-    unseen_epochs: int = 1
-
     def __post_init__(self) -> None:
-        check_settings(self, shared_layers=">= 0", unseen_epochs=">= 0")
+        check_settings(self, shared_layers=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """All layers but the last ones."""

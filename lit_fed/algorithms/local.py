@@ -14,33 +14,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run
+from lit_fed.core.algorithm import (
+    GlobalModels,
+    LocalRun,
+    MessageSpec,
+    OwnModel,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.types import ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["Local"]
 
 
 @dataclass(frozen=True)
 class Local(Personal[GlobalModels, OwnModel, LocalRun]):
-    """No collaboration: each client trains its own model from a common start; nothing is sent.
+    """No collaboration: each client trains its own model from a common start; nothing is sent."""
 
-    Args:
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
-    """
-
-    serving_settings = ("unseen_epochs",)
     message = MessageSpec("nothing")
     participation = Participation(fills_in_absent=False)  # nothing is averaged
-
-    unseen_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        check_settings(self, unseen_epochs=">= 0")
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
@@ -50,12 +47,7 @@ class Local(Personal[GlobalModels, OwnModel, LocalRun]):
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """The model stays with the client: an empty message, no bits in either direction."""
-        nothing = torch.zeros((), dtype=torch.float64, device=data.mask.device)
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(
-            message=Message((), ctx.client_weight(data), bits_up=nothing, bits_down=nothing),
-            state=OwnModel(work.models),
-        )
+        return local_result(ctx, work, data, (), OwnModel(work.models), up=0, down=0)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """There is no server."""

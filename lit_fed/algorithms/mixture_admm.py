@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_result
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["MixtureADMM", "SharingClient", "SharingServer", "SharingWeights"]
@@ -79,10 +79,7 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         dual_step: β; null takes ρ.
         copy_weight: ρ_i of form `copies`; null takes 10·λ. It diverges near λ.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
-        unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
     """
-
-    serving_settings = ("unseen_epochs",)
 
     prox_weight: float = 1.0
     form: Literal["alternating_prox", "jacobi", "copies", "gauss_seidel"] = "alternating_prox"
@@ -90,22 +87,18 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
     dual_step: float | None = None
     copy_weight: float | None = None
     local_solve: Literal["exact", "inexact"] = "inexact"
-    unseen_epochs: int = 1
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the responsibilities",
         "personal_parts": "has a consensus constraint on all leaves",
-    }
-
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its server adds up changes of whole models, the clients' normalisation among them"
+        "local_norm": "adds up changes of whole models at the server, the clients' normalisation among them",
     }
 
     def __post_init__(self) -> None:
         positive = dict.fromkeys(("penalty_weight", "dual_step", "copy_weight"), "> 0")
-        check_settings(self, positive, prox_weight=">= 0", unseen_epochs=">= 0")
+        check_settings(self, positive, prox_weight=">= 0")
 
     def _weights(self, ctx: Context) -> SharingWeights:
         """N, λ, ρ, β and ρ_i; none of those given is 0."""
@@ -154,8 +147,8 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         old, new = work.state, work.state._replace(models=work.models)
         new = _move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
         now, before = ((one.copy or one.models.parameters, one.models.buffers) for one in (new, old))
-        message = Message(ModelState(*tree.sub(now, before)), torch.ones_like(data.num_samples))
-        return ClientResult(message, new, {"loss": work.loss / work.steps.clamp(min=1)})
+        change = ModelState(*tree.sub(now, before))
+        return local_result(ctx, work, data, change, new, weight=torch.ones_like(data.num_samples))
 
     def server_step(self, ctx: Context, shared: SharingServer, reduced: Reduced, client_ids: Tensor) -> SharingServer:
         """The new sum; at the end of the round, z <- (ρΣ − y) / (ρN − λ) and y <- y + β(N·z − Σ)."""

@@ -34,12 +34,12 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal
+from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_result
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["DCAServer", "MixtureDCA", "ModelWithValues", "extrapolation"]
@@ -69,17 +69,14 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         accelerated: extrapolate the point at which the concave part is linearised.
         memory: q; extrapolation needs an objective that is at most the largest of the last q + 1.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
-        unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
     """
 
-    serving_settings = ("unseen_epochs",)
     server_only = ("mean", "values")
 
     prox_weight: float = 1.0
     accelerated: bool = True
     memory: int = 5
     local_solve: Literal["exact", "inexact"] = "inexact"
-    unseen_epochs: int = 1
 
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
@@ -93,7 +90,7 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         return MessageSpec("multiples" if self.accelerated else "models")
 
     def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", memory=">= 0", unseen_epochs=">= 0")
+        check_settings(self, prox_weight=">= 0", memory=">= 0")
 
     def shared_init(self, ctx: Context) -> DCAServer:
         """x_i^0 = v̄ for all."""
@@ -126,8 +123,8 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
             points = work.models, work.models._replace(parameters=ahead)
             parts = torch.stack([self._part(ctx, shared, one, data) for one in points])
             value = ModelWithValues(work.models, parts)
-        message = Message(value, torch.ones_like(data.num_samples))
-        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+        one = torch.ones_like(data.num_samples)
+        return local_result(ctx, work, data, value, OwnModel(work.models), weight=one)
 
     def _part(self, ctx: Context, shared: DCAServer, models: ModelState, data: ClientData) -> Tensor:
         """f_i(x) + λ/2·‖x − v̄‖², []."""

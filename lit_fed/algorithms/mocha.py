@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, tuned
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_result, passes, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
@@ -51,7 +51,7 @@ from lit_fed.core.solvers.linear_models import (
     with_constant,
 )
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["MOCHA", "DualRun", "DualState", "Related", "coordinate_step", "learned_relations"]
@@ -101,27 +101,23 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         rounds_per_relation: rounds between two updates of Σ; 0 leaves all clients unrelated.
         loss: `hinge` or `logistic`.
         epsilon: added to the eigenvalues of Σ, in units of their mean.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     regularisation: float = tuned(0.01, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
     rounds_per_relation: int = 10
     loss: MarginLoss = "hinge"
     epsilon: float = 0.01
-    unseen_epochs: int = 10
+    unseen_epochs: int = passes(10)
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"loss": "minimises a loss of its own, by --model.algorithm.loss"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's models are in the order of the clients",
-        **dict.fromkeys(["mlp", "local_batch_norm", "regression", "sequences"], "it trains linear classifiers"),
+    incompatible: ClassVar[dict[str, str]] = {
+        "loss": "minimises a loss of its own, by --model.algorithm.loss",
+        "local_norm": "trains linear classifiers",
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, regularisation="> 0", rounds_per_relation=">= 0", epsilon="> 0", unseen_epochs=">= 0")
+        check_settings(self, regularisation="> 0", rounds_per_relation=">= 0", epsilon="> 0")
 
     def shared_init(self, ctx: Context) -> Related:
         """W = 0 and Σ = I/T."""
@@ -155,9 +151,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         """Send Δb_t; w_t and ρ·Σ_tt were received."""
         own = from_columns(work.local_columns.unsqueeze(0), shared.peers.mean.parameters)
         state = DualState(_resized(work.dual, ctx.most_samples), ModelState(own, {}), data.client_id)
-        down = tree.bits((work.columns, work.reach)) * torch.ones_like(data.num_samples)
-        message = Message(work.change, ctx.client_weight(data), bits_down=down)
-        return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, work.change, state, down=tree.bits((work.columns, work.reach)))
 
     def server_step(self, ctx: Context, shared: Related, reduced: Reduced, client_ids: Tensor) -> Related:
         """B after the clients' changes, every few rounds Σ, and the resulting models W."""
@@ -183,10 +177,6 @@ class MOCHA(Personal[Related, DualState, DualRun]):
     def collaboration(self, ctx: Context, shared: Related, states: DualState) -> Tensor:
         """Σ, its mean over the K outputs."""
         return shared.sigma.mean(0)
-
-    def num_payloads(self, ctx: Context, shared: Related, num_clients: int) -> int:
-        """One message per client: its model and its ρ·Σ_tt."""
-        return num_clients
 
     def log_prob(self, ctx: Context, shared: Related, state: DualState, x: Tensor, outputs: None) -> Tensor:
         """Sigmoids of the margins, normalised by their sum if there are several."""

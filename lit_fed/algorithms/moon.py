@@ -28,15 +28,14 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run, local_step, tuned
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_result, local_run, local_step, tuned
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.prototypes import per_sample
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["MOON", "ContrastiveRun", "PreviousModel"]
+__all__ = ["MOON", "PreviousModel"]
 
 
 class PreviousModel(NamedTuple):
@@ -45,18 +44,8 @@ class PreviousModel(NamedTuple):
     previous: ModelState  # w_i^{t-1}, leaves [1, ...]
 
 
-class ContrastiveRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_i^t, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean ℓ of the batch, before the step
-    steps: Tensor  # [] steps taken
-    previous: ModelState  # w_i^{t-1}, leaves [1, ...]
-
-
 @dataclass(frozen=True)
-class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
+class MOON(Algorithm[GlobalModels, PreviousModel, LocalRun]):
     """FedAvg with a contrastive loss between features of the global, the current and the last local model.
 
     Args:
@@ -76,13 +65,13 @@ class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: PreviousModel, data: ClientData, losses: None
-    ) -> ContrastiveRun:
+    ) -> LocalRun:
         """w_i^t ← w^t (line 11)."""
-        return ContrastiveRun(*local_run(ctx, shared.models), previous=state.previous)
+        return local_run(ctx, shared.models, state.previous)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: ContrastiveRun, batch: Batch) -> ContrastiveRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on ℓ = ℓ_sup + μ·ℓ_con (lines 14-20)."""
-        z_global, z_previous = (ctx.task.features(models, batch.x) for models in (shared.models, work.previous))
+        z_global, z_previous = (ctx.task.features(models, batch.x) for models in (shared.models, work.extra))
         objective = Objective(self.loss, uses_features=True, rows=(z_global, z_previous))
         return local_step(ctx, work, batch, objective=objective)
 
@@ -92,7 +81,6 @@ class MOON(Algorithm[GlobalModels, PreviousModel, ContrastiveRun]):
         contrast = F.softplus((to_previous - to_global) / self.temperature)
         return view.losses + self.mu * per_sample(contrast)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ContrastiveRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_i^t, and keep it as the next w_i^{t-1}."""
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=PreviousModel(work.models))
+        return local_result(ctx, work, data, state=PreviousModel(work.models))

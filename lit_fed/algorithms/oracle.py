@@ -23,11 +23,19 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import (
+    Algorithm,
+    GlobalModels,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.clusters import ClusterRun, best_fit
+from lit_fed.core.mixtures.clusters import best_fit
 from lit_fed.core.mixtures.e_step import average_chosen, choose
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["GroupState", "Oracle"]
@@ -40,7 +48,7 @@ class GroupState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
+class Oracle(Algorithm[GlobalModels, GroupState, LocalRun]):
     """FedAvg within each true group of clients, which the data must provide."""
 
     message = MessageSpec(complete=False)
@@ -76,18 +84,17 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: GroupState, data: ClientData, losses: Tensor | None
-    ) -> ClusterRun:
+    ) -> LocalRun:
         """A copy of the group's model."""
         group = state.group if losses is None else best_fit(losses, data.mask)
-        return ClusterRun(*local_run(ctx, tree.take(shared.models, group)), group)
+        return local_run(ctx, tree.take(shared.models, group), group)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ClusterRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """FedAvg's message to the client's own group: one model each way."""
-        weight, num_groups = ctx.client_weight(data), len(tree.leaves(shared.models)[0])
-        member = torch.arange(num_groups, device=work.cluster.device) == work.cluster
-        bits = torch.full_like(weight, tree.bits(work.models, ctx.private))
-        message = Message(choose(work.models, member), weight, bits, bits)
-        return ClientResult(message, GroupState(work.cluster), {"loss": work.loss / work.steps.clamp(min=1)})
+        num_groups, bits = len(tree.leaves(shared.models)[0]), tree.bits(work.models, ctx.private)
+        member = torch.arange(num_groups, device=work.extra.device) == work.extra
+        value, state = choose(work.models, member), GroupState(work.extra)
+        return local_result(ctx, work, data, value, state, up=bits, down=bits)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """FedAvg's average within each group; a group without participants keeps its model."""

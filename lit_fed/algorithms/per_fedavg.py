@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Served
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
 from lit_fed.core.networks.products import full_precision
@@ -40,7 +40,7 @@ __all__ = ["PerFedAvg"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Personal[GlobalModels, Tree, LocalRun]):
+class PerFedAvg(Served[GlobalModels, Tree, LocalRun]):
     """A global model for tuning: it minimises the loss after a gradient step on the client's data.
 
     Args:

@@ -34,14 +34,14 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, Personal, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, Served, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import check_classes, class_counts, class_features, feature_width, head_leaves
 from lit_fed.core.reduce import server_average
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["GaussianBody", "Gaussians", "LDAHead", "PFedFDA"]
@@ -71,7 +71,7 @@ class LDAHead(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
+class PFedFDA(Served[GaussianBody, Any, LocalRun]):
     """Clients train a body under a global Gaussian classifier, and are served by one fitted closer to their features.
 
     Args:
@@ -91,7 +91,6 @@ class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
         "robust": "averages class means and a covariance of features beside them, which no rule judges",
         "personal_parts": "makes a head for each client itself",
     }
-    conformance_exempt: ClassVar[dict[str, str]] = {"regression": "it needs classes"}
 
     def __post_init__(self) -> None:
         check_settings(self, ridge="> 0", grid=">= 2")
@@ -125,13 +124,11 @@ class PFedFDA(Personal[GaussianBody, Any, LocalRun]):
 
     def client_final(self, ctx: Context, shared: GaussianBody, work: LocalRun, data: ClientData) -> ClientResult:
         """Send φ_i, μ̃_i and Σ̃_i; a served client keeps their h."""
-        weight = ctx.client_weight(data)
         features = self.mixed(ctx.task, shared.features, work.models, data)
         value = GaussianBody(named_part(work.models, names_of(shared.models)), features)
-        message = Message(value, weight, bits_down=torch.full_like(weight, tree.bits(shared, ctx.private)))
         adapts = ctx.phase == "adapt"
         state = LDAHead(lda_head(ctx.task, features, prior(ctx.task, data))) if adapts else ()
-        return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, value, state, down=tree.bits(shared, ctx.private))
 
     def mixed(self, task: Task, received: Gaussians, models: ModelState, data: ClientData) -> Gaussians:
         """(μ̃_i, Σ̃_i) with the β_i of a two-fold cross-validation, in the type of models."""

@@ -34,13 +34,22 @@ from torch.func import vjp, vmap
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Participation, Personal, local_run, local_step
+from lit_fed.core.algorithm import (
+    NOT_SENT,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.partial_models import Patterns, joined, measured, named_leaves, named_part, names_of
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["EmbeddingRun", "HyperModels", "PFedHN", "PFedHNPC", "ServedByEmbedding"]
@@ -89,10 +98,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         depth: number of its hidden layers after the first.
         clip_norm: maximum norm of the gradient of φ and v; null: no limit.
         server_optimizer: optimizer of φ and v.
-        unseen_epochs: passes over its training samples in which an unseen client fits its embedding.
     """
-
-    serving_settings = ("unseen_epochs",)
 
     embedding_size: int | None = None
     width: int = 100
@@ -101,18 +107,16 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
     server_optimizer: ServerOptimizer = field(
         default_factory=lambda: ServerOptimizer("SGD", 0.01, options={"momentum": 0.9, "weight_decay": 1e-3})
     )
-    unseen_epochs: int = 1
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {"size_sampling": "takes one step for each client of a round"}
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "each client has an embedding of its own, drawn by its number",
-        "local_batch_norm": "running statistics are each client's own already, and the rest is generated",
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "takes one step for each client of a round",
+        "local_norm": "keeps running statistics at each client already, and generates the rest",
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, embedding_size=">= 1", width=">= 1", depth=">= 0", clip_norm="> 0", unseen_epochs=">= 0")
+        check_settings(self, embedding_size=">= 1", width=">= 1", depth=">= 0", clip_norm="> 0")
         self.server_optimizer.check("--model.algorithm.server_optimizer")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
@@ -172,12 +176,12 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         self, ctx: Context, shared: HyperModels, work: LocalRun | EmbeddingRun, data: ClientData
     ) -> ClientResult:
         """Send θ̃_i to the server, which knows θ_i; keep the classifier."""
-        own, weight = names_of(shared.own), ctx.client_weight(data)
+        own = names_of(shared.own)
         sent = tree.named(work.models.parameters, work.models.parameters.keys() - own)
-        bits = torch.full_like(weight, tree.bits(sent))
+        bits = tree.bits(sent)
         embedding = work.embedding if isinstance(work, EmbeddingRun) else work.loss.new_zeros(self._size(ctx))
         state = ServedByEmbedding(data.client_id, embedding, named_part(work.models, own))
-        return ClientResult(Message(sent, weight, bits, bits), state, {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data, sent, state, up=bits, down=bits)
 
     def server_step(self, ctx: Context, shared: HyperModels, reduced: Reduced, client_ids: Tensor) -> HyperModels:
         """φ <- φ + α mean_i (∂θ_i/∂φ)ᵀ Δθ_i, likewise v_i."""
@@ -194,9 +198,9 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
         model = _generated(ctx, shared, shared.embeddings[client_id])
         return HyperModels(NOT_SENT, NOT_SENT, NOT_SENT, own, model)
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """An unseen client fits its embedding."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
+    def num_payloads(self, ctx: Context, shared: HyperModels, num_clients: int) -> int:
+        """A generated model for each client."""
+        return num_clients
 
     def served(self, ctx: Context, shared: HyperModels, state: ServedByEmbedding) -> ModelState:
         """θ_i with the client's classifier; for an unseen client the model of its fitted embedding."""
@@ -211,13 +215,6 @@ class PFedHNPC(PFedHN):
     """pFedHN-PC: the hypernetwork generates all but the classifier, which each client trains and keeps.
 
     Args:
-        embedding_size: D; null: 1 + T // 4, as in the authors' code.
-        width: width of the hypernetwork's hidden layers.
-        depth: number of its hidden layers after the first.
-        clip_norm: maximum norm of the gradient of φ and v; null: no limit.
-        server_optimizer: optimizer of φ and v.
-        unseen_epochs: passes over its training samples in which an unseen client fits its embedding
-            and its classifier.
         head: names of the classifier's leaves or modules, as patterns; `head` is the last layer.
     """
 

@@ -26,34 +26,24 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run, tuned
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_result, local_run, tuned
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.reduce import server_average
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["EnvelopeWork", "PFedMe"]
-
-
-class EnvelopeWork(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_i, leaves [1, ...]
-    personal: ModelState  # θ̃_i, leaves [1, ...]
-    optimizer: OptimizerState  # of w_i
-    loss: Tensor  # [] sum over steps of the mean loss of the batch where the inner search starts
-    steps: Tensor  # [] steps taken
+__all__ = ["PFedMe"]
 
 
 @dataclass(frozen=True)
-class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
+class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
     """A global model and, for each client, a personal model near it: the proximal point of its loss.
 
     Args:
@@ -96,20 +86,19 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ModelState, data: ClientData, losses: None
-    ) -> EnvelopeWork:
+    ) -> LocalRun:
         """w_i starts as w, and so does the search for θ̃_i."""
-        run = local_run(ctx, shared.models)
-        return EnvelopeWork(run.models, run.models, run.optimizer, run.loss, run.steps)
+        return local_run(ctx, shared.models, shared.models)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: EnvelopeWork, batch: Batch) -> EnvelopeWork:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """w_i <- w_i − ηλ(w_i − θ̃_i): a gradient step on the Moreau envelope."""
         local = work.models.parameters
-        start = work.personal if self.warm_start else work.personal._replace(parameters=local)
+        start = work.extra if self.warm_start else work.extra._replace(parameters=local)
         personal, loss = self._search(ctx, start, Penalty(self.prox_weight, local), batch)
         gradient = tree.scale(tree.sub(local, personal.parameters), self.prox_weight)
         parameters, optimizer = ctx.solver.update(local, gradient, work.optimizer, ctx.lr)
         models = ModelState(parameters, personal.buffers)
-        return EnvelopeWork(models, personal, optimizer, work.loss + loss.mean(), work.steps + 1)
+        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, personal)
 
     def _search(self, ctx: Context, models: ModelState, penalty: Penalty, batch: Batch) -> tuple[ModelState, Tensor]:
         """θ̃ near argmin_θ f_i(θ; batch) + λ/2·‖θ − w_i‖², and the loss where the search starts."""
@@ -124,9 +113,9 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
             losses.append(loss)
         return models, losses[0]
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: EnvelopeWork, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_i; keep θ̃_i."""
-        return super().client_final(ctx, shared, work, data)._replace(state=work.personal)
+        return local_result(ctx, work, data, state=work.extra)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """The new w, (1 − β)·w + β·mean of the w_i."""

@@ -21,52 +21,47 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, OwnModel, Personal, local_step, tuned
+from lit_fed.core.algorithm import (
+    GlobalModels,
+    LocalRun,
+    OwnModel,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+    tuned,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase
 from lit_fed.errors import check_settings
 
-__all__ = ["ProxAvg", "ProxAvgRun"]
-
-
-class ProxAvgRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # x_i, leaves [1, ...]
-    start: ModelState  # x_i before the phase
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
+__all__ = ["ProxAvg"]
 
 
 @dataclass(frozen=True)
-class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
+class ProxAvg(Personal[GlobalModels, OwnModel, LocalRun]):
     """Every client trains its own model with a proximal term towards the average of all personal models.
 
     Args:
         prox_weight: λ, the pull towards the average; 0 gives Local.
         local_solve: `sgd`, the solver's local steps, or `exact`, the minimiser of the local objective (small convex
             models).
-        unseen_epochs: passes over its training samples before a client is served that was not in training (`sgd`).
     """
-
-    serving_settings = ("unseen_epochs",)
 
     prox_weight: float = tuned(1.0, 0.01, 0.1, 1.0, 10.0)
     local_solve: Literal["sgd", "exact"] = "sgd"
-    unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
         least = "> 0" if self.local_solve == "exact" else ">= 0"
-        check_settings(self, prox_weight=least, unseen_epochs=">= 0")
+        check_settings(self, prox_weight=least)
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
@@ -83,27 +78,25 @@ class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
-    ) -> ProxAvgRun:
+    ) -> LocalRun:
         """Training continues from the client's own model, not from the average."""
-        zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
-        return ProxAvgRun(state.models, state.models, ctx.solver.init(state.models), zero, zero.clone())
+        return local_run(ctx, state.models, state.models)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, batch: Batch) -> ProxAvgRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on f_i(x_i) + λ/2·‖x_i − z‖², z as received."""
         pull = Penalty(self.prox_weight, shared.models.parameters)
         return local_step(ctx, work, batch, penalty=pull)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send x_i; keep and."""
         if self.local_solve == "exact":
             work = self._solved(ctx, shared, work, data)
         sent = work.models
         if ctx.aggregation == "stale_fill":  # z moves by p_i times the change of x_i: absent clients count
-            sent = tree.add(shared.models, tree.sub(work.models, work.start))
-        message = Message(sent, ctx.client_weight(data))
-        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+            sent = tree.add(shared.models, tree.sub(work.models, work.extra))
+        return local_result(ctx, work, data, sent, OwnModel(work.models))
 
-    def _solved(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ProxAvgRun:
+    def _solved(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> LocalRun:
         """x_i = prox_{f_i/λ}(z)."""
         loss, _ = ctx.task.full_gradient(work.models, data)
         models = minimise(ctx.task, work.models, data, Penalty(self.prox_weight, shared.models.parameters))

@@ -69,6 +69,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
+    reads_losses = True
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "takes a power of the log-loss whose gradient the clients follow",
         "client_lr": "divides all changes by one rate at the server",
@@ -80,10 +81,6 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
     def step_size(self, ctx: Context) -> Tensor:
         """1/L, [] float64."""
         return ctx.lr.clamp(min=1e-30) if self.lipschitz is None else torch.full_like(ctx.lr, 1 / self.lipschitz)
-
-    def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
-        """Losses of samples under the received model, [B, 1]."""
-        return ctx.task.losses_of(shared.models, batch.x, batch.y)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: Tensor
@@ -120,12 +117,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
 
 @dataclass(frozen=True)
 class QFedSGD(QFedAvg):
-    """q-FedAvg whose clients send the gradient of all their samples, as one step of rate 1/L.
-
-    Args:
-        fairness_power: q; 0 is FedSGD with equal weights, larger values make the clients' losses more similar.
-        lipschitz: L, an estimate of the Lipschitz constant of the gradient; null takes 1/η.
-    """
+    """q-FedAvg whose clients send the gradient of all their samples, as one step of rate 1/L."""
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One step on the whole local set."""

@@ -25,21 +25,21 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run, local_step
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.layers import check_sample_losses
 from lit_fed.core.reduce import exact_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["SCAFFOLD", "Control", "Controlled", "ControlledRun", "ScaffoldUpdate"]
+__all__ = ["SCAFFOLD", "Control", "Controlled", "ScaffoldUpdate"]
 
 
 class Controlled(NamedTuple):
@@ -55,17 +55,6 @@ class Control(NamedTuple):
     control: dict[str, Tensor]  # c_i, leaves [1, ...]
 
 
-class ControlledRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # y_i, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    control: dict[str, Tensor]  # c_i, leaves [1, ...]
-    correction: dict[str, Tensor]  # c - c_i, leaves [1, ...]
-
-
 class ScaffoldUpdate(NamedTuple):
     """A client's message value."""
 
@@ -74,7 +63,7 @@ class ScaffoldUpdate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
+class SCAFFOLD(Algorithm[Controlled, Control, LocalRun]):
     """FedAvg whose clients correct every gradient by the difference of the global and their own average gradient.
 
     Args:
@@ -88,9 +77,6 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
 
     message = MessageSpec(beside_models=True)
     participation = Participation(weighting="uniform")
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its controls would steer a client's own normalisation by the gradients of the others"
-    }
 
     def __post_init__(self) -> None:
         check_settings(self, server_lr="> 0")
@@ -98,7 +84,10 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """Option I takes gradients at the received model."""
-        reasons = {"size_sampling": "keeps a mean of control variates, in which the change of each counts once"}
+        reasons = {
+            "size_sampling": "keeps a mean of control variates, in which the change of each counts once",
+            "local_norm": "has controls that would steer a client's own normalisation by the gradients of the others",
+        }
         return reasons | {"noise_in_steps": "controls of option I"} if self.option == "I" else reasons
 
     def shared_init(self, ctx: Context) -> Controlled:
@@ -112,34 +101,30 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         """c_i = 0."""
         return Control(tree.zeros_like(shared.control))
 
-    def client_init(
-        self, ctx: Context, shared: Controlled, state: Control, data: ClientData, losses: None
-    ) -> ControlledRun:
+    def client_init(self, ctx: Context, shared: Controlled, state: Control, data: ClientData, losses: None) -> LocalRun:
         """y_i <- x (line 7)."""
         correction = tree.sub(shared.control, state.control)
-        return ControlledRun(*local_run(ctx, shared.models), control=state.control, correction=correction)
+        return local_run(ctx, shared.models, (state.control, correction))
 
-    def client_step(self, ctx: Context, shared: Controlled, work: ControlledRun, batch: Batch) -> ControlledRun:
+    def client_step(self, ctx: Context, shared: Controlled, work: LocalRun, batch: Batch) -> LocalRun:
         """y_i <- y_i - η_l (g_i(y_i) - c_i + c) (line 10)."""
-        penalty = Penalty(linear=work.correction)
-        return local_step(ctx, work, batch, penalty=penalty)
+        _, correction = work.extra
+        return local_step(ctx, work, batch, penalty=Penalty(linear=correction))
 
-    def client_final(self, ctx: Context, shared: Controlled, work: ControlledRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Controlled, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the model and the change of c_i; keep c_i⁺ (lines 12-14)."""
-        renewed, moved = self._renewed(ctx, shared, work, data), work.steps * ctx.lr > 0
-        control = tree.map_leaves(lambda new, old: torch.where(moved, new, old), renewed, work.control)
-        update = ScaffoldUpdate(work.models, tree.sub(control, work.control))
-        weight = ctx.client_weight(data)
-        message = Message(update, weight, bits_down=torch.full_like(weight, tree.bits(shared, ctx.private)))
-        return ClientResult(message, Control(control), {"loss": work.loss / work.steps.clamp(min=1)})
+        (kept, _), renewed, moved = work.extra, self._renewed(ctx, shared, work, data), work.steps * ctx.lr > 0
+        control = tree.map_leaves(lambda new, old: torch.where(moved, new, old), renewed, kept)
+        update = ScaffoldUpdate(work.models, tree.sub(control, kept))
+        return local_result(ctx, work, data, update, Control(control), down=tree.bits(shared, ctx.private))
 
-    def _renewed(self, ctx: Context, shared: Controlled, work: ControlledRun, data: ClientData) -> dict[str, Tensor]:
+    def _renewed(self, ctx: Context, shared: Controlled, work: LocalRun, data: ClientData) -> dict[str, Tensor]:
         """c_i⁺: (I) the gradient at x, or (II) c_i - c + (x - y_i)/(K η_l) (line 12)."""
         if self.option == "I":
             return ctx.task.full_gradient(shared.models, data)[1]  # type: ignore[no-any-return]
         way = tree.sub(shared.models.parameters, work.models.parameters)
         slope = tree.scale(way, 1 / (work.steps * ctx.lr))  # not finite without steps, and then not used
-        return tree.sub(slope, work.correction)  # type: ignore[no-any-return]
+        return tree.sub(slope, work.extra[1])  # type: ignore[no-any-return]
 
     def server_step(self, ctx: Context, shared: Controlled, reduced: Reduced, client_ids: Tensor) -> Controlled:
         """Steps x <- x + η_g mean(y_i - x) and c <- c + |S|/N mean(Δc_i) (lines 16-17)."""

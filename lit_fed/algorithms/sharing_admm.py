@@ -101,10 +101,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
         "deployment": "needs rows of the same samples at all parties, which somebody has to align first",
         "loss": "solves for the loss of the joint outputs in closed form",
         "personal_parts": "divides one linear model by features",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "party 0 holds the labels",
-        **dict.fromkeys(["mlp", "local_batch_norm", "multiclass", "sequences"], "its model is linear with one output"),
+        "local_norm": "trains a linear model with one output",
     }
 
     def __post_init__(self) -> None:

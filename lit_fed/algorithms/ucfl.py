@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Personal, local_run
+from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Served, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
 from lit_fed.core.graphs.similarity import square_distances
@@ -79,7 +79,7 @@ class ServedUser(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UCFL(Personal[UserCentric, ServedUser, UserRun]):
+class UCFL(Served[UserCentric, ServedUser, UserRun]):
     """One aggregation rule for each client, or for each of a few groups of clients.
 
     Args:
@@ -98,11 +98,8 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
 
     message = MessageSpec("rows", reduce="stack")
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "weighs clients by their samples in its mixing coefficients"
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "the server's memory has a row for each client",
-        "local_batch_norm": "all leaves of the clients' models are mixed",
+        "size_sampling": "weighs clients by their samples in its mixing coefficients",
+        "local_norm": "mixes all leaves of the clients' models",
     }
 
     def __post_init__(self) -> None:
@@ -138,14 +135,12 @@ class UCFL(Personal[UserCentric, ServedUser, UserRun]):
 
     def client_final(self, ctx: Context, shared: UserCentric, work: UserRun, data: ClientData) -> ClientResult:
         """Exchange θ_i^t-1/2 for θ_i^t with the server; in the special round ḡ_i and σ_i² for θ̂."""
-        weight, state = ctx.client_weight(data), ServedUser(data.client_id)
-        down = torch.full_like(weight, tree.bits(shared.common))
+        weight, state, down = ctx.client_weight(data), ServedUser(data.client_id), tree.bits(shared.common)
         if isinstance(work, LocalRun):
-            loss = work.loss / work.steps.clamp(min=1)
-            return ClientResult(Message(work.models, weight, bits_down=down), state, {"loss": loss})
+            return local_result(ctx, work, data, state=state, down=down)
         if ctx.phase == "adapt":
             state = ServedUser(_closest_user(shared.similarity, work, self.min_variance))
-        return ClientResult(Message(work[:2], weight, bits_down=down), state, {})
+        return ClientResult(Message(work[:2], weight, bits_down=torch.full_like(weight, down)), state, {})
 
     def server_step(self, ctx: Context, shared: UserCentric, reduced: Reduced, client_ids: Tensor) -> UserCentric:
         """θ_i^t <- Σ_j w_ij θ_j^t-1/2 (Eq. 5); in the special round w_i (Eq. 6) and the streams (Section III-B)."""

@@ -2,20 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.graphs.peers import Peers, row_of
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.errors import check_settings
 
 __all__ = [
     "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
-    "local_run", "local_step", "tuned", "tuning_space",
+    "Served", "local_result", "local_run", "local_step", "passes", "tuned", "tuning_space",
 ]  # fmt: skip
 
 NOT_SENT: Any = None
@@ -42,9 +43,10 @@ class LocalRun(NamedTuple):
     """Work of a client that trains a copy of the broadcast models."""
 
     models: ModelState  # leaves [M, ...]
-    optimizer: OptimizerState
+    optimizer: Any  # an `OptimizerState`, or one for each model that is trained
     loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
     steps: Tensor  # [] steps taken
+    extra: Any = ()  # what the algorithm keeps beside these during the phase
 
 
 class MessageSpec(NamedTuple):
@@ -92,30 +94,6 @@ class Participation(NamedTuple):
     """Each client has its own samples, or its own features of the same samples."""
 
 
-RENAMED = {
-    "reduce": "message.reduce",
-    "sends": "message.kind",
-    "sends_all": "message.complete",
-    "sends_beside_models": "message.beside_models",
-    "keeps_running_sum": "message.accumulates",
-    "default_weighting": "participation.weighting",
-    "needs_all_clients": "participation.needs_all_clients",
-    "counts_draws": "participation.counts_draws",
-    "fills_in_absent_clients": "participation.fills_in_absent",
-    "steps_on_empty_rounds": "participation.steps_on_empty_rounds",
-    "divided_by": "participation.divided_by",
-    "refuses_size_sampling": "incompatible['size_sampling']",
-    "refuses_loss": "incompatible['loss']",
-    "refuses_privacy": "incompatible['privacy']",
-    "fits_without_noise": "incompatible['noise_in_steps']",
-    "heeds_mixture_noise": "incompatible['noise_in_steps_alone']",
-    "refuses_secure_sums": "incompatible['secure_sums']",
-    "refuses_encoded_broadcast": "incompatible['encoded_broadcast']",
-    "refuses_deployment": "incompatible['deployment']",
-}
-"""Attributes of classes written for version 0.1 → what says the same now. Ignored, they would change results."""
-
-
 class Algorithm(ABC, Generic[Shared, State, Work]):
     """A federated algorithm.
 
@@ -151,18 +129,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     serving_settings: ClassVar[tuple[str, ...]] = ()
     """Fields that only change how clients are served: a checkpoint may be served with other values."""
 
-    conformance_exempt: ClassVar[dict[str, str]] = {}
-    """Conformance checks that the algorithm cannot satisfy by its nature → the reason."""
+    reads_losses: ClassVar[bool] = False
+    """Whether `client_init` reads the losses of the client's samples under the shared models."""
 
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name, new in RENAMED.items():
-            if name in vars(cls):
-                line = _line_for(new, vars(cls)[name])
-                raise TypeError(f"{cls.__name__}.{name} is now {new}; write `{line}`, see lit_fed.core.algorithm")
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:
@@ -179,8 +150,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         return (Phase("train", client_ids, ctx.solver.work),)
 
     def shared_losses(self, ctx: Context, shared: Shared, batch: Batch) -> Tensor | None:
-        """Losses [B, M] of samples that depend on the shared state only, for `client_init`; None if it needs none."""
-        return None
+        """Losses [B, M] of samples that depend on the shared state only, for `client_init`; None if it reads none.
+
+        For speed: all clients' samples in one pass. `ctx.task.sample_losses` in `client_init` gives the same numbers.
+        """
+        return ctx.task.losses_of(shared.models, batch.x, batch.y) if self.reads_losses else None
 
     def client_init(self, ctx: Context, shared: Shared, state: State, data: ClientData, losses: Any) -> Work:
         """The start of a client's phase.
@@ -190,7 +164,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
             shared: the shared state that the client received.
             state: the client's state.
             data: its samples.
-            losses: `shared_losses` of its samples, [N, M], or None.
+            losses: losses of its samples under the shared models, [N, M]; None unless `reads_losses`.
         """
         return local_run(ctx, shared.models)  # type: ignore[return-value]
 
@@ -204,8 +178,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         The metric `loss` is logged as `train/seen/loss`, weighted like the messages; a phase without local work has no
         metrics.
         """
-        message = Message(work.models, ctx.client_weight(data))
-        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+        return local_result(ctx, work, data)
 
     def server_step(self, ctx: Context, shared: Shared, reduced: Reduced, client_ids: Tensor) -> Shared:
         """The new shared state after a phase."""
@@ -214,6 +187,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     # ------------------------------------------------------------------ clients on separate machines
     def sent(self, ctx: Context, shared: Shared, client_id: int) -> Tree:
         """The part of the shared state that is sent to one client: only what it needs.
+
+        By default fields of `server_only` are left out, and a server sends of each `Peers` the client's row.
 
         Args:
             ctx: the context. Its phase is that of the client's work, or `adapt` for adapting and serving
@@ -225,7 +200,13 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
             A tree for `received`, with empty trees or tensors for parts that are not sent. Parts that are the same
             for all clients are the same tensors.
         """
-        return shared._replace(**dict.fromkeys(self.server_only)) if self.server_only else shared
+        if isinstance(shared, Peers):
+            return row_of(shared, client_id, ctx.num_clients) if self.has_server else shared
+        parts: dict[str, Any] = dict.fromkeys(self.server_only)
+        for name in getattr(shared, "_fields", ()) if self.has_server else ():
+            if isinstance(one := getattr(shared, name), Peers):
+                parts[name] = row_of(one, client_id, ctx.num_clients)
+        return shared._replace(**parts) if parts else shared
 
     def received(self, ctx: Context, sent: Tree, client_id: int) -> Shared:
         """The shared state for the client's functions, from the result of `sent`; may share its memory."""
@@ -248,9 +229,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     def num_payloads(self, ctx: Context, shared: Shared, num_clients: int) -> int:
         """Number of different messages that the server sends to `num_clients` clients of a phase, for simulated time.
 
-        Each message has the average size that a client receives; 0 without a server.
+        Each message has the average size that a client receives; 0 without a server. A server that holds `Peers` sends
+        each client its own.
         """
-        return int(self.has_server)
+        own = isinstance(shared, Peers) or any(isinstance(one, Peers) for one in shared)
+        return int(self.has_server) * (num_clients if own else 1)
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
@@ -274,11 +257,36 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         return ctx.task.mix(outputs.new_ones(1), outputs)
 
 
-class Personal(Algorithm[Shared, State, Work]):
-    """An algorithm that serves each client by its personal model; an unseen client trains one first."""
+def local_result(
+    ctx: Context, work: Any, data: ClientData, value: Tree = None, state: Tree = (), *, weight: Tensor | None = None,
+    up: float | Tensor | None = None, down: float | Tensor | None = None, **metrics: Tensor,
+) -> ClientResult:  # fmt: skip
+    """The end of local training: the trained models are sent, and the mean loss of the steps is logged.
 
-    unseen_epochs: int | None = None
-    """Passes over the training samples of such a client before it is served; None: no local steps."""
+    Args:
+        ctx: the context.
+        work: the work, with `models`, `loss` and `steps`.
+        data: the client's samples.
+        value: what is sent in place of the models.
+        state: the client's new state.
+        weight: weight of the message, [] float64; None: the client's.
+        up: bits that the client sends; None: the size of `value`.
+        down: bits that it received; None: the size of the shared models.
+        metrics: what else is logged, [].
+    """
+    weight = ctx.client_weight(data) if weight is None else weight
+    bits = (one if one is None or isinstance(one, Tensor) else torch.full_like(weight, one) for one in (up, down))
+    message = Message(work.models if value is None else value, weight, *bits)
+    return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)} | metrics)
+
+
+def passes(default: int) -> Any:
+    """A hyper-parameter by name only: a number of passes over samples, with this default, at least 0."""
+    return field(default=default, kw_only=True, metadata={"range": ">= 0"})
+
+
+class Served(Algorithm[Shared, State, Work]):
+    """An algorithm that serves each client by one model; an unseen client first makes its state, without steps."""
 
     def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
         """A copy of the shared model."""
@@ -294,7 +302,7 @@ class Personal(Algorithm[Shared, State, Work]):
         return state.models  # type: ignore[no-any-return]
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
+        return None if seen else LocalWork()
 
     def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> None:
         return None
@@ -303,19 +311,29 @@ class Personal(Algorithm[Shared, State, Work]):
         return super().log_prob(ctx, shared, state, x, ctx.task.outputs(self.served(ctx, shared, state), x))
 
 
-def _line_for(new: str, value: Any) -> str:
-    """The line that replaces an old attribute in a class, from a value of `RENAMED`."""
-    owner, _, name = new.partition(".")
-    if not name:
-        return f"{owner.replace('[', ' = {').replace(']', '')}: {value if isinstance(value, str) else 'reason'!r}}}"
-    shown = repr(value) if isinstance(value, bool | str) else "..."
-    return f"{owner} = {type(getattr(Algorithm, owner)).__name__}({name}={shown})"
+@dataclass(frozen=True)
+class Personal(Served[Shared, State, Work]):
+    """An algorithm that serves each client by its personal model; an unseen client trains one first.
+
+    Args:
+        unseen_epochs: passes over the training samples of an unseen client before it is served.
+    """
+
+    serving_settings: ClassVar[tuple[str, ...]] = ("unseen_epochs",)
+
+    unseen_epochs: int = passes(1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        return None if seen else LocalWork(epochs=self.unseen_epochs)
 
 
-def local_run(ctx: Context, models: ModelState) -> LocalRun:
-    """Work that starts from these models with a fresh optimizer."""
+def local_run(ctx: Context, models: ModelState, extra: Any = ()) -> LocalRun:
+    """Work that starts from these models with a fresh optimizer, and what the algorithm keeps beside them."""
     zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
-    return LocalRun(models, ctx.solver.init(models), zero, zero.clone())
+    return LocalRun(models, ctx.solver.init(models), zero, zero.clone(), extra)
 
 
 def local_step(ctx: Context, work: Work, batch: Batch, **options: Any) -> Work:

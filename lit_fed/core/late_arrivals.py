@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientData, ModelState, Phase
 from lit_fed.errors import Check, ConfigError, check_settings
 
-__all__ = ["BufferedArrivals", "LateArrivals", "LateRun", "ModelsOnTheWay", "late_metrics", "old_models"]
+__all__ = ["BufferedArrivals", "LateArrivals", "ModelsOnTheWay", "late_metrics", "old_models"]
 
 Leaves = dict[str, Tensor]
 
@@ -34,16 +33,6 @@ class ModelsOnTheWay(NamedTuple):
     sent_parameters: Leaves  # models sent to the client in each slot, if since outdated, leaves [M_c, 1, ...]
     sent_buffers: Leaves  # their running statistics, leaves [M_c, 1, ...]
     last_step: Tensor  # [] int64, the last round with a step; later rounds still have `models`
-
-
-class LateRun(NamedTuple):
-    """Work of a client: its model, trained from the one that it received."""
-
-    models: ModelState  # leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    start: Leaves  # w^{t−τ}, leaves [1, ...]
 
 
 class BufferedArrivals(NamedTuple):
@@ -60,7 +49,7 @@ class BufferedArrivals(NamedTuple):
         return (values.to(client_id.device) * (self.client_ids.to(client_id.device) == client_id)).sum()
 
 
-class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
+class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
     """An algorithm whose server takes a step whenever enough clients have arrived, with models of any age.
 
     Subclasses have these settings, and give the number of arrivals per step in `buffer`.
@@ -78,10 +67,7 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         "privacy": "takes clients as they come in, and not each with a probability of its own",
         "encoded_broadcast": "has clients on their way that were sent older ones",
         "personal_parts": "lets clients start from models of some steps ago",
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who comes in when follows the clients' numbers",
-        "local_batch_norm": "clients start from models of some steps ago, normalisation among them",
+        "local_norm": "lets clients start from models of some steps ago, normalisation among them",
     }
 
     def check_speeds(self, **more: Check) -> None:
@@ -125,10 +111,10 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
 
     def client_init(
         self, ctx: Context, shared: ModelsOnTheWay, state: tuple[()], data: ClientData, losses: None
-    ) -> LateRun:
+    ) -> LocalRun:
         """The client starts from the model that it received."""
         start = old_models(shared, self.arrivals(ctx), ctx.round_idx, data.client_id)
-        return LateRun(*local_run(ctx, start), start.parameters)
+        return local_run(ctx, start, start.parameters)
 
     def stepped(self, ctx: Context, shared: ModelsOnTheWay, models: ModelState) -> ModelsOnTheWay:
         """The state after a step to new models; clients still active keep the models that they received."""
@@ -155,10 +141,9 @@ class LateArrivals(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         return len(self.arrivals(ctx).staleness.unique())
 
 
-def late_metrics(work: LateRun, found: BufferedArrivals, client_id: Tensor, name: str) -> dict[str, Tensor]:
-    """Loss, staleness and the time at the end of the round, as `time/NAME`."""
+def late_metrics(work: LocalRun, found: BufferedArrivals, client_id: Tensor, name: str) -> dict[str, Tensor]:
+    """Staleness and the time at the end of the round, as `time/NAME`."""
     return {
-        "loss": work.loss / work.steps.clamp(min=1),
         "staleness": found.of(found.staleness, client_id).to(work.loss.dtype),
         f"time/{name}": torch.full_like(work.steps, found.time, dtype=torch.float64),
     }

@@ -6,24 +6,25 @@ This is partial model personalisation (https://arxiv.org/abs/2204.03809). The pu
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, Personal, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, Personal, Served, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.networks.start import leaves_named
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Stage
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "OWN", "SHARED", "KeptPart", "Optimizers", "PartialModel", "Patterns", "SentPart", "StagedRun", "in_turn", "joined",
-    "leaf_order", "measured", "module_leaves", "named_leaves", "named_part", "names_of", "rate_of", "staged_run",
-    "staged_step", "whole_models", "with_module",
+    "OWN", "SHARED", "KeptPart", "Optimizers", "PartialModel", "Patterns", "PersonalPart", "SentPart",
+    "in_turn", "joined", "leaf_order", "measured", "module_leaves", "named_leaves", "named_part", "names_of", "rate_of",
+    "staged_run", "staged_step", "whole_models", "with_module",
 ]  # fmt: skip
 
 OWN, SHARED = "personal", "shared"
@@ -150,24 +151,15 @@ def rate_of(ctx: Context, lr: float | None) -> Tensor:
     return ctx.lr * (lr / ctx.solver.rate) if ctx.solver.rate else ctx.lr + lr
 
 
-class StagedRun(NamedTuple):
-    """Work of a client that trains its parts in turn."""
-
-    models: ModelState  # both parts, leaves [1, ...]
-    optimizer: Optimizers
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-
-
-def staged_run(ctx: Context, models: ModelState) -> StagedRun:
+def staged_run(ctx: Context, models: ModelState) -> LocalRun:
     """Work that starts from these models with fresh optimizers."""
-    models, optimizer, *sums = local_run(ctx, models)
-    return StagedRun(models, Optimizers(optimizer, optimizer), *sums)
+    run = local_run(ctx, models)
+    return run._replace(optimizer=Optimizers(run.optimizer, run.optimizer))
 
 
 def staged_step(
-    ctx: Context, shared: SentPart, work: StagedRun, batch: Batch, lr: float | None = None, **options: Any
-) -> StagedRun:
+    ctx: Context, shared: SentPart, work: LocalRun, batch: Batch, lr: float | None = None, **options: Any
+) -> LocalRun:
     """A step of the part that the current stage trains; the loss of a round is that of the shared part's steps.
 
     Args:
@@ -178,25 +170,23 @@ def staged_step(
         lr: learning rate of the personal part, see `rate_of`.
         options: options of the solver's step, for the personal part only.
     """
-    models, optimizers, *sums = work
-    if ctx.stage != OWN:
-        run = local_step(ctx, LocalRun(models, optimizers.shared, *sums), batch, moving=names_of(shared.models))
-        return StagedRun(run.models, optimizers._replace(shared=run.optimizer), run.loss, run.steps)
-    ctx = ctx._replace(lr=rate_of(ctx, lr))
-    run = local_step(ctx, LocalRun(models, optimizers.own, *sums), batch, moving=names_of(shared.own), **options)
+    optimizers, is_own = work.optimizer, ctx.stage == OWN
+    work = work._replace(optimizer=optimizers.own if is_own else optimizers.shared)
+    if not is_own:
+        run = local_step(ctx, work, batch, moving=names_of(shared.models))
+        return run._replace(optimizer=optimizers._replace(shared=run.optimizer))
+    run = local_step(ctx._replace(lr=rate_of(ctx, lr)), work, batch, moving=names_of(shared.own), **options)
     return work._replace(models=run.models, optimizer=optimizers._replace(own=run.optimizer))
 
 
 # ---------------------------------------------------------------------- algorithms
-class PartialModel(Personal[SentPart, Any, Any]):
+class PartialModel(Served[SentPart, Any, Any]):
     """An algorithm whose clients send a part of their model and keep the rest.
 
-    By default both parts take each step together. An unseen client trains the personal part from its initial values
-    for `unseen_epochs` passes, while the shared part and its running statistics are fixed.
+    By default both parts take each step together.
     """
 
     # Annotations here are not postponed, for the same reason as those of `Algorithm`.
-    serving_settings: ClassVar[tuple[str, ...]] = ("unseen_epochs",)
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the private part of the model",
         "personal_parts": "keeps a private part of the model itself",
@@ -227,19 +217,14 @@ class PartialModel(Personal[SentPart, Any, Any]):
 
     def client_final(self, ctx: Context, shared: SentPart, work: Any, data: ClientData) -> ClientResult:
         """Send the shared part; keep the personal part."""
-        result = super().client_final(ctx, shared, work, data)
-        message = Message(named_part(work.models, names_of(shared.models)), ctx.client_weight(data))
-        return result._replace(message=message, state=KeptPart(named_part(work.models, names_of(shared.own))))
+        sent, own = (named_part(work.models, names_of(part)) for part in (shared.models, shared.own))
+        return local_result(ctx, work, data, sent, KeptPart(own))
 
     def sent(self, ctx: Context, shared: SentPart, client_id: int) -> SentPart:
         """The shared part and the names of the other; initial values only for clients without a personal part."""
         if client_id >= ctx.num_clients or ctx.phase == "init":
             return shared
         return shared._replace(own=tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.own))
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client without a personal part trains one."""
-        return None if seen or not self.own_names(ctx) else in_turn(LocalWork(), self.unseen_epochs, None)
 
     def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
         """The shared part with the client's personal part."""
@@ -248,3 +233,12 @@ class PartialModel(Personal[SentPart, Any, Any]):
     def whole(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
         """Both parts as models, in the order of the network."""
         return whole_models(ctx.task.network, shared.models, state.own)
+
+
+@dataclass(frozen=True)
+class PersonalPart(PartialModel, Personal[SentPart, Any, Any]):
+    """A partial model whose unseen clients train their part first; the shared one and its statistics are fixed."""
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Only a client without a personal part trains one."""
+        return None if seen or not self.own_names(ctx) else in_turn(LocalWork(), self.unseen_epochs, None)

@@ -24,8 +24,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import leaf_order, named_part
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
-from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import AlgorithmWrapper, innermost, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.personal import PersonalParts
 
 __all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
@@ -59,14 +58,6 @@ class LocalNorm(AlgorithmWrapper):
     """
 
     adapts_statistics = True  # unseen clients need samples for their running statistics
-
-    def __post_init__(self) -> None:
-        """Refuse an algorithm that needs the normalisation of its clients."""
-        reason = self.inner.conformance_exempt.get("local_batch_norm")
-        if reason is not None:
-            raise ConfigError(
-                f"--model.batch_norm is local, and {type(innermost(self.inner)).__name__} cannot: {reason}"
-            )
 
     def collaboration(self, ctx: Context, shared: Tree, states: NormState) -> Tensor | None:
         return self.inner.collaboration(ctx, shared, states.inner)  # type: ignore[no-any-return]

@@ -45,7 +45,9 @@ def test_rounds_are_those_of_the_reference(case, client_trainer):
         np.testing.assert_allclose(found.exp().numpy(), predict(own, x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("algorithm", [FedAMP(0.3, 2.0, 0.7, 2), HeurFedAMP(0.3 / 0.7, unseen_epochs=2)], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [FedAMP(0.3, 2.0, 0.7, unseen_epochs=2), HeurFedAMP(0.3 / 0.7, unseen_epochs=2)], ids=str
+)
 def test_an_unseen_client_is_pulled_towards_the_mean(algorithm, client_trainer):
     unseen = make_clients([6, 3], seed=2, first_id=3)
     federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=2)

@@ -92,7 +92,7 @@ def check_unseen_clients(federation, anchor, weight, options):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_prox_avg(weighting, options, aggregation):
     """With options of SGD, or exact proximal points; with `stale_fill` absent clients count with their own models."""
-    algorithm = ProxAvg(0.7, "sgd" if options else "exact", 2)
+    algorithm = ProxAvg(0.7, "sgd" if options else "exact", unseen_epochs=2)
     federation, clients = started(algorithm, options or {}, weighting=weighting, aggregation=aggregation)
     shares, z = shares_of(weighting), federation.weights[0].numpy()
     own, everything = [z] * len(SIZES), slice(None)

@@ -4,7 +4,7 @@ import pytest
 
 from lit_fed import algorithms
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.compatibility import Compatibility
 
 WRONG = [
     ("AFL", {"lambda_lr": -0.1}, r"lambda_lr is -0\.1; give a number >= 0"),
@@ -203,13 +203,13 @@ def test_values_out_of_range_are_named(name, wrong, message):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("EASGD", ""),
-        ("FedBuff", ": clients start from"),
-        ("FedSGD", ": its clients send gradients"),
-        ("SCAFFOLD", ": its controls would steer"),
-        ("UCFL", ": all leaves of the clients' models are mixed"),
+        ("EASGD", "sends a worker's model of before"),
+        ("FedBuff", "lets clients start from"),
+        ("FedSGD", "sends gradients"),
+        ("SCAFFOLD", "has controls that would steer"),
+        ("UCFL", "mixes all leaves of the clients' models"),
     ],
 )
 def test_clients_cannot_keep_their_normalisation(name, reason):
-    with pytest.raises(ConfigError, match=rf"^--model\.batch_norm is local, and {name} cannot{reason}"):
-        LocalNorm(getattr(algorithms, name)())
+    with pytest.raises(ConfigError, match=rf"^--model\.batch_norm is local, and {name} {reason}"):
+        Compatibility(getattr(algorithms, name)(), batch_norm="local").check()

@@ -1,7 +1,7 @@
 """What every algorithm of the package has to satisfy; a new one is found and checked without a line here.
 
-A check that an algorithm cannot satisfy by its nature is named, with the reason, in its `conformance_exempt`: the name
-is that of the test without `test_`.
+A check that an algorithm cannot satisfy by its nature is named, with the reason, in `exemptions.py`: the name is that
+of the test without `test_`.
 """
 
 import ast
@@ -12,12 +12,12 @@ import importlib
 import inspect
 import pickle
 import pkgutil
-import re
 import typing
 from pathlib import Path
 
 import pytest
 import torch
+from exemptions import EXEMPT, exempt
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -37,10 +37,10 @@ from federated_round import (
 from normalised import NormalisedMLP
 
 import lit_fed.algorithms
-from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms import Algorithm, FedEM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.algorithm import RENAMED, MessageSpec, Participation, tuning_space
+from lit_fed.core.algorithm import tuning_space
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.partial_models import PartialModel
 from lit_fed.core.plan import make_plan
@@ -48,7 +48,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.compatibility import FEATURES, Compatibility
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.personal import PersonalParts, PersonalSettings
 
@@ -104,8 +104,9 @@ def all_algorithms():
 def cls(request):
     """Every algorithm in turn; skips the checks from which it is exempt."""
     checks = {request.node.originalname.removeprefix("test_"), *request.node.callspec.id.split("-")}
-    for check in checks & set(request.param.conformance_exempt):
-        pytest.skip(request.param.conformance_exempt[check])
+    reasons = exempt(request.param)
+    for check in checks & set(reasons):
+        pytest.skip(reasons[check])
     return request.param
 
 
@@ -566,9 +567,8 @@ def test_is_public(cls):
 def test_docstrings_name_paper_symbols_and_deviations(cls):
     docstring = inspect.getmodule(cls).__doc__
     assert all(part in docstring for part in ("Symbols:", "Deviations:", "https://"))
-    if dataclasses.fields(cls):
-        documented = cls.__doc__.split("Args:")[1]
-        assert all(f"{field.name}:" in documented for field in dataclasses.fields(cls))
+    described = [base.__doc__.split("Args:")[-1] for base in cls.__mro__ if dataclasses.is_dataclass(base)]
+    assert all(any(f" {field.name}: " in one for one in described) for field in dataclasses.fields(cls))
 
 
 def test_settings_have_types_in_the_module_of_the_class(cls):
@@ -602,8 +602,9 @@ def test_exemptions_name_checks():
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     known = tests | CHECKED_ELSEWHERE | VARIANTS
     for cls in all_algorithms():
-        assert set(cls.conformance_exempt) <= known, cls.__name__
-        assert all(cls.conformance_exempt.values()), cls.__name__
+        assert set(exempt(cls)) <= known, cls.__name__
+    bases = {base.__name__ for cls in all_algorithms() for base in cls.__mro__}
+    assert bases >= set(EXEMPT)
 
 
 def test_algorithms_are_found():
@@ -618,18 +619,25 @@ def test_the_driver_runs_an_algorithm_of_ones_own(federated_rounds):
     assert run_rounds is federated_rounds
 
 
-@pytest.mark.parametrize("name", sorted(RENAMED))
-def test_attributes_of_older_classes_are_refused(name):
-    """What they said would be ignored without a word."""
-    owner, _, field = RENAMED[name].partition(".")
-    if field:
-        assert field in getattr(Algorithm, owner)._fields
-    else:
-        assert owner.partition("[")[2].strip("']") in FEATURES
-    with pytest.raises(TypeError, match=f"Mine.{name} is now {re.escape(RENAMED[name])}; write `") as refused:
-        type("Mine", (Algorithm,), {name: "stack"})
-    line = str(refused.value).split("`")[1]
-    names = {"MessageSpec": MessageSpec, "Participation": Participation}
-    exec(line, names)
-    held = names[owner.partition("[")[0]]
-    assert (getattr(held, field) if field else held[owner.partition("[")[2].strip("']")]) == "stack"
+@dataclasses.dataclass(frozen=True)
+class AloneFedEM(FedEM):
+    """FedEM whose clients compute losses and outputs themselves."""
+
+    reads_losses = False
+
+    def client_init(self, ctx, shared, state, data, losses):
+        return super().client_init(ctx, shared, state, data, ctx.task.sample_losses(shared.models, data))
+
+    def shared_outputs(self, ctx, shared, x):
+        return None
+
+    def log_prob(self, ctx, shared, state, x, outputs):
+        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(shared.models, x))
+
+
+def test_passes_for_all_clients_are_only_for_speed(client_trainer):
+    one, other = (
+        after_rounds(kind(2), make_clients(SIZES), trainer=client_trainer, network=small_mlp)
+        for kind in (FedEM, AloneFedEM)
+    )
+    assert distance(everything(one, unseen_clients()), everything(other, unseen_clients())) < 1e-12

@@ -1,7 +1,6 @@
 """Losses of algorithms in local steps, against plain autograd, in every path and both client trainers."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,13 +24,13 @@ from lit_fed.algorithms import FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.graphed import GraphedTrainer, _GraphedSolver
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
-from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_step
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.networks.start import choose_trained
 from lit_fed.core.targets import ModelView, Multiclass, Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ModelState, Split
+from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, LeNet5, Linear, Network
 
@@ -358,16 +357,6 @@ def test_in_bf16_losses_and_features_are_wide(axis):
 
 
 # ---------------------------------------------------------------------- an algorithm
-class Near(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState
-    optimizer: OptimizerState
-    loss: torch.Tensor
-    steps: torch.Tensor
-    means: torch.Tensor  # [M, C, D]
-
-
 @dataclass(frozen=True)
 class PullToMeans(Algorithm[GlobalModels, tuple[()], LocalRun]):
     """FedAvg whose features stay near the class means under the shared model, and near those of the shared model."""
@@ -382,15 +371,12 @@ class PullToMeans(Algorithm[GlobalModels, tuple[()], LocalRun]):
         features, chosen = ctx.task.features(shared.models, data.x), F.one_hot(data.y, 3) * data.mask.unsqueeze(1)
         sums = torch.einsum("nmd,nc->mcd", features, chosen.to(features.dtype))
         means = sums / chosen.sum(0).clamp(min=1).to(sums.dtype).view(-1, 1)
-        return Near(*super().client_init(ctx, shared, state, data, losses), means)
+        return super().client_init(ctx, shared, state, data, losses)._replace(extra=means)
 
     def client_step(self, ctx, shared, work, batch):
         features = ctx.task.features(shared.models, batch.x)
-        objective = Objective(self.loss, True, self.over_batch, constants=work.means, rows=features)
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
-        )
-        return Near(models, optimizer, work.loss + loss.mean(), work.steps + 1, work.means)
+        objective = Objective(self.loss, True, self.over_batch, constants=work.extra, rows=features)
+        return local_step(ctx, work, batch, objective=objective)
 
     def loss(self, view):
         near = (view.features - view.constants[view.y]).square().mean(1)
@@ -442,7 +428,7 @@ def test_recorded_steps_read_operands_anew_and_closures_are_not_recorded():
 
     class Closed(PullToMeans):
         def client_step(self, ctx, shared, work, batch):
-            means = work.means
+            means = work.extra
             objective = Objective(lambda view: view.losses + means.square().mean() + view.features.mean(1), True)
             models, *_ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective)
             return work._replace(models=models)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, State, Work
+from lit_fed.core.algorithm import MessageSpec, Participation, Served, State, Work
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.fastest_mixing import fastest_mixing
 from lit_fed.core.graphs.peers import Peers, links, put_models, same_start
@@ -222,7 +222,7 @@ def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Ten
     return tree.bits(value) * links(ctx, edges, client_id)
 
 
-class Gossiping(Personal[Peers, State, Work]):
+class Gossiping(Served[Peers, State, Work]):
     """Algorithms without a server in which each client mixes its models with those of its neighbours."""
 
     # Annotations here are not postponed, for the same reason as those of `Algorithm`.
@@ -233,13 +233,10 @@ class Gossiping(Personal[Peers, State, Work]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
+        "local_norm": "mixes all leaves of the peers' models",
     }
     has_server = False
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "client_order": "who is whose neighbour depends on the clients' numbers",
-        "local_batch_norm": "all leaves of the peers' models are mixed",
-    }
 
     def matrix(self, ctx: Context) -> Tensor:
         """W of the round, [T, T] float64."""

@@ -16,7 +16,7 @@ from lit_fed.core.types import ModelState, Tree
 
 __all__ = [
     "PeerMessage", "Peers", "combine", "draws", "links", "lone_peer", "models_of", "own_models", "put_models",
-    "same_start", "some_peers",
+    "row_of", "same_start", "some_peers",
 ]  # fmt: skip
 
 NOBODY = -1  # not a client id
@@ -92,6 +92,13 @@ def lone_peer(models: ModelState, client_id: int, num_clients: int) -> Peers:
     device = next(iter(parameters.values())).device
     ids = torch.tensor([client_id if client_id < num_clients else NOBODY], device=device)
     return Peers(parameters, buffers, models, ids)
+
+
+def row_of(peers: Peers, client_id: int, num_clients: int) -> Peers:
+    """The peers as one client receives them: its own models, or the mean if it is unseen."""
+    device = next(iter(peers.parameters.values())).device
+    own = own_models(peers, torch.tensor(client_id, device=device))
+    return lone_peer(own, client_id, num_clients)._replace(mean=ModelState({}, {}))
 
 
 def combine(matrix: Tensor, stacked: Tree) -> Tree:

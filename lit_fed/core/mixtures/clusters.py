@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ModelState
 
-__all__ = ["ClusterChoice", "ClusterRun", "Member", "UnseenMember", "best_fit", "cluster_averages", "one_hot"]
+__all__ = ["ClusterChoice", "Member", "UnseenMember", "best_fit", "cluster_averages", "one_hot"]
 
 
 class ClusterChoice(NamedTuple):
@@ -28,16 +27,6 @@ class UnseenMember(NamedTuple):
 
 
 Member = ClusterChoice | UnseenMember
-
-
-class ClusterRun(NamedTuple):
-    """Work of a client that trains a copy of its cluster's model."""
-
-    models: ModelState  # leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    cluster: Tensor  # [] int64
 
 
 def best_fit(losses: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:

@@ -7,14 +7,23 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run, tuned
+from lit_fed.core.algorithm import (
+    NOT_SENT,
+    Algorithm,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+    tuned,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState, Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["DynamicModels", "DynamicRegularizer", "DynamicRun", "LinearTerm"]
+__all__ = ["DynamicModels", "DynamicRegularizer", "LinearTerm"]
 
 
 class DynamicModels(NamedTuple):
@@ -30,19 +39,14 @@ class LinearTerm(NamedTuple):
     gradient: dict[str, Tensor]  # ∇L_k(θ_k), leaves [1, ...]
 
 
-class DynamicRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_k, leaves [1, ...]
-    optimizer: OptimizerState
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    gradient: dict[str, Tensor]  # ∇L_k(θ_k^{t-1}), leaves [1, ...]
-
-
 @dataclass(frozen=True)
-class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
-    """An algorithm whose clients add ⟨−∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖² to their local objective L_k."""
+class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, LocalRun], ABC):
+    """An algorithm whose clients add ⟨−∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖² to their local objective L_k.
+
+    Args:
+        alpha: α, weight of the proximal term, > 0.
+        serve_mean: predict with the mean of the last round's clients instead of θ^t.
+    """
 
     # annotations of this module are not postponed, see `Algorithm`
 
@@ -54,10 +58,8 @@ class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
     message = MessageSpec(accumulates=True)
     participation = Participation(weighting="uniform")
     incompatible: ClassVar[dict[str, str]] = {
-        "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once"
-    }
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its linear terms would hold a client's own normalisation where it is"
+        "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once",
+        "local_norm": "keeps linear terms that would hold a client's own normalisation where it is",
     }
 
     def __post_init__(self) -> None:
@@ -74,24 +76,23 @@ class DynamicRegularizer(Algorithm[DynamicModels, LinearTerm, DynamicRun], ABC):
 
     def client_init(
         self, ctx: Context, shared: DynamicModels, state: LinearTerm, data: ClientData, losses: None
-    ) -> DynamicRun:
+    ) -> LocalRun:
         """θ_k starts at θ^{t-1}."""
-        return DynamicRun(*local_run(ctx, shared.models), gradient=state.gradient)
+        return local_run(ctx, shared.models, state.gradient)
 
     @abstractmethod
-    def client_step(self, ctx: Context, shared: DynamicModels, work: DynamicRun, batch: Batch) -> DynamicRun:
+    def client_step(self, ctx: Context, shared: DynamicModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on L_k and the penalty."""
 
-    def penalty(self, shared: DynamicModels, work: DynamicRun) -> Penalty:
+    def penalty(self, shared: DynamicModels, work: LocalRun) -> Penalty:
         """The penalty added to L_k(θ): −⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
-        return Penalty(self.alpha, shared.models.parameters, tree.scale(work.gradient, -1.0))
+        return Penalty(self.alpha, shared.models.parameters, tree.scale(work.extra, -1.0))
 
-    def client_final(self, ctx: Context, shared: DynamicModels, work: DynamicRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: DynamicModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ_k; keep ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1})."""
         way = tree.sub(work.models.parameters, shared.models.parameters)
-        gradient = tree.sub(work.gradient, tree.scale(way, self.alpha))
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=LinearTerm(gradient))
+        gradient = tree.sub(work.extra, tree.scale(way, self.alpha))
+        return local_result(ctx, work, data, state=LinearTerm(gradient))
 
     def server_step(self, ctx: Context, shared: DynamicModels, reduced: Reduced, client_ids: Tensor) -> DynamicModels:
         """H ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α."""

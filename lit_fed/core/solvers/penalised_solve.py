@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -69,21 +69,25 @@ def exact_solution(ctx: Context, run: PenalisedRun, data: ClientData) -> Penalis
 
 @dataclass(frozen=True)
 class ProximalSplitting(Algorithm[Shared, State, PenalisedRun], ABC, Generic[Shared, State]):
-    """An algorithm whose clients minimise their loss plus a penalty until all agree on one model."""
+    """An algorithm whose clients minimise their loss plus a penalty until all agree on one model.
+
+    Args:
+        penalty_weight: weight of the penalty ½·‖x − z‖²; fastest near the curvature of the losses.
+        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
+    """
 
     # annotations of this module are not postponed, see `Algorithm`
 
     penalty_weight: float = 0.1
     local_solve: Literal["exact", "inexact"] = "inexact"
 
-    conformance_exempt: ClassVar[dict[str, str]] = {
-        "local_batch_norm": "its duals or reflected models would steer a client's own normalisation"
-    }
-
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """Personal parts; with exact solves also noise in steps, since there are no steps."""
-        reasons = {"personal_parts": "has a consensus constraint on all leaves"}
+        reasons = {
+            "personal_parts": "has a consensus constraint on all leaves",
+            "local_norm": "has duals or reflected models that would steer a client's own normalisation",
+        }
         return reasons | {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else reasons
 
     def shared_init(self, ctx: Context) -> Shared:
