@@ -16,7 +16,7 @@ from lit_fed.command_line.help import FederatedHelp
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean, nearest
-from lit_fed.system.upgrade import instead_of
+from lit_fed.system.upgrade import GONE, instead_of
 
 __all__ = ["FederatedParser", "command_parser", "written"]
 
@@ -125,7 +125,7 @@ class FederatedParser(LightningArgumentParser):
             meant = [commands[one] for one in nearest(name, commands)]
             return did_you_mean(name, (), "`--help` says what each command does", first=meant)
         if words.startswith("Option"):  # this is the parser of a class
-            gone = instead_of(f"model.algorithm.{name}")
+            gone = instead_of(next((one for one in GONE if one.rpartition(".")[2] == name), name))
             known = [one.dest for one in self._actions]
             otherwise = "`--help` and, as `fit --model.algorithm.help NAME`, that of a class list options"
             return "; ".join(gone) or did_you_mean(name, known, otherwise)

@@ -32,6 +32,7 @@ GONE: dict[str, str] = {
     "model.algorithm.start FarthestClients": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start Restarts": "write --model.algorithm.start Clustering, or leave it out",
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
+    "model.secure_aggregation.masks": "leave it out; masks of one process hid nothing and changed no number",
     "data.public": "leave it out; no algorithm trains on samples of the server any more",
     **dict.fromkeys(
         [f"model.solver.optimizer {name}" for name in ("rmsprop", "adagrad", "adadelta", "adamax", "radam")],
@@ -110,6 +111,11 @@ def _today(settings: Any, averages: set[str], place: str, *, inside: str = "") -
     if not isinstance(settings, dict):
         return settings
     settings = {name: _today(value, averages, place, inside=name) for name, value in settings.items()}
+    if str(settings.get("class_path")).endswith("MaskedAverage"):
+        settings["class_path"] = "SecureAverage"
+    if str(settings.get("class_path")).endswith("SecureSum"):  # masks changed no number
+        settings.pop("masks", None)
+        (settings.get("init_args") or {}).pop("masks", None)
     name, is_argument = _mixture_of(settings), "init_args" in settings
     options = settings["init_args"] if is_argument else {key: v for key, v in settings.items() if key != "class_path"}
     if not name or not isinstance(options, dict) or not {"average", "min_weight"} & options.keys():
