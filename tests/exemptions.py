@@ -32,7 +32,7 @@ EXEMPT: dict[str, dict[str, str]] = {
         "regression": "it predicts the classes of neighbours",
         "sequences": "it has no positions",
     },
-    "LateArrivals": {"client_order": "who comes in when follows the clients' numbers"},
+    "FedBuff": {"client_order": "who comes in when follows the clients' numbers"},
     "MOCHA": {"client_order": ROWS, "mlp": LINEAR, "regression": LINEAR, "sequences": LINEAR},
     "PFedFDA": {"regression": CLASSES},
     "PFedHN": {"client_order": "each client has an embedding of its own, drawn by its number"},

@@ -24,29 +24,113 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.core.algorithm import LocalRun, local_step
+from lit_fed.core import tree
+from lit_fed.core.algorithm import (
+    NOT_SENT,
+    Algorithm,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+    local_step,
+    tuned,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.solvers.dynamic_regularizer import DynamicModels, DynamicRegularizer
-from lit_fed.core.types import Batch
+from lit_fed.core.local_solver import Penalty
+from lit_fed.core.reduce import exact_average
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.errors import check_settings
 
-__all__ = ["FedDyn"]
+__all__ = ["DynamicModels", "FedDyn", "LinearTerm"]
+
+
+class DynamicModels(NamedTuple):
+    """The server's state."""
+
+    models: ModelState  # θ, leaves [1, ...]
+    h: dict[str, Tensor]  # h, leaves [1, ...]
+
+
+class LinearTerm(NamedTuple):
+    """A client's state."""
+
+    gradient: dict[str, Tensor]  # ∇L_k(θ_k), leaves [1, ...]
 
 
 @dataclass(frozen=True)
-class FedDyn(DynamicRegularizer):
-    """FedAvg with a proximal term and a linear term that compensates its pull; the server corrects its average."""
+class FedDyn(Algorithm[DynamicModels, LinearTerm, LocalRun]):
+    """FedAvg with a proximal term and a linear term that compensates its pull; the server corrects its average.
 
-    # shared_init, state_init, client_init: θ^0 and θ_k^0, h = 0 and ∇L_k(θ_k^0) = 0
+    Args:
+        alpha: α, weight of the proximal term, > 0.
+        serve_mean: predict with the mean of the last round's clients instead of θ^t.
+    """
+
+    serving_settings = ("serve_mean",)
+
+    alpha: float = tuned(0.01, 0.001, 0.01, 0.1)
+    serve_mean: bool = False
+
+    message = MessageSpec(accumulates=True)
+    participation = Participation(weighting="uniform")
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once",
+        "local_norm": "keeps linear terms that would hold a client's own normalisation where it is",
+    }
+
+    def __post_init__(self) -> None:
+        check_settings(self, alpha="> 0")
+
+    def shared_init(self, ctx: Context) -> DynamicModels:
+        """A fresh model θ^0, and h = 0."""
+        models = ctx.task.init(1, ctx.seed)
+        return DynamicModels(models, tree.zeros_like(models.parameters))
+
+    def state_init(self, ctx: Context, shared: DynamicModels, data: ClientData) -> LinearTerm:
+        """∇L_k(θ_k^0) = 0."""
+        return LinearTerm(tree.zeros_like(shared.models.parameters))
+
+    def client_init(
+        self, ctx: Context, shared: DynamicModels, state: LinearTerm, data: ClientData, losses: None
+    ) -> LocalRun:
+        """θ_k starts at θ^{t-1}."""
+        return local_run(ctx, shared.models, state.gradient)
 
     def client_step(self, ctx: Context, shared: DynamicModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on L_k(θ) − ⟨∇L_k(θ_k^{t-1}), θ⟩ + α/2·‖θ − θ^{t-1}‖²."""
-        return local_step(ctx, work, batch, penalty=self.penalty(shared, work))
+        penalty = Penalty(self.alpha, shared.models.parameters, tree.scale(work.extra, -1.0))
+        return local_step(ctx, work, batch, penalty=penalty)
 
-    # client_final: ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1})
-    # server_step: h ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α
+    def client_final(self, ctx: Context, shared: DynamicModels, work: LocalRun, data: ClientData) -> ClientResult:
+        """Send θ_k; keep ∇L_k(θ_k) = ∇L_k(θ_k^{t-1}) − α(θ_k − θ^{t-1})."""
+        way = tree.sub(work.models.parameters, shared.models.parameters)
+        gradient = tree.sub(work.extra, tree.scale(way, self.alpha))
+        return local_result(ctx, work, data, state=LinearTerm(gradient))
+
+    def server_step(self, ctx: Context, shared: DynamicModels, reduced: Reduced, client_ids: Tensor) -> DynamicModels:
+        """H ← h − α·(1/m)·Σ_{k ∈ P_t} (θ_k − θ^{t-1}); θ^t = mean of θ_k − h/α."""
+        moved = tree.sub(reduced.value.parameters, shared.models.parameters)
+        h = tree.sub(shared.h, tree.scale(moved, self.alpha * reduced.weight / ctx.total_weight))
+        models = exact_average(ctx, shared.models, reduced)
+        parameters = tree.sub(models.parameters, tree.scale(h, 1 / self.alpha))
+        return DynamicModels(models._replace(parameters=parameters), h)
+
+    def sent(self, ctx: Context, shared: DynamicModels, client_id: int) -> DynamicModels:
+        """θ; also h if clients are served with the mean."""
+        is_served = ctx.phase == "adapt" and self.serve_mean
+        return shared if is_served else shared._replace(h=NOT_SENT)
+
+    def serving_model(self, shared: DynamicModels) -> ModelState:
+        """θ^t, or the mean of the last clients, θ^t + h/α."""
+        if not self.serve_mean:
+            return shared.models
+        mean = tree.add(shared.models.parameters, tree.scale(shared.h, 1 / self.alpha))
+        return shared.models._replace(parameters=mean)
 
     def shared_outputs(self, ctx: Context, shared: DynamicModels, x: Tensor) -> Tensor:
         """Outputs of the serving model, [B, 1, K]."""
