@@ -182,7 +182,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         if batch.ends_phase:
             self._clients = 0
         if batch.ends_round:
-            self._show_round(federated(pl_module))
+            module = federated(pl_module)
+            self._show(module.num_rounds_done, _of_round(module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = federated(pl_module)
@@ -214,7 +215,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
-            self._show_round(federated(pl_module))
+            module = federated(pl_module)
+            self._show(module.num_rounds_done, _of_round(module))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close(self._served, self._of_served(trainer))
@@ -244,9 +246,6 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def _show(self, done: float, parts: list[str]) -> None:
         if self._display is not None:
             self._display.show(done, parts)
-
-    def _show_round(self, module: FederatedModule) -> None:
-        self._show(module.num_rounds_done, _of_round(module))
 
     def _close(self, done: float, parts: list[str]) -> None:
         if self._display is not None:

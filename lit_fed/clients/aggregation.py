@@ -50,6 +50,7 @@ class PhaseAggregator:
         self.messages = Accumulator(reduce)
         self.absences, self.num_clients, self.device = absences, num_clients, device
         self.forgives = absences is not None and absences.forgives
+        self._keeps_states = absences is not None and absences.keeps_states
         self.errors: list[ClientError] = []
         self._last_error: ClientError | None = None
         self._slices = [one.to(device) for one in slices]
@@ -154,10 +155,6 @@ class PhaseAggregator:
     def kept(self) -> Places:
         """Clients whose new states are kept."""
         return self._without(torch.cat([self._failed, self._gone if self._keeps_states else self._lost]))
-
-    @property
-    def _keeps_states(self) -> bool:
-        return self.absences is not None and self.absences.keeps_states
 
     def _without(self, gone: Tensor) -> Places:
         parts = [one[~torch.isin(one, gone)] for one in self._slices] if len(gone) else self._slices
