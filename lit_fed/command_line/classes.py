@@ -80,6 +80,7 @@ RELATIVES = {
     "flhc": "ClusteredFL with --model.algorithm.linkage complete",
     "fedasync": "FedBuff with --model.algorithm.buffer_size 1", "mime": "SCAFFOLD, or FedAvgM", "apple": "FedFOMO",
     "fedcac": "FedALA", "pfldyn": "FedDyn", **dict.fromkeys(["fedpd", "fedsplit", "feddr"], "FedADMM"),
+    **dict.fromkeys(["feddistill", "fd"], "FedProto"), "feddf": "FedGen", "ccvr": "PFedFDA",
     "dittol2sgd": "L2SGDPlus", "meanregularizedmtl": "MOCHA, or FedU", "fedemapfl": "APFL",
     "cfl": "ClusteredFL", "hypcluster": "IFCA", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
     "dsgd": "DPSGD", "decentralizedsgd": "DPSGD", "dpsgd": "DPSGD, which is decentralised SGD, or FedAvg with "
