@@ -2,33 +2,22 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_result, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState
+from lit_fed.core.types import ClientData, ClientResult
 from lit_fed.data import Partition
 from lit_fed.models.base import Network
 
 
-class MomentumRun(NamedTuple):
-    """A client's step."""
-
-    models: ModelState
-    optimizer: OptimizerState
-    loss: Tensor
-    steps: Tensor
-    momentum: dict[str, Tensor]
-
-
 @dataclass(frozen=True)
-class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], MomentumRun]):
+class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], LocalRun]):
     """Clients send the momentum of their changes, attackers what a round has changed.
 
     Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.
@@ -47,18 +36,17 @@ class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], MomentumRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: dict[str, Tensor], data: ClientData, losses: Any
-    ) -> MomentumRun:
+    ) -> LocalRun:
         """From the shared model."""
-        return MomentumRun(*local_run(ctx, shared.models), state)
+        return local_run(ctx, shared.models, state)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: MomentumRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """The model that is sent is v ← βv + Δ away from the shared one."""
         honest = 1.0 if ctx.attackers is None else 1.0 - ctx.attackers.to(data.client_id.device)[data.client_id].float()
         old, new = shared.models.parameters, work.models.parameters
-        momentum = {name: self.beta * honest * v + (new[name] - old[name]) for name, v in work.momentum.items()}
+        momentum = {name: self.beta * honest * v + (new[name] - old[name]) for name, v in work.extra.items()}
         sent = work.models._replace(parameters={name: leaf + momentum[name] for name, leaf in old.items()})
-        loss = {"loss": work.loss / work.steps.clamp(min=1)}
-        return ClientResult(Message(sent, ctx.client_weight(data)), momentum, loss)
+        return local_result(ctx, work, data, sent, momentum)
 
 
 class KeptDropout(nn.Module):

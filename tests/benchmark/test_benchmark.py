@@ -355,7 +355,7 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
     [
         (["run"], "needs --algorithms"), (["run", "--algorithms", "FedAvgg"], "did you mean FedAvg"),
         (["run", "--algorithms", "no_file.Mine"], "No module named 'no_file'.*; correct the path, and start in"),
-        (["race"], "value out of"), (["compare", "FedAvg"], "two algorithms"),
+        (["race"], "'submit-check'.*Got value: race"), (["compare", "FedAvg"], "two algorithms"),
         (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
         (["show", "--again"], "takes no --again"),
     ],
