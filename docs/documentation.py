@@ -46,8 +46,10 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add made pages and the images of notebooks."""
+    """Add made pages, the images of notebooks and the pictures of results, in place of those that a run left here."""
     for path, content in made_files().items():
+        if (older := files.get_file_from_path(path)) is not None:
+            files.remove(older)
         files.append(File.generated(config, path, content=content))
 
 
