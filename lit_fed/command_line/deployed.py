@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -49,8 +48,9 @@ def run_deployed(command: str, arguments: list[str], load: Callable[[], ModuleTy
     elif command == "federation":
         run_local_federation(arguments, load)
     else:
-        parse = load().ArgumentsCLI
-        importlib.import_module("lit_fed.command_line.flower_app").write_flower_app(arguments, parse)
+        from lit_fed.command_line.flower_app import write_flower_app  # loads jsonargparse
+
+        write_flower_app(arguments, load().ArgumentsCLI)
 
 
 def main(load: Callable[[], ModuleType]) -> None:
@@ -239,7 +239,9 @@ def _node(name: str, node: Any, link: Link, threads: int) -> None:
 
 
 def _flower_app_parser() -> Any:
-    return importlib.import_module("lit_fed.command_line.flower_app").flower_app_parser()  # loads jsonargparse
+    from lit_fed.command_line.flower_app import flower_app_parser  # loads jsonargparse
+
+    return flower_app_parser()
 
 
 DEPLOYED: dict[str, Callable[[], Any]] = {
