@@ -19,38 +19,14 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one run, one core; before torch is imported
 
-from reproduction import (
-    checks,
-    every_algorithm,
-    fedem,
-    fedem_figures,
-    federico,
-    mixtures,
-    outlines,
-    quickstart,
-    robust,
-    starts,
-    ucfl,
-)
+from reproduction import checks, every_algorithm, fedem, fedem_figures, federico, quickstart, ucfl
 from reproduction.markdown import fill, grid
 from reproduction.runs import ROOT, Kept, Run, command_line, make_missing
 from reproduction.tables import PAGES, SCALES, Results, Scale, Table, page
 
 from lit_fed.system.files import write_atomically
 
-MODULES = (
-    fedem,
-    fedem_figures,
-    ucfl,
-    federico,
-    every_algorithm,
-    checks,
-    robust,
-    mixtures,
-    starts,
-    outlines,
-    quickstart,
-)
+MODULES = (fedem, fedem_figures, ucfl, federico, every_algorithm, checks, quickstart)
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}  # all tables and figures, by name
 
 

@@ -86,21 +86,6 @@ def cpu_seconds_per_round(cli: Any, folder: Path) -> float:
     return statistics.mean(callback(cli, RoundClock).seconds)
 
 
-def objective(cli: Any, folder: Path) -> dict[str, Any]:
-    """What `ObjectiveGap` measured after each round, and the megabits that clients have sent and received by then."""
-    import pandas as pd
-
-    from reproduction.objective import ObjectiveGap
-
-    found = callback(cli, ObjectiveGap)
-    table = pd.read_csv(folder / "metrics.csv")
-    bits = 8 * (table["comm/bytes_up"].fillna(0) + table["comm/bytes_down"].fillna(0)).cumsum()
-    rows = table["objective/gap"].notna()
-    columns = {"gap": table["objective/gap"], "disagreement": table["objective/disagreement"], "megabits": bits / 1e6}
-    curve = {name: [float(f"{value:.4g}") for value in values[rows]] for name, values in columns.items()}
-    return curve | {"minimum": found.minimum, "curvature": found.curvature, "slope": found.slope}
-
-
 # ---------------------------------------------------------------------- mixtures
 SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -164,67 +149,6 @@ def recovery(cli: Any, folder: Path) -> dict[str, Any]:
 
 def _directions(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-
-def groups_found(cli: Any, folder: Path) -> dict[str, Any]:
-    """How far the clients' largest components are their true groups: adjusted Rand index of the seen ones.
-
-    `unused` counts the components with less than a quarter of 1/M of the mean weight. Without mixture weights the index
-    is NaN.
-    """
-    import pandas as pd
-    from sklearn.metrics import adjusted_rand_score
-
-    table = pd.read_csv(folder / "clients.csv").query("population == 'seen'")
-    weights = table[[name for name in table if name.startswith("pi_")]].to_numpy()
-    if not weights.size:  # the algorithm has no mixture
-        return {"rand": math.nan, "unused": 0}
-    unused = int((weights.mean(axis=0) < 0.25 / weights.shape[1]).sum())
-    found = adjusted_rand_score(table["group"], weights.argmax(axis=1)) if "group" in table else math.nan
-    return {"rand": round(float(found), 4), "unused": unused}
-
-
-STEPS = (1, 2, 3, 5, 10, 30, 100)
-
-
-def unseen_by_e_steps(cli: Any, folder: Path) -> dict[str, float]:
-    """Test accuracy of the unseen clients, all samples alike, after each of these numbers of E-steps from 1/M."""
-    federation, unseen = cli.model.federation, cli.datamodule.unseen
-    ctx, hits, samples = federation.context("evaluate"), dict.fromkeys(STEPS, 0.0), 0
-    with torch.no_grad():
-        first = unseen.train.first_id
-        for client_id in range(first, first + unseen.train.num_clients):
-            client, test = unseen.train.client(client_id), unseen.test.client(client_id)
-            losses = SequentialTrainer().losses(ctx, federation.shared, federation.algorithm, client)
-            assert losses is not None  # of a mixture they are known
-            outputs = ctx.task.outputs(federation.shared.models, test.x)
-            pi = losses.new_full(losses.shape[1:], 1 / losses.shape[1])
-            for step in range(1, max(STEPS) + 1):
-                pi = expectation(pi, losses, client.mask)[0]
-                if step in STEPS:
-                    hits[step] += float((ctx.task.score(ctx.task.mix(pi, outputs), test.y)[1] * test.mask).sum())
-            samples += int(test.mask.sum())
-    return {str(step): round(one / samples, 6) for step, one in hits.items()}
-
-
-def poisoned_components(cli: Any, folder: Path) -> dict[str, list[float]]:
-    """Of each component, that which attackers weigh most first: their mean weight, that of honest clients, accuracy.
-
-    Without attackers the component comes first that clients weigh most.
-    """
-    module, data = cli.model, cli.datamodule
-    tables = [ClientTable(data.seen.num_measured) for _ in range(module.algorithm.num_models)]
-    for block in data.serving("seen", "test"):
-        measure_components(module, block, tables)
-    rows = torch.stack([table.compute() for table in tables])  # [M, T, 3]
-    attacks = torch.zeros(rows.shape[1], dtype=torch.bool).index_fill(0, data.seen.attackers, True)
-    weights = module.mixture_weights.double()
-    honest = rows[:, ~attacks].sum(1)
-    alone, by_honest = honest[:, 2] / honest[:, 0], weights[~attacks].mean(0)
-    by_attackers = weights[attacks].mean(0) if attacks.any() else torch.zeros_like(by_honest)
-    order = (by_attackers if attacks.any() else by_honest).argsort(descending=True)
-    found = {"attackers": by_attackers, "honest": by_honest, "alone": alone}
-    return {name: [round(float(value), 4) for value in values[order]] for name, values in found.items()}
 
 
 class MixtureCurve(Callback):
@@ -318,14 +242,6 @@ def client_accuracies(cli: Any, folder: Path) -> dict[str, Any]:
     return {"rounds": kept.rounds, "accuracies": [[round(value, 4) for value in row] for row in kept.accuracies]}
 
 
-def client_dice(cli: Any, folder: Path) -> list[dict[str, Any]]:
-    """Dice of every client at the end, with its population and its group."""
-    import pandas as pd
-
-    table = pd.read_csv(folder / "clients.csv")[["population", "group", "dice"]]
-    return [{**row, "dice": round(row["dice"], 4)} for row in table.to_dict("records")]
-
-
 POINTS = 20  # points of each client's line
 
 
@@ -354,8 +270,7 @@ def _predict(module: Any, x: np.ndarray) -> np.ndarray:
 
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     one.__name__: one for one in (
-        accuracy_by_share, client_accuracies, client_dice, client_weights, cpu_seconds_per_round, data_statistics,
-        groups_found, mixture_curve, mixture_entropy, objective, participation, poisoned_components, recovery,
-        sine_lines, unseen_by_e_steps,
+        accuracy_by_share, client_accuracies, client_weights, cpu_seconds_per_round, data_statistics, mixture_curve,
+        mixture_entropy, participation, recovery, sine_lines,
     )
 }  # fmt: skip

@@ -22,7 +22,7 @@ ASKED_FOR = {
     *("fedem-mocha", "fedem-entropy", "fedem-clusters", "fedem-resnet", "fedem-convergence"),
     *("ucfl-table1", "ucfl-figure2", "ucfl-figure3", "federico-table1", "federico-table2", "federico-figure1"),
     *(f"federico-figure{number}" for number in range(3, 10)),
-    *("optimization-convex", "privacy", "compression"),
+    *("privacy", "compression"),
 }
 RESULTS = reproduce.ROOT / "docs/results"
 
@@ -213,7 +213,7 @@ def test_a_run_that_diverged_is_told_and_not_made_again(tmp_path, monkeypatch):
     kept.write(run, {"arguments": list(run.arguments), "diverged": 36, "reason": "client 3"})
     monkeypatch.setattr(runs, "make", None)
     make_missing([run], kept, lambda run: (), 1, print)
-    table = Table("precision", lambda *given: [run], lambda found: {"table": None})
+    table = Table("fedem-mocha", lambda *given: [run], lambda found: {"table": None, "order": None})
     text = " ".join(page(table, kept, "paper", (1,)).split())
     assert "0 of 1 runs were made. `digits/diverges-1` ended with NaN in round 36." in text
     assert "## Not run" not in text
