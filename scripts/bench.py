@@ -23,7 +23,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import bench_language
 import bench_networks
 import lightning
 import numpy as np
@@ -323,7 +322,7 @@ class Watch(RoundClock):
 
 
 OWN = (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc, many_clients, many_models)
-ROWS = {one.__name__: one for one in (*OWN, *bench_networks.ROWS, *bench_language.ROWS, codecs, wrappers)}
+ROWS = {one.__name__: one for one in (*OWN, *bench_networks.ROWS, codecs, wrappers)}
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:
