@@ -5,9 +5,11 @@ Whatever a program of one's own needs can be imported from here: `from lit_fed i
 
 import functools
 import importlib
+import re
 import warnings
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 __version__ = version("lit-fed")
@@ -61,9 +63,8 @@ def __getattr__(name: str) -> Any:
         if _is_module(name):  # `from lit_fed import rounds` needs no other room
             return importlib.import_module(f"lit_fed.{name}")
         for room in _rooms():
-            module = importlib.import_module(room)
-            if name in module.__all__:
-                return getattr(module, name)
+            if name in _names(room):
+                return getattr(importlib.import_module(room), name)
     raise AttributeError(f"module 'lit_fed' has no attribute {name!r}")
 
 
@@ -74,6 +75,16 @@ def _is_module(name: str) -> bool:
 
 
 @functools.cache
+def _names(room: str) -> frozenset[str]:
+    """The public names of a room, read from the list in its file; a folder reads its own list from its files."""
+    file = Path(__file__).parent.joinpath(*room.split(".")[1:]).with_suffix(".py")
+    if not file.is_file():
+        return frozenset(importlib.import_module(room).__all__)
+    listed = re.search(r"^__all__ = \[(.*?)\]", file.read_text(), re.MULTILINE | re.DOTALL)
+    return frozenset(re.findall(r'"(\w+)"', listed[1] if listed else ""))
+
+
+@functools.cache
 def _rooms() -> list[str]:
     """The rooms that are there: `deployment` may be absent."""
     return [room for room in _ROOMS if _is_module(room.split(".")[1])]
@@ -81,4 +92,4 @@ def _rooms() -> list[str]:
 
 def __dir__() -> list[str]:
     """All of these names."""
-    return sorted({"__version__"}.union(*(importlib.import_module(room).__all__ for room in _rooms())))
+    return sorted({"__version__"}.union(*map(_names, _rooms())))

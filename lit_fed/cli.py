@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -19,7 +19,6 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from lit_fed.benchmark.command import benchmark_parser, run_benchmark
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
@@ -33,13 +32,9 @@ from lit_fed.command_line.classes import (
     options_of_other_classes,
     trusted_arguments,
 )
-from lit_fed.command_line.compare import compare_parser, compare_runs
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
-from lit_fed.command_line.partition import partition_parser, show_partition
-from lit_fed.command_line.report import report_parser, report_runs, write_report
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError, DivergedError, LostNodesError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
@@ -55,9 +50,6 @@ from lit_fed.training.strategy import LostRanksError
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
 
-
-if "federation" in COMMANDS:  # else the folder is absent; its data sets are found by name once they are imported
-    importlib.import_module("lit_fed.deployment.federation")
 
 KEYWORDS = {"last": LAST, "previous": PREVIOUS}
 """Words for checkpoints of the newest run of a name, and their files."""
@@ -81,14 +73,26 @@ TRUST = (
 """Help of the option that lets a checkpoint name user-defined classes."""
 
 
+class Command(NamedTuple):
+    """A command that needs no trainer; its module is imported when the command is given, or its help."""
+
+    module: str
+    parser: str  # function that makes its parser
+    run: str  # function that takes its arguments
+
+    def find(self, name: str) -> Any:
+        """One of its functions."""
+        return getattr(importlib.import_module(f"lit_fed.{self.module}"), name)
+
+
 WITHOUT_TRAINER = {
-    "partition": partition_parser,
-    "compare": compare_parser,
-    "report": report_parser,
-    "sweep": sweep_parser,
-    "benchmark": benchmark_parser,
+    "partition": Command("command_line.partition", "partition_parser", "show_partition"),
+    "compare": Command("command_line.compare", "compare_parser", "compare_runs"),
+    "report": Command("command_line.report", "report_parser", "report_runs"),
+    "sweep": Command("command_line.sweep", "sweep_parser", "run_sweep"),
+    "benchmark": Command("benchmark.command", "benchmark_parser", "run_benchmark"),
 }
-"""Commands that need no trainer, and the functions that make their parsers."""
+"""Commands that need no trainer."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -130,8 +134,9 @@ class CommandParser(FederatedParser):
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
         commands = super().add_subcommands(*args, **kwargs)
-        for name, parser in WITHOUT_TRAINER.items():
-            commands.add_subcommand(name, FederatedParser() if self.only else parser(), help=COMMANDS[name])
+        for name, one in WITHOUT_TRAINER.items():
+            parser = FederatedParser() if self.only else one.find(one.parser)()
+            commands.add_subcommand(name, parser, help=COMMANDS[name])
         return commands
 
 
@@ -333,6 +338,8 @@ class FederatedCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule)
         folder = results_folder(self.trainer) if self.config.fit.report else None
         if folder is not None:
+            from lit_fed.command_line.report import write_report
+
             write_report([folder], folder / "report.html")
             sys.stdout.write(f"report: {folder / 'report.html'}\n")
         last = last_checkpoint(self.trainer)
@@ -411,6 +418,10 @@ def arguments_of(given: list[str]) -> Namespace:
     return config
 
 
+OF_RUNS: dict[str, tuple[Any, ...]] = {"sweep": (arguments_of, FederatedCLI), "benchmark": (UntestedCLI,)}
+"""What commands that make runs need of this module."""
+
+
 def main(args: ArgsType = None) -> None:
     """Run the command line; expected failures end with a message and a non-zero status, without a traceback."""
     keep_notices_out()
@@ -444,17 +455,10 @@ def _given(args: ArgsType) -> list[str]:
 
 def _run(args: ArgsType) -> None:
     """Run a command: those that need no trainer by themselves, all others by Lightning's command line."""
-    given = _given(args)
-    if given[:1] == ["partition"]:
-        show_partition(given[1:])
-    elif given[:1] == ["compare"]:
-        compare_runs(given[1:])
-    elif given[:1] == ["report"]:
-        report_runs(given[1:])
-    elif given[:1] == ["sweep"]:
-        run_sweep(given[1:], arguments_of, FederatedCLI)
-    elif given[:1] == ["benchmark"]:
-        run_benchmark(given[1:], UntestedCLI)
+    command, *given = [*_given(args), ""]
+    if command in WITHOUT_TRAINER:
+        one = WITHOUT_TRAINER[command]
+        one.find(one.run)(given[:-1], *OF_RUNS.get(command, ()))
     else:
         with ends_in_order():
             FederatedCLI(args)

@@ -1,9 +1,8 @@
 """Algorithms: one file per paper; every file in this folder is discovered automatically."""
 
 from lit_fed.core.algorithm import Algorithm
-from lit_fed.system.discovery import find_classes
+from lit_fed.system.discovery import room
 
-_FOUND = find_classes(__name__, Algorithm)
-globals().update(_FOUND)
+__getattr__, _FOUND = room(__name__, "Algorithm", beside="lit_fed.core")
 
 __all__ = ["Algorithm", *_FOUND]

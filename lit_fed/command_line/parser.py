@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from typing import Any, NoReturn
 
 import docstring_parser
@@ -15,6 +16,7 @@ from lit_fed.command_line.classes import as_function, near_class, options_of_own
 from lit_fed.command_line.help import FederatedHelp
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
+from lit_fed.system.discovery import import_all, import_named
 from lit_fed.system.names import did_you_mean, nearest
 from lit_fed.system.upgrade import GONE, instead_of
 
@@ -32,6 +34,10 @@ SAME = {
     "optimizer_lr": "lr", "l2": "weight_decay",
 }  # fmt: skip
 """Names of options in other programs, and those here; last parts only."""
+
+HELP = ("-h", "--help")
+
+COMMENT = re.compile(r"(?:^|\s)#.*")
 
 PLACE = re.compile(r'Parser key "([\w.]+)":')
 """jsonargparse's name of an option."""
@@ -95,15 +101,18 @@ class FederatedParser(LightningArgumentParser):
                     chosen["init_args"] = Namespace(**given)  # type: ignore[no-untyped-call]
         return found
 
-    def parse_args(self, *args: Any, **options: Any) -> Namespace:  # type: ignore[override]  # of overloads
+    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Namespace:  # type: ignore[override]  # of overloads
         """Parse arguments, and forget the configurations of earlier ones."""
         self.configurations = []
-        parsed: Namespace = super().parse_args(*args, **options)
+        words = list(sys.argv[1:] if args is None else args)
+        import_all() if any(one in HELP or ".help" in one for one in words) else import_named(" ".join(words))
+        parsed: Namespace = super().parse_args(args, *more, **options)
         return parsed
 
-    def parse_string(self, *args: Any, **options: Any) -> Namespace:
+    def parse_string(self, content: str, *args: Any, **options: Any) -> Namespace:
         """Parse the text of a configuration, and remember it."""
-        parsed: Namespace = super().parse_string(*args, **options)
+        import_named(COMMENT.sub("", content))
+        parsed: Namespace = super().parse_string(content, *args, **options)
         self.configurations.append(parsed.clone())
         return parsed
 

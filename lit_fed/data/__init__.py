@@ -1,5 +1,7 @@
 """Data sets, partitions into clients, splits, and blocks of clients."""
 
+from typing import Any
+
 from lit_fed.core.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
 from lit_fed.data import data_sets, partitions
 from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
@@ -10,8 +12,15 @@ from lit_fed.data.populations.checks import check_labels, fingerprint
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.data.populations.splits import split_counts
 
-_FOUND = {name: getattr(room, name) for room in (data_sets, partitions) for name in room.__all__}
-globals().update(_FOUND)
+_FOUND = {name: room for room in (data_sets, partitions) for name in room.__all__}
+
+
+def __getattr__(name: str) -> Any:
+    """A data set or a partition."""
+    if name not in _FOUND:
+        raise AttributeError(f"module 'lit_fed.data' has no attribute {name!r}")
+    return getattr(_FOUND[name], name)
+
 
 __all__ = [
     *_FOUND,

@@ -1,9 +1,8 @@
 """Networks: plain modules built from the sizes of the data; classes in this folder are found automatically."""
 
 from lit_fed.models.base import Network
-from lit_fed.system.discovery import find_classes
+from lit_fed.system.discovery import room
 
-_FOUND = find_classes(__name__, Network)
-globals().update(_FOUND)
+__getattr__, _FOUND = room(__name__, "Network")
 
-__all__ = [*_FOUND]
+__all__ = ["Network", *_FOUND]

@@ -1,64 +1,163 @@
-"""Discovery of the classes in a folder, so that a new algorithm or data set needs only a new file, and by name."""
+"""Names of classes, read from the files of a folder: a new algorithm or data set needs only a new file."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import pkgutil
+import re
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import LONGEST_SHOWN, did_you_mean, import_path, lies_below
 
-__all__ = ["find_classes", "subclasses", "with_objects"]
+__all__ = ["import_all", "import_named", "room", "subclasses", "with_objects"]
 
 
-def find_classes(package: str, base: type) -> dict[str, type]:
-    """Import the modules of a package, and collect the classes in them that derive from a base.
+ROOMS: dict[str, dict[str, str]] = {}
+"""Packages whose classes have names on the command line: for each the module of each class, by the class's name."""
 
-    Abstract classes, private classes and imported classes are excluded.
+PACKAGES = (
+    "lit_fed.algorithms", "lit_fed.models", "lit_fed.data.data_sets", "lit_fed.data.partitions", "lit_fed.data.poison",
+    "lit_fed.callbacks", "lit_fed.wrappers", "lit_fed.wrappers.compression.codecs", "lit_fed.wrappers.robust.rules",
+    "lit_fed.wrappers.robust.attacks", "lit_fed.deployment",
+)  # fmt: skip
+"""Those of lit_fed; `deployment` may be absent."""
+
+GROUPS = ("lit_fed.algorithms", "lit_fed.data")
+"""Groups of entry points by which other packages bring algorithms, data sets and partitions."""
+
+STATEMENT = re.compile(r"^class (\w+)(?:\((.*?)\))?:\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+INSIDE = re.compile(r"\[[^\[\]]*\]")
+ABSTRACT = re.compile(r"^    @abstractmethod\n    def (\w+)", re.MULTILINE)
+DEFINED = re.compile(r"^    (?:def )?(\w+)(?:\(|: [^\n]* = | = )", re.MULTILINE)
+WORD = re.compile(r"\w+")
+
+
+def room(package: str, *bases: str, beside: str = "") -> tuple[Callable[[str], Any], list[str]]:
+    """`__getattr__` and the class names of a package whose classes are imported when they are asked for.
+
+    The names are read from the class statements of its files: public classes below one of the bases that leave no
+    abstract method open.
 
     Args:
-        package: name of the package, which is imported or being imported.
-        base: common base; included if it is defined in the package and not abstract.
-
-    Returns:
-        Classes by name, in the order of the files.
+        package: name of the package, which is being imported.
+        bases: names of their common bases, and of classes below these that come from other packages.
+        beside: a package with further classes below the bases, which get no names here.
 
     Raises:
         ImportError: naming both modules, if two of them define a class of the same name.
 
     Example:
-        >>> from lit_fed.data.partitions.base import Partition
-        >>> "Shards" in find_classes("lit_fed.data.partitions", Partition)
+        >>> getattr_, names = room("lit_fed.data.partitions", "Partition")
+        >>> "Shards" in names
         True
     """
-    found: dict[str, type] = {}
-    for inside in pkgutil.iter_modules(sys.modules[package].__path__):
-        module = importlib.import_module(f"{package}.{inside.name}")
-        for name, value in vars(module).items():
-            if not (_is_defined_in(module.__name__, name, value) and issubclass(value, base)):
-                continue
-            if found.setdefault(name, value) is not value:
-                raise ImportError(f"{found[name].__module__} and {value.__module__} both define {name}; rename one")
+    own = _statements(package)
+    known = {one.name: one for one in (*(_statements(beside) if beside else ()), *own)}
+    found: dict[str, str] = {}
+    for one in own:
+        if one.name.startswith("_") or not one.lies_below({*bases}, known) or one.left_open(known):
+            continue
+        if (first := found.setdefault(one.name, one.module)) != one.module:
+            raise ImportError(f"{first} and {one.module} both define {one.name}; rename one")
+    ROOMS[package] = found
+
+    def of_room(name: str) -> Any:
+        if name not in found:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(found[name]), name)
+
+    return of_room, list(found)
+
+
+class _Statement(NamedTuple):
+    """A class statement; classes are known by their names."""
+
+    module: str
+    name: str
+    bases: list[str]
+    abstract: list[str]  # methods
+    defined: list[str]  # methods and attributes, abstract ones among them
+
+    def lies_below(self, bases: set[str], known: Mapping[str, _Statement]) -> bool:
+        """Whether one of the bases is among its own."""
+        return any(one in bases or (one in known and known[one].lies_below(bases, known)) for one in self.bases)
+
+    def left_open(self, known: Mapping[str, _Statement]) -> set[str]:
+        """Abstract methods that neither it nor a base of it defines."""
+        inherited = set[str]().union(*(known[one].left_open(known) for one in self.bases if one in known))
+        return {*self.abstract} | (inherited - {*self.defined})
+
+
+def _statements(package: str) -> list[_Statement]:
+    """The class statements of a package, file by file."""
+    folder, found = Path(sys.modules[package].__path__[0]), []
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
+        for name, written, body in STATEMENT.findall(file.read_text()):
+            bases = written
+            while bases != (bases := INSIDE.sub("", bases)):  # arguments of generic bases, from the inside out
+                pass
+            names = [one.strip().rpartition(".")[2] for one in bases.split(",")]
+            found.append(_Statement(module, name, names, ABSTRACT.findall(body), DEFINED.findall(body)))
     return found
 
 
-def _is_defined_in(module: str, name: str, value: object) -> bool:
-    """Whether a module's attribute is a public class that is defined there, or in a module below it."""
-    if not isinstance(value, type) or value.__name__ != name or name.startswith("_") or inspect.isabstract(value):
-        return False
-    return f"{value.__module__}.".startswith(f"{module}.")
+@cache
+def entry_points() -> dict[str, EntryPoint]:
+    """The classes that other packages bring, by their names; a name of lit_fed stays lit_fed's."""
+    return {one.name: one for group in GROUPS for one in metadata.entry_points(group=group)}
+
+
+def import_named(text: str) -> None:
+    """Import the classes whose names stand in a text: arguments, or a configuration.
+
+    jsonargparse knows classes that are imported.
+
+    Args:
+        text: any text; a word that happens to be a name costs an import.
+    """
+    words = {*WORD.findall(text)}
+    for known in _rooms().values():
+        for name in words & known.keys():
+            importlib.import_module(known[name])
+    for name in words & entry_points().keys():
+        entry_points()[name].load()
+
+
+def import_all() -> None:
+    """Import all classes that have names, for lists of them."""
+    for known in _rooms().values():
+        for module in known.values():
+            importlib.import_module(module)
+    for one in entry_points().values():
+        one.load()
+
+
+def _rooms() -> dict[str, dict[str, str]]:
+    for package in PACKAGES:
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(package)
+    return ROOMS
 
 
 def subclasses(base: type) -> list[type]:
     """All public classes below one that are not abstract."""
+    import_all()
+    return _below(base)
+
+
+def _below(base: type) -> list[type]:
     direct: list[type] = base.__subclasses__()
-    found = dict.fromkeys(one for each in direct for one in (each, *subclasses(each)))
+    found = dict.fromkeys(one for each in direct for one in (each, *_below(each)))
     return [one for one in found if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))]
 
 
@@ -113,10 +212,10 @@ def _named(name: str, base: type, option: str) -> Any:
             return import_path(name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"{option}: there is no class {name[:LONGEST_SHOWN]} ({error})") from error
-    for room in ("lit_fed", "lit_fed.wrappers"):  # whatever is discovered in their folders is a subclass from here on
-        getattr(importlib.import_module(room), name, None)
-    known = {one.__name__: one for one in (base, *subclasses(base))}
+    import_named(name)
+    known = {one.__name__: one for one in (base, *_below(base))}
     if name not in known:
+        known = {one.__name__: one for one in subclasses(base)}
         meant = did_you_mean(name, known, f"give one of {', '.join(sorted(known))}, or the path of a class of your own")
         raise ConfigError(f"{option}: there is no class {name[:LONGEST_SHOWN]}; {meant}")
     return known[name]

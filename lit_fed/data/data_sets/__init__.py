@@ -1,9 +1,7 @@
 """Data sets: pooled samples, or clients with their own; files in this folder are discovered automatically."""
 
-from lit_fed.data.data_sets.base import DataSet
-from lit_fed.system.discovery import find_classes
+from lit_fed.system.discovery import room
 
-_FOUND = find_classes(__name__, DataSet)
-globals().update(_FOUND)
+__getattr__, _FOUND = room(__name__, "DataSet")
 
 __all__ = [*_FOUND]
