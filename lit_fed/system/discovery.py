@@ -6,7 +6,7 @@ import importlib
 import re
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -25,9 +25,9 @@ ROOMS: dict[str, dict[str, str]] = {}
 """Packages whose classes have names on the command line: for each the module of each class, by the class's name."""
 
 PACKAGES = (
-    "lit_fed.algorithms", "lit_fed.models", "lit_fed.data.data_sets", "lit_fed.data.partitions", "lit_fed.data.poison",
-    "lit_fed.callbacks", "lit_fed.wrappers", "lit_fed.wrappers.compression.codecs", "lit_fed.wrappers.robust.rules",
-    "lit_fed.wrappers.robust.attacks", "lit_fed.deployment",
+    "lit_fed.core", "lit_fed.algorithms", "lit_fed.models", "lit_fed.data.data_sets", "lit_fed.data.partitions",
+    "lit_fed.data.poison", "lit_fed.callbacks", "lit_fed.wrappers", "lit_fed.wrappers.compression.codecs",
+    "lit_fed.wrappers.robust.rules", "lit_fed.wrappers.robust.attacks", "lit_fed.deployment",
 )  # fmt: skip
 """Those of lit_fed; `deployment` may be absent."""
 
@@ -64,7 +64,7 @@ def room(package: str, *bases: str, beside: str = "") -> tuple[Callable[[str], A
     known = {one.name: one for one in (*(_statements(beside) if beside else ()), *own)}
     found: dict[str, str] = {}
     for one in own:
-        if one.name.startswith("_") or not one.lies_below({*bases}, known) or one.left_open(known):
+        if one.name.startswith("_") or not one.can_be_made(bases, known):
             continue
         if (first := found.setdefault(one.name, one.module)) != one.module:
             raise ImportError(f"{first} and {one.module} both define {one.name}; rename one")
@@ -87,14 +87,19 @@ class _Statement(NamedTuple):
     abstract: list[str]  # methods
     defined: list[str]  # methods and attributes, abstract ones among them
 
-    def lies_below(self, bases: set[str], known: Mapping[str, _Statement]) -> bool:
-        """Whether one of the bases is among its own."""
-        return any(one in bases or (one in known and known[one].lies_below(bases, known)) for one in self.bases)
+    def line(self, known: Mapping[str, _Statement]) -> dict[str, _Statement]:
+        """Its own statement and those of its bases that are known, by name."""
+        found = {self.name: self}
+        for one in self.bases:
+            found |= known[one].line(known) if one in known else {}
+        return found
 
-    def left_open(self, known: Mapping[str, _Statement]) -> set[str]:
-        """Abstract methods that neither it nor a base of it defines."""
-        inherited = set[str]().union(*(known[one].left_open(known) for one in self.bases if one in known))
-        return {*self.abstract} | (inherited - {*self.defined})
+    def can_be_made(self, bases: Collection[str], known: Mapping[str, _Statement]) -> bool:
+        """Whether it lies below a base and leaves no abstract method open."""
+        line = self.line(known).values()
+        still_open = {name for one in line for name in one.abstract}
+        still_open -= {name for one in line for name in one.defined if name not in one.abstract}
+        return not still_open and any(base in one.bases for one in line for base in bases)
 
 
 def _statements(package: str) -> list[_Statement]:

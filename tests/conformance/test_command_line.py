@@ -14,6 +14,7 @@ import lit_fed.models
 from lit_fed.benchmark.task import read_task
 from lit_fed.cli import arguments_of
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.system.discovery import import_all
 
 BASES = (
     lit_fed.algorithms.Algorithm,
@@ -26,6 +27,7 @@ BASES = (
 
 def named_classes():
     yield LocalSolver
+    import_all()
     for base in BASES:
         below = list(base.__subclasses__())
         while below:

@@ -11,6 +11,7 @@ from lit_fed.algorithms import Algorithm
 from lit_fed.data import DataSet
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
+from lit_fed.system.discovery import subclasses
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "configs/benchmark"  # no configurations of a run
@@ -105,7 +106,7 @@ def test_algorithm_goes_over_an_experiment(parse, algorithm):
 
 @pytest.mark.parametrize(("folder", "base"), [("algorithm", Algorithm), ("model", Network), ("data", DataSet)])
 def test_every_class_of_the_package_has_a_part(folder, base):
-    found = [one for one in _concrete(base) if one.__module__.startswith("lit_fed.")]
+    found = [one for one in subclasses(base) if one.__module__.startswith("lit_fed.")]
     found = [one for one in found if not one.__module__.startswith("lit_fed.benchmark.")]  # around other data
     classes = {one.__name__ for one in found if not getattr(one, "is_remote", False)}  # nodes bring their own data
     key = {"algorithm": "algorithm", "model": "network", "data": "dataset"}[folder]
@@ -116,10 +117,3 @@ def test_every_class_of_the_package_has_a_part(folder, base):
 def test_unknown_field_is_refused(parser):
     with pytest.raises((ConfigError, ArgumentError), match="componnets"):
         parser.parse_args(["--model.algorithm", "FedEM", "--model.algorithm.componnets", "3"])
-
-
-def _concrete(base):
-    for one in base.__subclasses__():
-        if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_")):
-            yield one
-        yield from _concrete(one)

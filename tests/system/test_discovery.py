@@ -2,16 +2,21 @@
 
 import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from lightning.pytorch import Callback
 
 import lit_fed
-from lit_fed import algorithms, callbacks, data, models, wrappers
+from lit_fed import algorithms, callbacks, core, data, models, wrappers
 from lit_fed.cli import arguments_of
 from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.graphs.topology import Topology
+from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.targets import Loss, Target
 from lit_fed.data import data_sets, partitions
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
@@ -118,19 +123,20 @@ def test_a_name_that_is_there_twice_is_refused(shapes):
 
 
 @pytest.mark.parametrize(
-    ("package", "base"),
+    ("package", "bases"),
     [
-        (algorithms, Algorithm), (data_sets, DataSet), (partitions, Partition), (models, Network),
-        (callbacks, Callback), (rules, Rule), (attacks, Attack), (codecs, Codec), (wrappers, WrapperSettings),
+        (algorithms, [Algorithm]), (data_sets, [DataSet]), (partitions, [Partition]), (models, [Network]),
+        (callbacks, [Callback]), (rules, [Rule]), (attacks, [Attack]), (codecs, [Codec]), (wrappers, [WrapperSettings]),
+        (core, [Target, Loss, Topology, Surrogate]),
     ],
-    ids=lambda one: one.__name__.rpartition(".")[2],
+    ids=lambda one: one.__name__.rpartition(".")[2] if isinstance(one, ModuleType) else "",
 )  # fmt: skip
-def test_class_statements_say_what_an_import_finds(package, base):
-    """The names of a package are those of the public classes below its base that can be made."""
-    found = {
-        one.__name__: one for one in subclasses(base)
-        if lies_below(one.__module__, package.__name__) and not inspect.isabstract(one)
-    }  # fmt: skip
+def test_class_statements_say_what_an_import_finds(package, bases):
+    """The names of a package are those of the public classes below its bases that can be made."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    every = [one for base in bases for one in subclasses(base) if not inspect.isabstract(one)]
+    found = {one.__name__: one for one in every if lies_below(one.__module__, package.__name__)}
     assert ROOMS[package.__name__] == {name: cls.__module__ for name, cls in found.items()}
     assert set(found) <= set(package.__all__)
     assert all(getattr(package, name) is cls for name, cls in found.items())

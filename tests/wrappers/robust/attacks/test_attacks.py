@@ -3,6 +3,7 @@ import torch
 
 from lit_fed.core.types import Chosen, ModelState
 from lit_fed.errors import ConfigError
+from lit_fed.system.discovery import subclasses
 from lit_fed.wrappers.robust.attacks import ALIE, IPM, Attack, Gaussian, Invalid, Mimic, ModelReplacement, SignFlip
 from lit_fed.wrappers.robust.attacks.base import Intercepted
 
@@ -188,4 +189,4 @@ def test_settings_outside_their_range_are_refused(kind, settings, message):
 
 
 def test_every_attack_is_found_and_tested():
-    assert {type(attack) for attack in ALL} == set(Attack.__subclasses__())
+    assert {type(attack) for attack in ALL} == set(subclasses(Attack))
