@@ -7,7 +7,7 @@ the GPU runs them. A graph launches them all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from types import FunctionType
 from typing import Any
 
@@ -90,7 +90,7 @@ class _GraphedSolver(LocalSolver):
         self, task: Task, given: StepInputs, *, with_loss: bool
     ) -> tuple[ModelState, OptimizerState, Tensor | None]:
         batch, weight = given.batch, given.weight
-        alike = task.one_by_one and task.same_in_training and batch.index.ndim == 1 and len(batch.x)
+        alike = task.closed_form is None and task.same_in_training and batch.index.ndim == 1 and len(batch.x)
         if not alike:
             return LocalSolver._advance(self, task, given, with_loss=with_loss)
         penalty, number = _split(given.penalty)
@@ -109,7 +109,6 @@ class _GraphedSolver(LocalSolver):
         autocast = torch.is_autocast_enabled(given.lr.device.type)
         key = (id(task.network), number, weight is None, autocast, function, moving, _form((given, operands)))
         if key not in self.recorded:
-            task = replace(task, memory=None)
 
             def step(arguments: tuple[StepInputs, Tree]) -> Tree:
                 given, own = arguments
@@ -192,7 +191,6 @@ class GraphedTrainer(SequentialTrainer):
     """
 
     name = "graphed"
-    shares_passes = False
 
     def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
         super().__init__(rows_per_pass, channels_last=channels_last)

@@ -216,7 +216,7 @@ def test_a_loss_over_a_batch_is_refused():
         a_step(task, task.init(1, 0), three(), noisy(), objective=objective)
 
 
-@pytest.mark.parametrize("gradient", ["value_and_grad", "grad", "each_gradient", "full_gradient", "hessian_vector"])
+@pytest.mark.parametrize("gradient", ["value_and_grad", "grad", "full_gradient", "hessian_vector"])
 def test_no_other_gradient_is_to_be_had(gradient):
     task = PrivateTask.of(make_task())
     with pytest.raises(ConfigError, match="takes gradients beside it"):
@@ -236,7 +236,5 @@ def test_a_solver_takes_one_step():
 def test_a_solver_takes_no_step_of_a_task_without_protection():
     task = Task.create(lambda: LeNet5((1, 16, 16), 3), MULTICLASS)
     private, models = PrivateSolver.of(LocalSolver(lr=1.0), noisy()), task.init(2, 0)
-    assert task.one_by_one
-    assert not PrivateTask.of(task).one_by_one
     with pytest.raises(ConfigError, match="takes gradients beside it"):
         private.step(task, models, private.init(models), three(), LR)
