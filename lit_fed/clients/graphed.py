@@ -86,18 +86,16 @@ class _GraphedSolver(LocalSolver):
 
     recorded: dict[Any, Recorded] = field(default_factory=dict, compare=False, repr=False)
 
-    def _advance(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+    def _advance(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         batch, weight = given.batch, given.weight
         alike = task.closed_form is None and task.same_in_training and batch.index.ndim == 1 and len(batch.x)
         if not alike:
-            return LocalSolver._advance(self, task, given, with_loss=with_loss)
+            return LocalSolver._advance(self, task, given)
         penalty, number = _split(given.penalty)
         objective = given.objective
         function = None if objective is None else _function(objective)
         if objective is not None and function is None:
-            return LocalSolver._advance(self, task, given, with_loss=with_loss)
+            return LocalSolver._advance(self, task, given)
         width = 1 << (len(batch.x) - 1).bit_length()
         pad = _padded if objective is None else _filled  # an objective need not be finite at zeros
         operands = None if objective is None else (objective.constants, pad(objective.rows, width))
@@ -116,7 +114,7 @@ class _GraphedSolver(LocalSolver):
                 whole = penalty if number is None or penalty is None else penalty._replace(weight=number)
                 if objective is not None:
                     given = given._replace(objective=objective._replace(constants=own[0], rows=own[1]))
-                return LocalSolver._advance(self, task, given._replace(penalty=whole, moving=moving), with_loss=True)
+                return LocalSolver._advance(self, task, given._replace(penalty=whole, moving=moving))
 
             self.recorded[key] = _recording(step, (given, operands), task)
         return self.recorded[key]((given, operands))  # type: ignore[no-any-return]

@@ -269,39 +269,23 @@ class LocalSolver:
         Returns:
             The new models, the new optimizer state and the loss before the step without the penalty, [M].
         """
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving)
-        models, optimizer, loss = self._advance(task, given, with_loss=True)
-        assert loss is not None
-        return models, optimizer, loss
+        return self._advance(task, StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving))
 
-    def step_without_loss(
-        self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
-        weight: Tensor | None = None, penalty: Penalty | None = None, objective: Objective | None = None,
-        moving: frozenset[str] | None = None,
-    ) -> tuple[ModelState, OptimizerState]:  # fmt: skip
-        """`step` without the loss, which saves computing it where possible."""
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving)
-        return self._advance(task, given, with_loss=False)[:2]
-
-    def _advance(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+    def _advance(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         models, optimizer, moving = given.models, given.optimizer, given.moving
-        loss, gradient, buffers = self._gradient(task, given, with_loss=with_loss)
+        loss, gradient, buffers = self._gradient(task, given)
         old = tree.named(models.parameters, moving)
         if given.penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, given.penalty.gradient(old))
+        # not the method of a subclass, which may refuse the gradients of algorithms
         parameters, optimizer = LocalSolver.update(self, old, gradient, _moments(optimizer, moving), given.lr)
         return *_merged(given, ModelState(parameters, buffers), optimizer), loss
 
-    def _gradient(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
-        """The loss before the step [M], which may be None without `with_loss`, its gradient, and the new buffers."""
-        models, _, batch, _, weight, _, objective, moving = given
-        if with_loss:
-            return task.value_and_grad(models, batch, weight, objective=objective, moving=moving)
-        return None, *task.grad(models, batch, weight, objective=objective, moving=moving)
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss before the step [M], its gradient, and the new buffers."""
+        return task.value_and_grad(
+            given.models, given.batch, given.weight, objective=given.objective, moving=given.moving
+        )
 
     def update(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor

@@ -181,23 +181,24 @@ class Task(StackedNetwork):
         """
         share = self._share(models, batch, weight)
         if self.closed_form is not None and objective is None:
-            outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
-            return (self.trained_on.losses(outputs, y) * share).sum(0), tree.named(gradient, moving), models.buffers
+            return self._by_closed_form(self.closed_form, models, batch, share, moving)
         if objective is None and batch.index.ndim == 1 and self.goes_together(models):
             return self._together(models, batch, share, moving)
         self.set_mode(training)
         by = self._by_vmap if self.model_axis == "vmap" else self._by_loop
         return by(models, batch, share, training=training, objective=objective, moving=moving)
 
-    def grad(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, objective: Objective | None = None,
-        moving: Collection[str] | None = None,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
-        """`value_and_grad` without the loss, which saves computing it where possible."""
-        if self.closed_form is not None and objective is None:
-            share = self._share(models, batch, weight)
-            return tree.named(self._closed_form(self.closed_form, models, batch, share)[2], moving), models.buffers
-        return self.value_and_grad(models, batch, weight, objective=objective, moving=moving)[1:]
+    def _by_closed_form(
+        self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """All models at once, from the residual of their outputs."""
+        per_model = batch.index.ndim == 2
+        outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
+        y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
+        gradient = affine.gradient(batch.x, self.trained_on.residual(outputs, y) * share.unsqueeze(-1), per_model)
+        loss = (self.trained_on.losses(outputs, y) * share).sum(0)
+        by = tree.named(models.parameters, moving)
+        return loss, {name: gradient[name] for name in by}, models.buffers
 
     def _by_loop(
         self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
@@ -333,17 +334,6 @@ class Task(StackedNetwork):
         mask = (counted.T if batch.index.ndim == 2 else counted.unsqueeze(1)).to(dtype)
         share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
         return share.expand(-1, num_models_of(models))
-
-    def _closed_form(
-        self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Outputs [B, M, K], their labels, and the gradient, from the residual only."""
-        per_model = batch.index.ndim == 2
-        outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
-        y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
-        residual = self.trained_on.residual(outputs, y) * share.unsqueeze(-1)
-        gradient = affine.gradient(batch.x, residual, per_model)
-        return outputs, y, {name: gradient[name] for name in models.parameters}
 
     def weighted_loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,

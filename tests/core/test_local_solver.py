@@ -152,7 +152,7 @@ def test_a_user_defined_rule():
     models = task.init(2, 0)
     state, moment = solver.init(models), tree.zeros_like(models.parameters)
     for step in range(1, 4):
-        gradient, _ = task.grad(models, batch)
+        _, gradient, _ = task.value_and_grad(models, batch)
         direction = {name: (0.5 * moment[name] + 0.5 * leaf).sign() for name, leaf in gradient.items()}
         moment = {name: 0.75 * moment[name] + 0.25 * leaf for name, leaf in gradient.items()}
         wanted = {name: leaf - 0.1 * direction[name] for name, leaf in models.parameters.items()}
@@ -512,9 +512,7 @@ def test_a_penalty_is_part_of_the_objective(path, options, clip_norm):
     penalty, start, optimizer, losses = penalty_for(models), models, solver.init(models), []
     lr = solver.lr_at(0, 1)
     for batch in some_batches():
-        moved = solver.step_without_loss(task, models, optimizer, batch, lr, penalty=penalty)
         models, optimizer, loss = solver.step(task, models, optimizer, batch, lr, penalty=penalty)
-        assert distance(moved, (models, optimizer)) < 1e-15
         losses.append(loss)
     for m in range(2):
         one = task.build().double()

@@ -149,7 +149,7 @@ class PrivateTask(Task):
         """Refused: gradients must be clipped per sample."""
         refuse_gradient()
 
-    grad = full_gradient = hessian_vector = value_and_grad
+    full_gradient = hessian_vector = value_and_grad
 
 
 def refuse_gradient() -> NoReturn:
@@ -206,9 +206,7 @@ class PrivateSolver(LocalSolver):
         """The same solver with private gradients."""
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
-    def _gradient(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """The clipped and noised gradient, divided by the expected batch size; buffers are unchanged."""
         if not isinstance(task, PrivateTask):
             refuse_gradient()
