@@ -216,14 +216,12 @@ class Task(StackedNetwork):
         for m, own in enumerate(objectives):
             parameters = _in_graph({name: self._laid_out(leaf[m]) for name, leaf in models.parameters.items()}, moving)
             by, buffers = tree.named(parameters, moving), tree.index(models.buffers, m)
-            given = (self._laid_out(x[m]), batch.y[m], batch.mask[m]) if per_model else (x, batch.y, batch.mask)
+            x_m, y, mask = (self._laid_out(x[m]), batch.y[m], batch.mask[m]) if per_model else (x, batch.y, batch.mask)
             with torch.enable_grad():
                 if in_pieces:
-                    loss, buffers = self._loss_in_pieces(parameters, buffers, *given[:2], share[:, m], by)
+                    loss, buffers = self._loss_in_pieces(parameters, buffers, x_m, y, share[:, m], by)
                 else:
-                    loss, buffers = self.weighted_loss(
-                        parameters, buffers, *given[:2], share[:, m], call, own, given[2]
-                    )
+                    loss, buffers = self.weighted_loss(parameters, buffers, x_m, y, share[:, m], call, own, mask)
             if own is not None:
                 self.set_mode(training)  # the loss may have evaluated other models
             each.append((loss.detach(), _gradient(loss, by), buffers))
