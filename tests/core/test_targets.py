@@ -368,12 +368,12 @@ class Squared(Loss):
 
 def test_a_loss_of_ones_own_has_its_gradient_in_a_closed_form_too():
     batch, models = batch_of(), task_of(Linear, "loop", None).init(1, 0)
-    closed = task_of(Linear, "loop", Squared()).grad(models, batch)[0]
+    closed = task_of(Linear, "loop", Squared()).value_and_grad(models, batch)[1]
     plain = task_of(lambda _, k: torch.nn.Linear(4, k), "loop", Squared())
     renamed = models._replace(
         parameters={name.removeprefix("linear."): leaf for name, leaf in models.parameters.items()}
     )
-    opened = plain.grad(renamed, batch)[0]
+    opened = plain.value_and_grad(renamed, batch)[1]
     for name, leaf in opened.items():
         assert torch.allclose(closed[f"linear.{name}"], leaf, atol=1e-12)
 
