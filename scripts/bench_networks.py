@@ -31,7 +31,6 @@ from torch.nn.functional import cross_entropy
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.products import fast_products
 from lit_fed.core.types import Population, Split
 from lit_fed.data import CIFAR10, ClientDataSet
 from lit_fed.data.data_sets.base import empty_split, make_split
@@ -244,7 +243,7 @@ def rounds_of(network: str, name: str, num_clients: int) -> Callable[[], None]:
 
 
 def passes(case: Case, *, bf16: bool) -> None:
-    """Gradients of three models on the samples of every client, in the layout and with the products of lit_fed."""
+    """Gradients of three models on the samples of every client, in the layout of lit_fed."""
     keep_freed_memory(torch.device("cpu"))
     data = case.data.seen.train
     network = case.network(case.data.input_shape, case.data.target.num_outputs).to(memory_format=torch.channels_last)
@@ -252,7 +251,7 @@ def passes(case: Case, *, bf16: bool) -> None:
     for client in map(data.client, range(data.num_clients)):
         x, y = client.all_x.to(memory_format=torch.channels_last), client.all_y
         for _ in range(3):
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False), fast_products():
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
                 outputs = network(x)
             torch.autograd.grad(cross_entropy(outputs.float(), y), parameters)
 

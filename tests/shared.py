@@ -11,7 +11,6 @@ import torch
 from federated_round import Federation, Scale, run_rounds
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer, vectorized
-from lit_fed.core.networks import products
 from lit_fed.core.solvers import newton
 from lit_fed.models import Linear
 
@@ -64,8 +63,6 @@ def _prepared(shared_folder):
 def public_names(monkeypatch):
     """A PyTorch without the private names that speed uses."""
     monkeypatch.setattr(vectorized, "_private_layer", lambda: None)
-    monkeypatch.setattr(products, "_has_private_names", lambda: False)
-    monkeypatch.setattr(products, "_prefers_onednn", lambda: False)
     monkeypatch.delattr(torch, "_foreach_copy_")
 
 

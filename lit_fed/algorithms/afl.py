@@ -114,7 +114,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     def client_step(self, ctx: Context, shared: AgnosticModels, work: AgnosticRun, batch: Batch) -> AgnosticRun:
         """w_{t-1} - γ_w ∇f_i(w_{t-1})."""
         lr = ctx.lr if self.server_lr is None else torch.full_like(ctx.lr, self.server_lr)
-        models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer, batch, lr)
+        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, lr)
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: AgnosticModels, work: AgnosticRun, data: ClientData) -> ClientResult:

@@ -93,7 +93,7 @@ class APFL(Personal[GlobalModels, APFLState, LocalRun]):
         own, alpha = work.extra
         mixed = tree.lerp(work.models.parameters, own.parameters, alpha)
         loss, gradient, buffers = ctx.own.task.value_and_grad(own._replace(parameters=mixed), batch)
-        models, of_global = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
+        models, of_global, _ = ctx.solver.step(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
         slope = tree.scale(gradient, alpha) if self.gradient_factor else gradient
         personal, of_own = ctx.own.solver.update(own.parameters, slope, work.optimizer[1], ctx.lr)
         new = APFLState(ModelState(personal, buffers), self._new_alpha(work, gradient, ctx.lr))

@@ -108,9 +108,7 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
     def client_step(self, ctx: Context, shared: Peers, work: PeerWork, batch: Batch) -> PeerWork:
         """A step of every component on its weighted loss (Alg. 4: LocalSolver)."""
         weight = work.weight * batch_weights(work.responsibility, batch)
-        models, optimizer = ctx.solver.step_without_loss(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight
-        )
+        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: Peers, work: PeerWork, data: ClientData) -> ClientResult:

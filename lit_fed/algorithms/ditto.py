@@ -68,7 +68,7 @@ class Ditto(Personal[GlobalModels, ModelState, LocalRun]):
         if ctx.phase == "adapt":
             return work
         optimizer, personal = work.optimizer
-        models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, optimizer, batch, ctx.lr)
+        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, optimizer, batch, ctx.lr)
         return work._replace(models=models, optimizer=(optimizer, personal))
 
     def _personal_steps(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:

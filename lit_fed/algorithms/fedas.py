@@ -122,7 +122,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
             lr = ctx.lr if self.align_lr is None else torch.full_like(ctx.lr, self.align_lr)
             constants = (work.means.unsqueeze(0), work.has.unsqueeze(0))
             objective = Objective(alignment, uses_features=True, over_batch=True, constants=constants)
-            moved, of_aligning = solver.step_without_loss(
+            moved, of_aligning, _ = solver.step(
                 task, work.models, of_aligning, batch, lr, objective=objective, moving=names_of(shared.models)
             )
             return work._replace(models=moved, optimizer=(of_aligning, of_training))

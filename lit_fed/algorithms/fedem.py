@@ -112,9 +112,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """M-step: a step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
         weight = batch_weights(work.responsibility, batch)
-        models, optimizer = ctx.solver.step_without_loss(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight
-        )
+        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:

@@ -224,12 +224,12 @@ def _loan_work(
 def _work_on(ctx: Context, exchange: Exchange, work: Borrowed, batch: Batch) -> Borrowed:
     """The gradient of one more batch, or one more local step."""
     if exchange == "gradient":
-        gradient, buffers = ctx.task.grad(work.models, batch)
+        _, gradient, buffers = ctx.task.value_and_grad(work.models, batch)
         share = batch.mask.sum() / work.divisor
         return work._replace(
             models=work.models._replace(buffers=buffers), gradient=tree.add(work.gradient, tree.scale(gradient, share))
         )
-    models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer, batch, ctx.lr)
+    models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr)
     return work._replace(models=models, optimizer=optimizer)
 
 

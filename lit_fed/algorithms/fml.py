@@ -72,11 +72,11 @@ class FML(Personal[GlobalModels, MutualClient, LocalRun]):
         mask = batch.mask.to(own.dtype)
         loss = (task.losses(own, batch.y)[:, 0] * mask).sum() / mask.sum().clamp(min=1)
         taught = batch._replace(y=task.soft_labels(other[:, 0], batch.y, self.alpha))
-        personal, of_personal = solver.step_without_loss(task, work.extra, of_personal, taught, ctx.lr)
+        personal, of_personal, _ = solver.step(task, work.extra, of_personal, taught, ctx.lr)
         work = work._replace(extra=personal, loss=work.loss + loss, steps=work.steps + 1)
         if ctx.phase != "adapt":
             taught = batch._replace(y=task.soft_labels(own[:, 0], batch.y, self.beta))
-            meme, of_meme = solver.step_without_loss(task, work.models, of_meme, taught, ctx.lr)
+            meme, of_meme, _ = solver.step(task, work.models, of_meme, taught, ctx.lr)
             work = work._replace(models=meme)
         return work._replace(optimizer=(of_meme, of_personal))
 

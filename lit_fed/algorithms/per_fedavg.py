@@ -120,7 +120,7 @@ class PerFedAvg(Served[GlobalModels, Tree, LocalRun]):
         offset = tree.scale(vector, self.difference)
         with full_precision(ctx.lr):
             ahead, behind = (
-                ctx.task.grad(models._replace(parameters=move(models.parameters, offset)), batch)[0]
+                ctx.task.value_and_grad(models._replace(parameters=move(models.parameters, offset)), batch)[1]
                 for move in (tree.add, tree.sub)
             )
         return tree.scale(tree.sub(ahead, behind), 0.5 / self.difference)  # type: ignore[no-any-return]

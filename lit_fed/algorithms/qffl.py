@@ -91,7 +91,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: FairRun, batch: Batch) -> FairRun:
         """A step of local SGD."""
-        models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer, batch, ctx.lr)
+        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr)
         return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: FairRun, data: ClientData) -> ClientResult:

@@ -7,7 +7,7 @@ the GPU runs them. A graph launches them all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from types import FunctionType
 from typing import Any
 
@@ -86,18 +86,16 @@ class _GraphedSolver(LocalSolver):
 
     recorded: dict[Any, Recorded] = field(default_factory=dict, compare=False, repr=False)
 
-    def _advance(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+    def _advance(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         batch, weight = given.batch, given.weight
-        alike = task.one_by_one and task.same_in_training and batch.index.ndim == 1 and len(batch.x)
+        alike = task.closed_form is None and task.same_in_training and batch.index.ndim == 1 and len(batch.x)
         if not alike:
-            return LocalSolver._advance(self, task, given, with_loss=with_loss)
+            return LocalSolver._advance(self, task, given)
         penalty, number = _split(given.penalty)
         objective = given.objective
         function = None if objective is None else _function(objective)
         if objective is not None and function is None:
-            return LocalSolver._advance(self, task, given, with_loss=with_loss)
+            return LocalSolver._advance(self, task, given)
         width = 1 << (len(batch.x) - 1).bit_length()
         pad = _padded if objective is None else _filled  # an objective need not be finite at zeros
         operands = None if objective is None else (objective.constants, pad(objective.rows, width))
@@ -109,7 +107,6 @@ class _GraphedSolver(LocalSolver):
         autocast = torch.is_autocast_enabled(given.lr.device.type)
         key = (id(task.network), number, weight is None, autocast, function, moving, _form((given, operands)))
         if key not in self.recorded:
-            task = replace(task, memory=None)
 
             def step(arguments: tuple[StepInputs, Tree]) -> Tree:
                 given, own = arguments
@@ -117,7 +114,7 @@ class _GraphedSolver(LocalSolver):
                 whole = penalty if number is None or penalty is None else penalty._replace(weight=number)
                 if objective is not None:
                     given = given._replace(objective=objective._replace(constants=own[0], rows=own[1]))
-                return LocalSolver._advance(self, task, given._replace(penalty=whole, moving=moving), with_loss=True)
+                return LocalSolver._advance(self, task, given._replace(penalty=whole, moving=moving))
 
             self.recorded[key] = _recording(step, (given, operands), task)
         return self.recorded[key]((given, operands))  # type: ignore[no-any-return]
@@ -192,7 +189,6 @@ class GraphedTrainer(SequentialTrainer):
     """
 
     name = "graphed"
-    shares_passes = False
 
     def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
         super().__init__(rows_per_pass, channels_last=channels_last)

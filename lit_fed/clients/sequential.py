@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +24,6 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Tree
@@ -47,7 +44,6 @@ class SequentialTrainer:
     """
 
     name = "sequential"
-    shares_passes = True  # the E-step and the first local step
 
     def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
         self.rows_per_pass, self.channels_last = rows_per_pass, channels_last
@@ -94,13 +90,6 @@ class SequentialTrainer:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
         ctx = ctx.of_client(torch.tensor(client_id))
-        batches = self._batches(job, row, client_id, data)
-        stage, first = next(batches, ("", None))
-        shares_pass = self.shares_passes and ctx.task.one_by_one and ctx.task.same_in_training
-        # per-sample gradients need their own passes
-        shares_pass = shares_pass and ctx.augmentation is None and not job.block.phase.work.sample_rate
-        if first is not None and first.index.ndim == 1 and shares_pass:
-            ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 
         def call(function: Callable[..., Value], *arguments: Any) -> Value:
             return self._call(client_id, ctx.round_idx, function, ctx, shared, *arguments)
@@ -110,14 +99,14 @@ class SequentialTrainer:
             seed = torch.default_generator.manual_seed if data.mask.device.type == "cpu" else torch.manual_seed
             drawn = ctx.seed_of_batches(job.block.phase.work)
             seed(int(seed_of(drawn, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
-            losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
+            losses = call(self.losses, algorithm, data)
             work = call(algorithm.client_init, tree.row(job.states, row), data, losses)
             optimizer = tree.row(job.optimizers, row)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=optimizer)
-            for now, batch in () if first is None else chain([(stage, first)], batches):
-                if now != ctx.stage:
-                    ctx = ctx._replace(stage=now)
+            for stage, batch in self._batches(job, row, client_id, data):
+                if stage != ctx.stage:
+                    ctx = ctx._replace(stage=stage)
                 work = call(algorithm.client_step, work, batch)
             ctx = ctx._replace(stage="") if ctx.stage else ctx
             result = call(algorithm.client_final, work, data)
@@ -131,39 +120,17 @@ class SequentialTrainer:
             stage = function.__name__.strip("_")
             raise ClientError(client_id, stage, round_idx, f"{type(error).__name__}: {error}") from error
 
-    def losses(
-        self, ctx: Context, shared: Tree, algorithm: Algorithm, data: ClientData, first: Batch | None = None
-    ) -> Tensor | None:
-        """The algorithm's `shared_losses` of one client's samples, [N, M], or None.
-
-        Args:
-            ctx: the context.
-            shared: the shared state.
-            algorithm: the algorithm.
-            data: the client's samples.
-            first: its first batch, if the pass over these samples is kept for the first step.
-        """
-        total = len(data.all_y)
-        rest = torch.arange(total, device=data.mask.device)
-        parts, positions = [], []
-        if first is not None:
-            losses = algorithm.shared_losses(ctx, shared, first)
+    def losses(self, ctx: Context, shared: Tree, algorithm: Algorithm, data: ClientData) -> Tensor | None:
+        """The algorithm's `shared_losses` of one client's samples, [N, M], or None."""
+        x, y, mask = data.all_x, data.all_y, data.mask
+        index, parts = torch.arange(len(y), device=mask.device), []
+        for lo in range(0, max(len(y), 1), self.rows_per_pass):
+            rows = slice(lo, lo + self.rows_per_pass)
+            losses = algorithm.shared_losses(ctx, shared, Batch(x[rows], y[rows], index[rows], mask[rows]))
             if losses is None:
                 return None
             parts.append(losses)
-            positions.append(first.index)
-            rest = rest[torch.ones_like(rest, dtype=torch.bool).index_fill(0, first.index, False)]
-        for position, index in enumerate(rest.split(self.rows_per_pass) if len(rest) or not parts else ()):
-            begin = position * self.rows_per_pass
-            rows = slice(begin, begin + len(index)) if first is None else index  # consecutive rows are a view
-            losses = algorithm.shared_losses(
-                ctx, shared, Batch(data.all_x[rows], data.all_y[rows], index, data.mask[rows])
-            )
-            if losses is None:
-                return None
-            parts.append(losses)
-            positions.append(index)
-        return parts[0] if first is None and len(parts) == 1 else torch.cat(parts)[torch.cat(positions).argsort()]
+        return torch.cat(parts)
 
     def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[tuple[str, Batch]]:
         """The batch of each local step, with the name of its stage."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -21,9 +21,6 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.upgrade import instead_of
 
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs", "UpdateRule", "is_rule_of_torch"]
-
-PIECE = 2**17
-"""Elements of a leaf updated at once on a CPU, so that all operands fit into caches."""
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 """Names of PyTorch's update rules; each acts on every number by itself."""
@@ -272,107 +269,28 @@ class LocalSolver:
         Returns:
             The new models, the new optimizer state and the loss before the step without the penalty, [M].
         """
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving)
-        models, optimizer, loss = self._advance(task, given, with_loss=True)
-        assert loss is not None
-        return models, optimizer, loss
+        return self._advance(task, StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving))
 
-    def step_without_loss(
-        self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
-        weight: Tensor | None = None, penalty: Penalty | None = None, objective: Objective | None = None,
-        moving: frozenset[str] | None = None,
-    ) -> tuple[ModelState, OptimizerState]:  # fmt: skip
-        """`step` without the loss, which saves computing it where possible."""
-        given = StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving)
-        return self._advance(task, given, with_loss=False)[:2]
-
-    def _advance(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
-        if task.one_by_one:
-            return self._advance_each(task, given)
+    def _advance(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         models, optimizer, moving = given.models, given.optimizer, given.moving
-        loss, gradient, buffers = self._gradient(task, given, with_loss=with_loss)
+        loss, gradient, buffers = self._gradient(task, given)
         old = tree.named(models.parameters, moving)
         if given.penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, given.penalty.gradient(old))
-        parameters, optimizer = self._updated(old, gradient, _moments(optimizer, moving), given.lr)
+        # not the method of a subclass, which may refuse the gradients of algorithms
+        parameters, optimizer = LocalSolver.update(self, old, gradient, _moments(optimizer, moving), given.lr)
         return *_merged(given, ModelState(parameters, buffers), optimizer), loss
 
-    def _gradient(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
-        """The loss before the step [M], which may be None without `with_loss`, its gradient, and the new buffers."""
-        models, _, batch, _, weight, _, objective, moving = given
-        if with_loss:
-            return task.value_and_grad(models, batch, weight, objective=objective, moving=moving)
-        return None, *task.grad(models, batch, weight, objective=objective, moving=moving)
-
-    def _advance_each(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
-        """Update the models in turn, each while its gradient is in the caches, without copying the result."""
-        models, optimizer, batch, lr, weight, penalty, objective, moving = given
-        parameters, optimizer = tree.named(models.parameters, moving), _moments(optimizer, moving)
-        new, first, second = (_room_for(part) for part in (parameters, optimizer.first, optimizer.second))
-        each = []
-        gradients = task.each_gradient(models, batch, weight, objective=objective, moving=moving)
-        for m, (loss, gradient, buffers) in enumerate(gradients):
-            model = slice(m, m + 1)
-            old, moments = tree.index((parameters, (optimizer.first, optimizer.second)), model)
-            raised = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
-            if penalty is not None:
-                raised = tree.map_leaves(torch.add, raised, penalty.of_model(m).gradient(old))
-            if self.clip_norm is not None:
-                raised = self._clip(raised)
-            for name in old:
-                operands = [part[name] for part in (old, raised, *moments) if part]
-                taken = [part[name][model] for part in (new, first, second) if part]
-                self._write(operands, taken, optimizer.step, lr)
-            each.append(tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss)))
-        buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)
-        done = OptimizerState(optimizer.step + 1, first, second)
-        return *_merged(given, ModelState(new, buffers), done), losses
-
-    def _write(self, given: list[Tensor], taken: list[Tensor], step: Tensor, lr: Tensor) -> None:
-        """Update one leaf in pieces, so that each stays in the caches.
-
-        Args:
-            given: the leaf, its gradient and its moments.
-            taken: receives the new leaf and its new moments.
-            step: step of the optimizer.
-            lr: learning rate.
-        """
-        leaves = [*given, *taken]  # a user-defined rule may look at a whole leaf
-        for piece in _pieces(leaves) if self.optimizer in OPTIMIZERS else [leaves]:
-            (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
-            if self.optimizer == "sgd" and moments and not self.nesterov:
-                self._write_momentum(old, gradient, moments[0], out, lr)
-                continue
-            first, second = [*({"": leaf} for leaf in moments), {}, {}][:2]
-            direction, state = self._unclipped({"": old}, {"": gradient}, OptimizerState(step, first, second))
-            torch.addcmul(old, direction[""], lr.to(old.dtype), value=-1, out=out[0])
-            for target, moment in zip(out[1:], (state.first, state.second), strict=False):
-                target.copy_(moment[""])
-
-    def _write_momentum(self, old: Tensor, gradient: Tensor, moment: Tensor, out: list[Tensor], lr: Tensor) -> None:
-        """The same arithmetic for momentum, the most common case, without temporaries: it is memory-bound."""
-        new, velocity = out
-        if self.weight_decay:
-            torch.add(gradient, old, alpha=self.weight_decay, out=velocity)
-            velocity.add_(moment, alpha=self.momentum)
-        else:
-            torch.add(gradient, moment, alpha=self.momentum, out=velocity)
-        torch.addcmul(old, velocity, lr.to(old.dtype), value=-1, out=new)
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss before the step [M], its gradient, and the new buffers."""
+        return task.value_and_grad(
+            given.models, given.batch, given.weight, objective=given.objective, moving=given.moving
+        )
 
     def update(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
     ) -> tuple[dict[str, Tensor], OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
-        return self._updated(parameters, gradient, optimizer, lr)
-
-    def _updated(
-        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """`update` for the solver's own steps, which subclasses do not override."""
         direction, optimizer = self._direction(parameters, gradient, optimizer)
         return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
 
@@ -380,19 +298,13 @@ class LocalSolver:
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
         """Direction of a step before the learning rate, and the new optimizer state."""
-        return self._unclipped(parameters, gradient if self.clip_norm is None else self._clip(gradient), optimizer)
-
-    def _unclipped(
-        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """`_direction` without clipping."""
+        if self.clip_norm is not None:
+            gradient = self._clip(gradient)
         if self.optimizer == "adamw":
             direction, optimizer = self._adam(gradient, optimizer)
             return self._decayed(direction, parameters), optimizer
-        gradient = self._decayed(gradient, parameters)
-        if self.optimizer in ("sgd", "adam"):
-            return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
-        return self._by_rule(gradient, optimizer)
+        rule = {"sgd": self._sgd, "adam": self._adam}.get(self.optimizer, self._by_rule)
+        return rule(self._decayed(gradient, parameters), optimizer)
 
     def _by_rule(
         self, gradient: dict[str, Tensor], optimizer: OptimizerState
@@ -495,27 +407,6 @@ def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves.items()}
 
 
-def _room_for(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous, uninitialised tensors like leaves."""
-    return {name: torch.empty_like(leaf, memory_format=torch.contiguous_format) for name, leaf in leaves.items()}
-
-
-def _pieces(leaves: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Corresponding pieces of leaves of one shape; whole leaves if they are small or laid out differently."""
-    total = leaves[0].numel()
-    if leaves[0].device.type != "cpu" or total <= PIECE or not all(map(_is_flat, leaves)):
-        yield leaves
-        return
-    flat = [leaf.view(-1) for leaf in leaves]
-    for lo in range(0, total, PIECE):
-        yield [leaf[lo : lo + PIECE] for leaf in flat]
-
-
-def _is_flat(leaf: Tensor) -> bool:
-    """Whether a leaf is contiguous, or expanded from one number."""
-    return leaf.is_contiguous() or not any(leaf.stride())
-
-
 class Penalty(NamedTuple):
     """⟨linear, θ⟩ + weight/2·‖θ − anchor‖², added to each model's loss; leaves [M, ...], or [1, ...] shared by all.
 
@@ -547,21 +438,8 @@ class Penalty(NamedTuple):
             )
         return torch.stack(parts).sum(0)
 
-    def of_model(self, m: int) -> Penalty:
-        """The penalty of model m alone, with a leading axis of 1."""
-        weight = self.weight
-        if isinstance(weight, Tensor) and weight.ndim:
-            weight = weight[m : m + 1]
-        return Penalty(weight, _of_model(self.anchor, m), _of_model(self.linear, m))
-
     def _weight(self, leaf: Tensor) -> Tensor | float:
         if not isinstance(self.weight, Tensor):
             return self.weight
         weight = self.weight.to(leaf.dtype)
         return weight.view(-1, *[1] * (leaf.ndim - 1)) if weight.ndim else weight
-
-
-def _of_model(leaves: dict[str, Tensor] | None, m: int) -> dict[str, Tensor] | None:
-    if leaves is None:
-        return None
-    return {name: leaf if leaf.shape[0] == 1 else leaf[m : m + 1] for name, leaf in leaves.items()}

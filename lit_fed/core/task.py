@@ -1,17 +1,17 @@
 """A learning task: a network and its per-sample loss as pure functions of stacked models.
 
-The target defines losses, the stacked network gives outputs, and this module computes gradients. There are three ways
-to compute a gradient, equal up to rounding; each is needed for speed:
+The target defines losses, the stacked network gives outputs, and this module computes gradients. The network decides
+how; the ways are equal up to rounding:
 
     closed form   affine networks: matrix products of all models at once, without autograd; not for an `Objective`
-    passes        networks in a loop, each model's graph alone in memory; narrow convolutions of several models in one
-                  joint pass; the pass of an E-step on the same samples is taken over (`ForwardMemory`)
     vmap          clients that run at once: autograd's `backward` cannot run inside `torch.func.vmap`
+    together      narrow convolutions of several models in one pass, as groups of channels; not for an `Objective`
+    loop          all others, each model's graph alone in memory; large outputs of positions in pieces
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -23,14 +23,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_fed.core import tree
 from lit_fed.core.networks.layers import at_rest, frozen_leaves
-from lit_fed.core.networks.products import AffineMap
+from lit_fed.core.networks.products import AffineMap, grouped_outputs
 from lit_fed.core.networks.stacked_network import (
-    Pass,
     StackedNetwork,
     check_network,
     check_trained,
     fresh_network,
-    in_graph,
     initial_seeds,
     num_models_of,
 )
@@ -181,73 +179,64 @@ class Task(StackedNetwork):
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
         """
-        if self.one_by_one or (objective is not None and self.model_axis == "loop"):
-            each = self.each_gradient(models, batch, weight, training=training, objective=objective, moving=moving)
-            return tree.stack(list(each))  # type: ignore[no-any-return]
         share = self._share(models, batch, weight)
         if self.closed_form is not None and objective is None:
-            outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
-            return (self.trained_on.losses(outputs, y) * share).sum(0), tree.named(gradient, moving), models.buffers
+            return self._by_closed_form(self.closed_form, models, batch, share, moving)
+        if objective is None and batch.index.ndim == 1 and self.goes_together(models):
+            return self._together(models, batch, share, moving)
         self.set_mode(training)
-        return self._by_vmap(models, batch, share, training=training, objective=objective, moving=moving)
+        by = self._by_vmap if self.model_axis == "vmap" else self._by_loop
+        return by(models, batch, share, training=training, objective=objective, moving=moving)
 
-    def grad(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, objective: Objective | None = None,
-        moving: Collection[str] | None = None,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
-        """`value_and_grad` without the loss, which saves computing it where possible."""
-        if self.closed_form is not None and objective is None:
-            share = self._share(models, batch, weight)
-            return tree.named(self._closed_form(self.closed_form, models, batch, share)[2], moving), models.buffers
-        return self.value_and_grad(models, batch, weight, objective=objective, moving=moving)[1:]
+    def _by_closed_form(
+        self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """All models at once, from the residual of their outputs."""
+        per_model = batch.index.ndim == 2
+        outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
+        y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
+        gradient = affine.gradient(batch.x, self.trained_on.residual(outputs, y) * share.unsqueeze(-1), per_model)
+        loss = (self.trained_on.losses(outputs, y) * share).sum(0)
+        by = tree.named(models.parameters, moving)
+        return loss, {name: gradient[name] for name in by}, models.buffers
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether models take separate passes, so that `each_gradient` costs no more than `value_and_grad`."""
-        return self.model_axis == "loop" and self.closed_form is None
-
-    def each_gradient(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True,
-        objective: Objective | None = None, moving: Collection[str] | None = None,
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:  # fmt: skip
-        """The results of `value_and_grad` model by model, without their leading axis.
-
-        Unused parameters have gradient 0.
-        """
-        share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
-        if objective is None and self._in_pieces(batch.y[0] if per_model else batch.y):
-            yield from self._each_in_pieces(models, batch, share, moving, training=training)
-            return
-        known = [] if self.memory is None else self.memory.take(models, batch.x)
+    def _by_loop(
+        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
+        moving: Collection[str] | None,
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+        """One model after another, so that one graph alone is in memory."""
+        per_model, num_models = batch.index.ndim == 2, share.shape[1]
         features = objective is not None and objective.uses_features
-        self.set_mode(training)
-        own: dict[str, Tensor] = {}
-        if objective is not None and objective.leaves:
-            inner, own = objective.apart(models.parameters)
-            models = models._replace(parameters=inner)
-        passes: Iterator[Pass]
-        if known and not features:  # an E-step keeps outputs only
-            passes = (known.pop(0) for _ in range(len(known)))  # each is freed after its gradient
-        else:
-            known.clear()
-            passes = self.passes(
-                models, batch.x, training=training, per_model=per_model, features=features, moving=moving
-            )
-        each = [None] * share.shape[1] if objective is None else objective.of_models(share.shape[1])
-        for m, one in enumerate(passes):
-            if own:
-                mine = {name: (leaf if one.is_joint else leaf[m]).detach() for name, leaf in own.items()}
-                one = one._replace(beside=in_graph(mine, moving))
-            if one.is_joint:
-                yield from self._each_of_joint(one, batch, share, each, moving)
-                continue
-            y = batch.y[m] if per_model else batch.y  # soft labels need no view
+        in_pieces = objective is None and self._in_pieces(batch.y[0] if per_model else batch.y)
+        call, x = self._call, self._laid_out(batch.x)
+        if not in_pieces:
+            call, x = self._begun(x, training=training, per_model=per_model, features=features)
+        objectives = [None] * num_models if objective is None else objective.of_models(num_models)
+        each = []
+        for m, own in enumerate(objectives):
+            parameters = _in_graph({name: self._laid_out(leaf[m]) for name, leaf in models.parameters.items()}, moving)
+            by, buffers = tree.named(parameters, moving), tree.index(models.buffers, m)
+            x_m, y, mask = (self._laid_out(x[m]), batch.y[m], batch.mask[m]) if per_model else (x, batch.y, batch.mask)
             with torch.enable_grad():
-                losses = self._losses_of(one, y, each[m], batch.mask[m] if per_model else batch.mask)
-                loss = (losses * share[:, m]).sum()
-            if objective is not None:
+                if in_pieces:
+                    loss, buffers = self._loss_in_pieces(parameters, buffers, x_m, y, share[:, m], by)
+                else:
+                    loss, buffers = self.weighted_loss(parameters, buffers, x_m, y, share[:, m], call, own, mask)
+            if own is not None:
                 self.set_mode(training)  # the loss may have evaluated other models
-            yield loss.detach(), _gradient(loss, tree.named(one.parameters | one.beside, moving)), one.buffers
+            each.append((loss.detach(), _gradient(loss, by), buffers))
+        return tree.stack(each)  # type: ignore[no-any-return]
+
+    def _together(
+        self, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """One pass of all models, see `grouped_outputs`."""
+        parameters = _in_graph(models.parameters, moving)
+        with torch.enable_grad():
+            outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(batch.x)))
+            y = self.target.for_models(batch.y.unsqueeze(1), outputs)
+            losses = (self.trained_on.losses(outputs, y) * share).sum(0)
+        return losses.detach(), _gradient(losses.sum(), tree.named(parameters, moving)), models.buffers
 
     def _in_pieces(self, y: Tensor) -> bool:
         """Whether outputs for labels [B, L] are so large that positions are processed in pieces."""
@@ -285,55 +274,14 @@ class Task(StackedNetwork):
                 each.append(checkpoint(losses, some, their, use_reentrant=False))
         return self.target.over_positions(torch.cat(each).view(y.shape), y)
 
-    def _each_in_pieces(
-        self, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None, *, training: bool
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
-        """`each_gradient` without holding the outputs of all positions at once."""
-        self.set_mode(training)
-        for m in range(num_models_of(models)):
-            parameters = in_graph({name: leaf[m].detach() for name, leaf in models.parameters.items()}, moving)
-            buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}
-            x, y = (batch.x[m], batch.y[m]) if batch.index.ndim == 2 else (batch.x, batch.y)
-            by = tree.named(parameters, moving)
-            with torch.enable_grad():
-                loss = (self._losses_in_pieces(parameters | buffers | self.frozen, x, y, by) * share[:, m]).sum()
-            yield loss.detach(), _gradient(loss, by), buffers
-
-    def _losses_of(self, one: Pass, y: Tensor, objective: Objective | None, mask: Tensor | None) -> Tensor:
-        """Loss of each sample in the pass of one model, [B], with the objective of this model."""
-        if objective is None:
-            return self.trained_on.losses(one.outputs, y)
-
-        def head(features: Tensor, leaves: dict[str, Tensor] | None = None) -> Tensor:
-            return self._call_head(one.parameters | (leaves or {}), one.buffers, features)
-
-        view = ModelView(
-            one.outputs, y, objective.constants, objective.rows, head, self.trained_on, one.features,
-            leaves=one.beside,
-        )  # fmt: skip
-        return objective.each(view._replace(real=mask) if objective.over_batch else view)
-
-    def _each_of_joint(
-        self,
-        one: Pass,
-        batch: Batch,
-        share: Tensor,
-        objectives: Sequence[Objective | None],
-        moving: Collection[str] | None,
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
-        """`each_gradient` from one pass of all models."""
-        with torch.enable_grad():
-            if objectives[0] is None:
-                labels = self.target.for_models(batch.y.unsqueeze(1), one.outputs)
-                each = self.trained_on.losses(one.outputs, labels)
-            else:
-                rows = [self._losses_of(one.of_model(m), batch.y, own, batch.mask) for m, own in enumerate(objectives)]
-                each = torch.stack(rows, dim=1)
-            losses = (each * share).sum(0)
-        by = tree.named(one.parameters | one.beside, moving)
-        gradient, losses = _gradient(losses.sum(), by), losses.detach()
-        for m in range(len(losses)):
-            yield losses[m], {name: leaf[m] for name, leaf in gradient.items()}, tree.index(one.buffers, m)
+    def _loss_in_pieces(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
+        moving: Collection[str],
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        """`weighted_loss` without holding the outputs of all positions at once."""
+        buffers = {name: leaf.clone() for name, leaf in buffers.items()}
+        losses = self._losses_in_pieces(parameters | buffers | self.frozen, x, y, moving)
+        return (losses * share).sum(), buffers
 
     def full_gradient(
         self, models: ModelState, data: ClientData, rows_per_pass: int = 1024, *, training: bool = True
@@ -385,17 +333,6 @@ class Task(StackedNetwork):
         share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
         return share.expand(-1, num_models_of(models))
 
-    def _closed_form(
-        self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Outputs [B, M, K], their labels, and the gradient, from the residual only."""
-        per_model = batch.index.ndim == 2
-        outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
-        y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
-        residual = self.trained_on.residual(outputs, y) * share.unsqueeze(-1)
-        gradient = affine.gradient(batch.x, residual, per_model)
-        return outputs, y, {name: gradient[name] for name in models.parameters}
-
     def weighted_loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
         call: Callable[..., Any] | None = None, objective: Objective | None = None, mask: Tensor | None = None,
@@ -413,10 +350,21 @@ class Task(StackedNetwork):
             mask: mask of the samples [B], for an objective.
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
-        features = objective is not None and objective.uses_features
-        inner, own = (parameters, {}) if objective is None else objective.apart(parameters)
-        one = self._passed(inner, buffers, x, call or self._call, features=features)._replace(beside=own)
-        return (self._losses_of(one, y, objective, mask) * share).sum(), buffers
+        call = call or self._call
+        if objective is None:
+            return (self.trained_on.losses(self._wide(call(parameters, buffers, x)), y) * share).sum(), buffers
+        inner, own = objective.apart(parameters)
+        found = call(inner, buffers, x)
+        outputs, features = found if objective.uses_features else (found, None)
+
+        def head(features: Tensor, leaves: dict[str, Tensor] | None = None) -> Tensor:
+            return self._call_head(inner | (leaves or {}), buffers, features)
+
+        view = ModelView(
+            self._wide(outputs), y, objective.constants, objective.rows, head, self.trained_on,
+            None if features is None else self._wide(features), mask if objective.over_batch else None, own,
+        )  # fmt: skip
+        return (objective.each(view) * share).sum(), buffers
 
     def _by_vmap(
         self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
@@ -463,6 +411,11 @@ class _RowLosses(torch.autograd.Function):
 def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:
     """Contribution of some of the samples to the mean over all."""
     return tree.scale((loss, gradient), some.mask.sum(dtype=torch.float64) / total)
+
+
+def _in_graph(parameters: dict[str, Tensor], moving: Collection[str] | None) -> dict[str, Tensor]:
+    """Detached leaves, of which those that move require a gradient."""
+    return {name: leaf.detach().requires_grad_(moving is None or name in moving) for name, leaf in parameters.items()}
 
 
 def _gradient(loss: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from lit_fed.core.networks.products import fast_products
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.system.files import given_path
@@ -452,8 +451,7 @@ class _Once(nn.Module):
         self.layer = layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with fast_products():  # in both runs
-            return type(self.layer).forward(self.layer, *args, **kwargs)
+        return type(self.layer).forward(self.layer, *args, **kwargs)
 
 
 # ------------------------------------------------------------------ weights

@@ -296,15 +296,11 @@ class _PartSolver(LocalSolver):
         """The same solver for some leaves."""
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, solver=solver, moving=moving)
 
-    def _within(self, options: dict[str, Any]) -> dict[str, Any]:
-        given = options.get("moving")
-        return options | {"moving": self.moving if given is None else self.moving & given}
-
-    def step(self, *given: Any, **options: Any) -> tuple[ModelState, OptimizerState, Tensor]:
-        return self.solver.step(*given, **self._within(options))
-
-    def step_without_loss(self, *given: Any, **options: Any) -> tuple[ModelState, OptimizerState]:
-        return self.solver.step_without_loss(*given, **self._within(options))
+    def step(
+        self, *given: Any, moving: frozenset[str] | None = None, **options: Any
+    ) -> tuple[ModelState, OptimizerState, Tensor]:
+        moving = self.moving if moving is None else self.moving & moving
+        return self.solver.step(*given, moving=moving, **options)
 
     def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         """Norm of the moving leaves, in a gradient that an algorithm computed itself."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lit_fed.algorithms import FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core import local_solver, tree
+from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError
@@ -110,22 +110,6 @@ def test_no_input_is_changed(options):
     assert same_bits(solver.step(task, models, optimizer, batch, solver.lr_at(0, 1)), once)
 
 
-@pytest.mark.parametrize("options", [*SOLVERS, {"optimizer": "adamw", "weight_decay": 0.1}], ids=str)
-def test_updates_in_pieces_are_those_of_whole_leaves(monkeypatch, options):
-    solver, task = LocalSolver(**options, clip_norm=0.5), make_task(BINARY)
-    start = task.init(2, 0)
-
-    def trained():
-        models, optimizer = start, solver.init(start)
-        for batch in batches(2):
-            models, optimizer, _ = solver.step(task, models, optimizer, batch, solver.lr_at(0, 1))
-        return models, optimizer
-
-    whole = trained()
-    monkeypatch.setattr("lit_fed.core.local_solver.PIECE", 5)
-    assert same_bits(trained(), whole)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", SOLVERS, ids=str)
 def test_types_never_change(dtype, options):
@@ -168,7 +152,7 @@ def test_a_user_defined_rule():
     models = task.init(2, 0)
     state, moment = solver.init(models), tree.zeros_like(models.parameters)
     for step in range(1, 4):
-        gradient, _ = task.grad(models, batch)
+        _, gradient, _ = task.value_and_grad(models, batch)
         direction = {name: (0.5 * moment[name] + 0.5 * leaf).sign() for name, leaf in gradient.items()}
         moment = {name: 0.75 * moment[name] + 0.25 * leaf for name, leaf in gradient.items()}
         wanted = {name: leaf - 0.1 * direction[name] for name, leaf in models.parameters.items()}
@@ -231,9 +215,7 @@ def test_rules_that_fail_are_refused(rule, why):
         LocalSolver(f"{__name__}.{rule.__name__}")
 
 
-def test_a_rule_gets_whole_leaves(monkeypatch):
-    """Sequential training updates leaves in pieces, but for user-defined rules."""
-    monkeypatch.setattr(local_solver, "PIECE", 4)
+def test_a_rule_gets_whole_leaves():
     solver, train = LocalSolver(f"{__name__}.by_norm", 0.05), make_clients([9, 2, 5])
     one, other = (run_rounds(FedEM(2), trainer(), train, solver=solver, batch_size=2) for trainer in
                   (SequentialTrainer, VectorizedTrainer))  # fmt: skip
@@ -457,16 +439,6 @@ def test_the_value_is_written_out(weight, anchor, linear):
         assert float(found[m]) == pytest.approx(float(expected), abs=1e-13)
 
 
-def test_each_model_has_the_penalty_of_its_own(weight, anchor, linear):
-    penalty, parameters = Penalty(weight, anchor, linear), leaves(M, 0)
-    gradient, value = penalty.gradient(parameters), penalty.value(parameters)
-    for m in range(M):
-        place = slice(m, m + 1)
-        own, theta = penalty.of_model(m), tree.index(parameters, place)
-        assert same_bits(own.gradient(theta), tree.index(gradient, place))
-        assert torch.equal(own.value(theta), value[place])
-
-
 def test_by_default_there_is_none():
     parameters = leaves(M, 0)
     assert float(Penalty().value(parameters).abs().max()) == 0
@@ -540,14 +512,13 @@ def test_a_penalty_is_part_of_the_objective(path, options, clip_norm):
     penalty, start, optimizer, losses = penalty_for(models), models, solver.init(models), []
     lr = solver.lr_at(0, 1)
     for batch in some_batches():
-        moved = solver.step_without_loss(task, models, optimizer, batch, lr, penalty=penalty)
         models, optimizer, loss = solver.step(task, models, optimizer, batch, lr, penalty=penalty)
-        assert distance(moved, (models, optimizer)) < 1e-15
         losses.append(loss)
     for m in range(2):
         one = task.build().double()
         one.load_state_dict(tree.index(start.parameters, m))
-        expected, expected_losses = train_on_objective(one, options, clip_norm, penalty.of_model(m))
+        own = Penalty(penalty.weight[m], penalty.anchor, tree.index(penalty.linear, slice(m, m + 1)))
+        expected, expected_losses = train_on_objective(one, options, clip_norm, own)
         torch.testing.assert_close(tree.index(models.parameters, m), dict(expected), rtol=0, atol=1e-12)
         torch.testing.assert_close(torch.stack(losses)[:, m].tolist(), expected_losses, rtol=0, atol=1e-12)
 

@@ -26,13 +26,11 @@ from lit_fed.clients.graphed import GraphedTrainer, _GraphedSolver
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_step
 from lit_fed.core.local_solver import LocalSolver, Penalty
-from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.networks.start import choose_trained
-from lit_fed.core.targets import ModelView, Multiclass, Objective
-from lit_fed.core.task import Task
+from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, LeNet5, Linear, Network
+from lit_fed.models import MLP, Linear, Network
 
 TIGHT = 1e-12
 axes = pytest.mark.parametrize("axis", ["loop", "vmap"])
@@ -159,9 +157,6 @@ def test_gradients_are_those_of_autograd(network, num_models, own, ended, axis):
     for m in range(num_models):
         wanted = reference(task, BODIES[network], models, m, batch, weight, objective)
         assert distance((loss[m], tree.index(gradient, m), tree.index(buffers, m)), wanted) < TIGHT
-    assert distance(task.grad(models, batch, weight, objective=objective), (gradient, buffers)) < TIGHT
-    each = tree.stack(list(replace(task, model_axis="loop").each_gradient(models, batch, weight, objective=objective)))
-    assert distance(each, (loss, gradient, buffers)) < TIGHT
 
 
 @axes
@@ -274,37 +269,6 @@ def test_an_unknown_last_layer_is_named_only_if_features_are_used(axis):
         task.value_and_grad(models, batch, objective=objective)
 
 
-def test_a_joint_pass():
-    """LeNet-5 of several models as groups of channels."""
-    target, rng = Multiclass(3), torch.Generator().manual_seed(0)
-    task = Task.create(lambda: LeNet5((1, 16, 16), 3), target, dtype=torch.float64)
-    models, x = task.init(2, 0), torch.randn(5, 1, 16, 16, dtype=torch.float64, generator=rng)
-    batch = Batch(x, torch.tensor([0, 1, 2, 0, 1]), torch.arange(5), torch.tensor([1.0, 1, 0, 1, 1]))
-    means = torch.randn(2, 3, 84, dtype=torch.float64, generator=rng)
-    rows = torch.randn(5, 1, 84, dtype=torch.float64, generator=rng)
-    objective = Objective(pulled, uses_features=True, constants=(means, means[:, 0, 0]), rows=rows)
-    joint, weight = replace(task, channels_last=True), torch.rand(5, 2, dtype=torch.float64)
-    for one in (objective, Objective(own_loss)):
-        found = joint.value_and_grad(models, batch, weight, objective=one)
-        assert distance(found, task.value_and_grad(models, batch, weight, objective=one)) < TIGHT
-    passes = list(joint.passes(models, x, training=True, features=True))
-    assert len(passes) == 1
-    assert passes[0].features.shape == (5, 2, 84)
-
-
-@pytest.mark.parametrize("features", [False, True])
-def test_a_remembered_pass_is_taken_where_it_suffices(features):
-    task, models, batch, objective = make(mlp, 2)
-    objective = objective if features else Objective(own_loss)
-    remembering, calls = replace(task, memory=ForwardMemory(batch.x)), []
-    remembering.outputs(models, batch.x)
-    task.network.register_forward_hook(lambda *_: calls.append(0))
-    found = remembering.value_and_grad(models, batch, objective=objective)
-    assert len(calls) == (2 if features else 0)
-    assert same_bits(found, task.value_and_grad(models, batch, objective=objective))
-    assert remembering.memory.passes == []
-
-
 # ---------------------------------------------------------------------- steps
 @axes
 @pytest.mark.parametrize("network", [Linear, mlp, Normalised])
@@ -337,8 +301,6 @@ def test_steps_are_clipped_pulled_and_have_momentum(network, axis):
                 kept[name][m] = leaf
             own = own._replace(parameters=parameters, buffers=kept)
     assert distance(state[0], own) < TIGHT
-    once = solver.step_without_loss(task, models, solver.init(models), batch, lr, objective=objective)
-    assert distance(once, solver.step(task, models, solver.init(models), batch, lr, objective=objective)[:2]) < TIGHT
 
 
 @axes
@@ -467,8 +429,8 @@ def test_a_mixture_has_an_objective_of_each_component():
             step, solver = super().client_step, ctx.solver
 
             class Solver(LocalSolver):
-                def step_without_loss(self, *given, **more):
-                    return solver.step_without_loss(*given, objective=Objective(near, True, rows=own), **more)
+                def step(self, *given, **more):
+                    return solver.step(*given, objective=Objective(near, True, rows=own), **more)
 
             return step(ctx._replace(solver=Solver()), shared, work, batch)
 

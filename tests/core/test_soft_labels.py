@@ -82,7 +82,6 @@ def test_gradient_is_that_of_both_terms(target, network, axis, share, num_models
         loss = (share * cross_entropy + (1 - share) * divergence)[: 6 - masked].mean()
         expected = torch.autograd.grad(loss, list(own.values()))
         assert distance(list(tree.index(gradient, m).values()), list(expected)) < 1e-12
-    assert same_bits(task.grad(students, batch)[0], gradient)
 
 
 @cases

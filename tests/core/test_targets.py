@@ -368,12 +368,12 @@ class Squared(Loss):
 
 def test_a_loss_of_ones_own_has_its_gradient_in_a_closed_form_too():
     batch, models = batch_of(), task_of(Linear, "loop", None).init(1, 0)
-    closed = task_of(Linear, "loop", Squared()).grad(models, batch)[0]
+    closed = task_of(Linear, "loop", Squared()).value_and_grad(models, batch)[1]
     plain = task_of(lambda _, k: torch.nn.Linear(4, k), "loop", Squared())
     renamed = models._replace(
         parameters={name.removeprefix("linear."): leaf for name, leaf in models.parameters.items()}
     )
-    opened = plain.grad(renamed, batch)[0]
+    opened = plain.value_and_grad(renamed, batch)[1]
     for name, leaf in opened.items():
         assert torch.allclose(closed[f"linear.{name}"], leaf, atol=1e-12)
 
@@ -383,9 +383,9 @@ def test_an_exact_solve_minimises_the_loss():
     start = task.init(1, 0)
     prox = Penalty(0.5, start.parameters)
     found = minimise(task, start, batch, prox)
-    slope, pull = task.grad(found, batch)[0], prox.gradient(found.parameters)
+    slope, pull = task.value_and_grad(found, batch)[1], prox.gradient(found.parameters)
     assert all((slope[name] + pull[name]).abs().max() < 1e-8 for name in slope)
-    plain = task_of(Linear, "loop", None).grad(found, batch)[0]
+    plain = task_of(Linear, "loop", None).value_and_grad(found, batch)[1]
     assert any((plain[name] + pull[name]).abs().max() > 1e-2 for name in plain)
 
 

@@ -15,13 +15,14 @@ from lit_fed.system.upgrade import GONE
 ROOT = Path(__file__).parents[2]
 BEFORE = json.loads(RECORD.read_text())
 MOVED = {"clustering first": {"comm/total_bytes_up"}}  # a client says which component it sends by ⌈log2 M⌉ bits
+ROUNDED = {"controlled"}  # clients one after another: their steps are rounded like those of clients at once now
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_comes_out_as_it_did(name, tmp_path):
     """Bit for bit on the machine of the record, to five digits elsewhere."""
     before, now = BEFORE["runs"][name], digest(fit(name, RUNS[name], tmp_path))
-    exact = BEFORE["machine"] == machine()
+    exact = BEFORE["machine"] == machine() and name not in ROUNDED
     assert now["metrics"].keys() == before["metrics"].keys()
     for key, value in before["metrics"].items():
         if key not in MOVED.get(name, ()):

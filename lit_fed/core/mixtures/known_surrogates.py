@@ -91,7 +91,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
         self, task: Task, bound: MixtureBound, local: Mixture, models: ModelState, batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The gradient of the mean over the batch of the losses, weighted by q."""
-        return task.grad(models, batch, batch_weights(bound.responsibility, batch))
+        return task.value_and_grad(models, batch, batch_weights(bound.responsibility, batch))[1:]
 
     def log_prob(self, task: Task, local: Mixture, x: Tensor, outputs: Tensor) -> Tensor:
         """The components' probabilities, mixed with the weights π_i."""
@@ -236,7 +236,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
         self, task: Task, bound: IdentityBound, local: tuple[()], models: ModelState, batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The gradient of the mean loss of the batch."""
-        return task.grad(models, batch)
+        return task.value_and_grad(models, batch)[1:]
 
     def log_prob(self, task: Task, local: tuple[()], x: Tensor, outputs: Tensor) -> Tensor:
         """The prediction of the shared model."""

@@ -2,116 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from torch.nn.functional import pad
-from torch.overrides import TorchFunctionMode
 
 __all__ = [
-    "AffineMap", "LayerByLayer", "Layers", "affine_map", "fast_products", "full_precision", "grouped_layers",
-    "grouped_outputs",
+    "AffineMap", "LayerByLayer", "Layers", "affine_map", "full_precision", "grouped_layers", "grouped_outputs",
 ]  # fmt: skip
-
-# ---------------------------------------------------------------------- dense layers by the faster library
-SMALLEST = 2**24
-"""Multiplications of a layer (rows × inputs × outputs) from which oneDNN is used."""
-
-
-@contextmanager
-def fast_products() -> Iterator[None]:
-    """Compute large float32 dense layers with oneDNN if it is faster than MKL, as on AMD processors with AVX-512.
-
-    A layer of 1600 by 2048 with 120 samples reached 90 GFLOP/s with MKL and 200 with oneDNN. Results are equal up to
-    rounding; the choice depends on the processor and the shapes only.
-
-    Used in passes of one model with first derivatives only; transformations of `torch.func` use MKL.
-    """
-    if not _prefers_onednn() or torch._C._are_functorch_transforms_active():
-        yield
-        return
-    with _DenseLayers():
-        yield
-
-
-class _DenseLayers(TorchFunctionMode):
-    """Sends `F.linear` to oneDNN."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and not kwargs and _suits(*args):
-            x, weight, *bias = args
-            out = _Dense.apply(x.flatten(0, -2), weight, bias[0] if bias else None)
-            return out.view(*x.shape[:-1], -1)
-        return func(*args, **(kwargs or {}))
-
-
-def _suits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether oneDNN computes this layer."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.ndim > 1
-        and x.numel() * len(weight) >= SMALLEST
-        and not torch.is_autocast_enabled("cpu")
-    )
-
-
-class _Dense(torch.autograd.Function):
-    """x Wᵀ + b with rows [B, D]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The product, [B, K]."""
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Requested gradients of inputs, weight and bias."""
-        (x, weight), gradient = ctx.saved_tensors, gradients[0]
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            _product(gradient, weight.t()) if of_x else None,
-            _product(gradient.t(), x.t()) if of_weight else None,
-            gradient.sum(0) if of_bias else None,
-        )
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product x Wᵀ + b with oneDNN."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # type: ignore[no-any-return]
-
-
-@cache
-def _prefers_onednn() -> bool:
-    """Whether this is an AMD processor with AVX-512 and this PyTorch has oneDNN's product for plain tensors."""
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if not (str(known.get("cpu_name", "")).startswith("AMD") and known.get("avx512_f")):
-        return False
-    return torch.backends.mkl.is_available() and _has_private_names()
-
-
-@cache
-def _has_private_names() -> bool:
-    """Whether the private names for oneDNN's product and for active transformations exist; if not, MKL is used."""
-    x, weight, bias = torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)
-    try:
-        return not torch._C._are_functorch_transforms_active() and torch.allclose(
-            _product(x, weight, bias), F.linear(x, weight, bias)
-        )
-    except (AttributeError, TypeError, RuntimeError):
-        return False
-
 
 # ---------------------------------------------------------------------- affine networks, without autograd
 SHORT = 2048

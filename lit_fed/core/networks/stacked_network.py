@@ -1,4 +1,4 @@
-"""A network as pure functions of stacked models: fresh models, outputs, and forward passes with a graph.
+"""A network as pure functions of stacked models: fresh models, outputs and features.
 
 Every function takes M models (leaves [M, ...]) and returns one entry per model; a single model is M = 1 with the same
 arithmetic, except for narrow convolutions (`grouped`).
@@ -7,10 +7,10 @@ arithmetic, except for narrow convolutions (`grouped`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,15 @@ from torch.func import functional_call, vmap
 
 from lit_fed.core import tree
 from lit_fed.core.networks.layers import Head, TrainedEnd, drops_units, normalises_batches, train_mode, working
-from lit_fed.core.networks.products import AffineMap, Layers, affine_map, fast_products, grouped_layers, grouped_outputs
+from lit_fed.core.networks.products import AffineMap, Layers, affine_map, grouped_layers, grouped_outputs
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "ForwardMemory", "Pass", "StackedNetwork", "check_models", "check_network", "check_trained", "fresh_network",
-    "in_graph", "initial_seeds", "num_models_of",
+    "StackedNetwork", "check_models", "check_network", "check_trained", "fresh_network", "initial_seeds",
+    "num_models_of",
 ]  # fmt: skip
 
 Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
@@ -51,7 +51,6 @@ class StackedNetwork:
         dtype: floating type of the models.
         channels_last: store images and weights of 2-D convolutions with the channels last if `model_axis` is `loop`;
             the numbers are the same up to rounding.
-        memory: forward passes of one client, kept for its first local step.
         start: returns the models to start from, given fresh models and the network, see `Start`; None: the fresh ones.
     """
 
@@ -65,7 +64,6 @@ class StackedNetwork:
     model_axis: Literal["loop", "vmap"] = "loop"
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
-    memory: ForwardMemory | None = None
     start: Callable[[ModelState, nn.Module], ModelState] | None = field(default=None, compare=False)
 
     def init(self, num_models: int, seed: int) -> ModelState:
@@ -168,8 +166,6 @@ class StackedNetwork:
             call, x = self._begun(x)
             forward = vmap(lambda model: call(model.parameters, model.buffers, x))
             return self._wide(forward(models).transpose(0, 1))
-        if self.memory is not None and x is self.memory.x:
-            return self._remembered(self.memory, models)
         if self.goes_together(models):
             return self._wide(grouped_outputs(self.grouped, models.parameters, self._laid_out(x)))
         call, x = self._begun(self._laid_out(x))
@@ -231,36 +227,6 @@ class StackedNetwork:
         """Whether models share a joint pass whose last layer is the head."""
         return self.goes_together(models) and self.grouped[-1][1] is self.last.top
 
-    def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
-        """Outputs of passes that are kept for the gradient."""
-        self.set_mode(True)  # same outputs; cuDNN needs training mode for an LSTM's gradient
-        memory.models, memory.passes = models, list(self.passes(models, memory.x, training=True))
-        each = [one.outputs.detach() for one in memory.passes]
-        return each[0] if memory.passes[0].is_joint else torch.stack(each, dim=1)
-
-    def passes(
-        self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False, features: bool = False,
-        moving: Collection[str] | None = None,
-    ) -> Iterator[Pass]:  # fmt: skip
-        """Forward passes with a graph: a joint one of all models if possible, else one per model.
-
-        Args:
-            models: M models.
-            x: inputs [B, ...] of all models, or [M, B, ...] if `per_model`.
-            training: whether the network is in the mode of local steps.
-            per_model: whether each model has its own inputs.
-            features: whether passes keep their features.
-            moving: names of the parameters in the graph; None: all.
-        """
-        if self.goes_together(models) and not per_model and (not features or self._splits_together(models)):
-            yield self._joint_pass(models, x, features=features, moving=moving)
-            return
-        begun = x if per_model else self._laid_out(x)
-        call, begun = self._begun(begun, training=training, per_model=per_model, features=features)
-        for m in range(num_models_of(models)):
-            inputs = self._laid_out(begun[m]) if per_model else begun
-            yield self._pass(models, m, inputs, call, features=features, moving=moving)
-
     @cached_property
     def grouped(self) -> Layers:
         """The layers for joint passes of models, see `grouped_layers`; empty if not supported."""
@@ -271,43 +237,8 @@ class StackedNetwork:
         leaf = next(iter(models.parameters.values()))
         return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
 
-    def _joint_pass(
-        self, models: ModelState, x: Tensor, *, features: bool, moving: Collection[str] | None
-    ) -> Pass:  # fmt: skip
-        parameters = in_graph({name: leaf.detach() for name, leaf in models.parameters.items()}, moving)
-        with torch.enable_grad():
-            if not features:
-                outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
-                return Pass(parameters, outputs, models.buffers, is_joint=True)
-            inner = grouped_outputs(self.grouped[:-1], parameters, self._laid_out(x))
-            outputs = self._wide(grouped_outputs(self.grouped[-1:], parameters, inner))
-        return Pass(parameters, outputs, models.buffers, is_joint=True, features=self._wide(inner))
-
-    def _pass(
-        self, models: ModelState, m: int, x: Tensor, call: Callable[..., Any], *, features: bool,
-        moving: Collection[str] | None,
-    ) -> Pass:  # fmt: skip
-        """Forward pass of model m with a graph, in the network's mode."""
-        parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
-        parameters = in_graph(parameters, moving)
-        buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
-        with torch.enable_grad(), fast_products():
-            return self._passed(parameters, buffers, x, call, features=features)
-
-    def _passed(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, call: Callable[..., Any], *,
-        features: bool,
-    ) -> Pass:  # fmt: skip
-        """The pass of one model by `call`, which returns outputs and features if features are requested."""
-        found = call(parameters, buffers, x)
-        if not features:
-            return Pass(parameters, self._wide(found), buffers)
-        return Pass(parameters, self._wide(found[0]), buffers, features=self._wide(found[1]))
-
     def _forward(self, model: ModelState, x: Tensor, call: Callable[..., Any]) -> Any:
-        parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
-        with fast_products():
-            return call(parameters, model.buffers, x)
+        return call({name: self._laid_out(leaf) for name, leaf in model.parameters.items()}, model.buffers, x)
 
     def _begun(
         self, x: Tensor, *, training: bool = False, per_model: bool = False, features: bool = False
@@ -376,11 +307,6 @@ class StackedNetwork:
 def num_models_of(models: ModelState) -> int:
     """The number of stacked models, M."""
     return next(iter(models.parameters.values())).shape[0]
-
-
-def in_graph(parameters: dict[str, Tensor], moving: Collection[str] | None) -> dict[str, Tensor]:
-    """Detached leaves, of which those that move require a gradient."""
-    return {name: leaf.requires_grad_(moving is None or name in moving) for name, leaf in parameters.items()}
 
 
 def _alike(features: Tensor) -> bool:
@@ -491,44 +417,3 @@ def check_network(build: Callable[[], nn.Module]) -> None:
 def _bytes_of(network: nn.Module) -> int:
     """Bytes of parameters and buffers."""
     return sum(leaf.numel() * leaf.element_size() for leaf in (*network.parameters(), *network.buffers()))
-
-
-# ---------------------------------------------------------------------- shared forward passes
-class Pass(NamedTuple):
-    """A forward pass with its graph, of one model or of M models together (all with a model axis)."""
-
-    parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] if joint
-    outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] if joint
-    buffers: dict[str, Tensor]  # after the pass
-    is_joint: bool = False  # of M models together
-    features: Tensor | None = None  # [B, D] or [B, L, D]; [B, M, D] if joint; None: not requested
-    beside: dict[str, Tensor] = {}  # noqa: RUF012 - `leaves` of an objective, as `parameters`
-
-    def of_model(self, m: int) -> Pass:
-        """The part of model m of a joint pass."""
-        features = None if self.features is None else self.features[:, m]
-        parameters, buffers, beside = tree.index((self.parameters, self.buffers, self.beside), m)
-        return Pass(parameters, self.outputs[:, m], buffers, features=features, beside=beside)
-
-
-class ForwardMemory:
-    """Forward passes shared by an E-step and the first local step.
-
-    If both use the same samples and models, the gradient of the step needs no second pass. Samples and models are
-    compared by identity, so this affects speed only.
-
-    Args:
-        x: the samples [B, ...].
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-        self.models: ModelState | None = None
-        self.passes: list[Pass] = []
-
-    def take(self, models: ModelState, x: Tensor) -> list[Pass]:
-        """The kept passes of these models on these samples, returned once; [] if there are none."""
-        if self.models is None or x is not self.x or models.parameters is not self.models.parameters:
-            return []
-        passes, self.passes, self.models = self.passes, [], None
-        return passes

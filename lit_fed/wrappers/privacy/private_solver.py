@@ -145,16 +145,11 @@ class PrivateTask(Task):
         each = [every(*model(m), x, y, [row[:, m] for row in rows]) for m in range(count)]
         return tree.map_leaves(lambda *leaves: torch.stack(leaves, dim=1), *each)  # type: ignore[no-any-return]
 
-    @property
-    def one_by_one(self) -> bool:
-        """Never: a sample's gradients are clipped for all models together."""
-        return False
-
     def value_and_grad(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: gradients must be clipped per sample."""
         refuse_gradient()
 
-    grad = each_gradient = full_gradient = hessian_vector = value_and_grad
+    full_gradient = hessian_vector = value_and_grad
 
 
 def refuse_gradient() -> NoReturn:
@@ -211,11 +206,10 @@ class PrivateSolver(LocalSolver):
         """The same solver with private gradients."""
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
-    def _gradient(
-        self, task: Task, given: StepInputs, *, with_loss: bool
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """The clipped and noised gradient, divided by the expected batch size; buffers are unchanged."""
-        assert isinstance(task, PrivateTask)
+        if not isinstance(task, PrivateTask):
+            refuse_gradient()
         if self.taken:
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
         self.taken.append(True)
@@ -237,5 +231,3 @@ class PrivateSolver(LocalSolver):
     def update(self, *_: object, **__: object) -> NoReturn:
         """Refused: a gradient from elsewhere is neither clipped nor noised."""
         refuse_gradient()
-
-    _advance_each = update

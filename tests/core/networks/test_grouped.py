@@ -2,12 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federated_round import MULTICLASS, distance, make_task, same_bits
+from federated_round import MULTICLASS, distance, make_task
 from torch import nn
 
+from lit_fed.core import task as tasks
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks import products, stacked_network
-from lit_fed.core.networks.stacked_network import ForwardMemory
+from lit_fed.core.targets import Objective
 from lit_fed.core.types import Batch
 from lit_fed.models import LeafCNN, LeNet5, Linear
 
@@ -28,7 +29,8 @@ def batch(dtype=torch.float64, samples=5):
 def passes(monkeypatch):
     """How often models were taken together."""
     seen, outputs = [], products.grouped_outputs
-    monkeypatch.setattr(stacked_network, "grouped_outputs", lambda *given: seen.append(0) or outputs(*given))
+    for module in (stacked_network, tasks):
+        monkeypatch.setattr(module, "grouped_outputs", lambda *given: seen.append(0) or outputs(*given))
     return seen
 
 
@@ -53,19 +55,6 @@ def test_steps_of_the_solver_are_the_same(monkeypatch):
         found.append((*state, loss))
     assert distance(*found) < 1e-13
     assert len(seen) == 2
-
-
-def test_an_e_step_and_the_first_step_share_a_pass(monkeypatch):
-    seen, some, task = passes(monkeypatch), batch(), lenets()
-    models, weight = task.init(2, 0), torch.rand(5, 2, dtype=torch.float64)
-    remembering = replace(task, memory=ForwardMemory(some.x))
-    assert same_bits(remembering.outputs(models, some.x), task.outputs(models, some.x))
-    wanted = task.value_and_grad(models, some, weight)
-    before = len(seen)
-    assert same_bits(remembering.value_and_grad(models, some, weight), wanted)
-    assert len(seen) == before
-    assert same_bits(remembering.value_and_grad(models, some, weight), wanted)  # not remembered any more
-    assert len(seen) == before + 1
 
 
 def test_soft_labels():
@@ -102,11 +91,12 @@ def test_all_other_networks_are_taken_one_after_another(network):
     assert products.grouped_layers(LeNet5(SHAPE, 3))
 
 
-def test_one_model_and_other_layouts_are_taken_alone(monkeypatch):
+def test_one_model_other_layouts_and_objectives_are_taken_alone(monkeypatch):
     seen, some = passes(monkeypatch), batch()
     for task, number in ((lenets(), 1), (lenets(channels_last=False), 2), (lenets(model_axis="vmap"), 2)):
         task.outputs(task.init(number, 0), some.x)
     each = some._replace(x=some.x.expand(2, -1, -1, -1, -1), y=some.y.expand(2, -1), index=some.index.expand(2, -1),
                          mask=some.mask.expand(2, -1))  # fmt: skip
     lenets().value_and_grad(lenets().init(2, 0), each)
+    lenets().value_and_grad(lenets().init(2, 0), some, objective=Objective(lambda view: view.losses))
     assert not seen
