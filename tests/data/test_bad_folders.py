@@ -14,7 +14,7 @@ from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
 from lit_fed.system import machine
 
@@ -184,8 +184,8 @@ UNSEEN = {name: BOB[name] for name in (
         arrays(x_train=(X * 255).astype(np.uint8), x_test=X[:2].astype(np.uint8)),
         ("bob.npz: x_train is stored as uint8", "inputs of the checkpoint's training as float32"),
     ),
-    "class": (arrays(y_train=np.array([0, 1, 3, 1])), ("y_train", "label 3", "0 … 2")),
-    "label 2^62": (arrays(y_train=np.array([0, 1, 2**62, 1])), ("y_train", f"label {2**62}", "0 … 2")),
+    "class": (arrays(y_train=np.array([0, 1, 3, 1])), ("'bob'", "label 3", "0 … 2")),
+    "label 2^62": (arrays(y_train=np.array([0, 1, 2**62, 1])), ("'bob'", f"label {2**62}", "0 … 2")),
 }  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_unseen_clients(tmp_path, name):
     make, words = UNSEEN[name]
     save(tmp_path / "ann.npz", **GOOD)
     make(tmp_path / "bob.npz")
-    refused(tmp_path, lambda: UnseenFolder(str(tmp_path), facts), ("bob.npz", *words))
+    refused(tmp_path, lambda: NewClients(str(tmp_path), facts), ("bob", *words))
 
 
 def touch(*names):

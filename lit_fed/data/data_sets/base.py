@@ -66,6 +66,7 @@ class Samples(NamedTuple):
     stored_type: str | None = None  # NumPy name of the inputs' type on disk; None: that of `x`
     ids: np.ndarray | None = None  # [n, ...] what identifies each sample; None: its inputs
     inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input
+    labelled: np.ndarray | None = None  # [n] bool; None: all, as in a training
 
 
 class Normalisation(NamedTuple):
@@ -119,6 +120,11 @@ class DataSet(ABC):
     natural: ClassVar[bool] = False
     is_remote: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None
+
+    @property
+    def unsaid(self) -> Literal["labels", "task"] | None:
+        """The setting that would say what labels are, if there is one and it is not given."""
+        return "labels" if self.labels == "auto" and "labels" in getattr(self, "__dataclass_fields__", {}) else None
 
     def prepare(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
         """Download what `load` reads; called once per node before its ranks load, and not by all callers of `load`."""
