@@ -146,6 +146,7 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
     """The clients of these samples, with a share held out for testing if nothing assigns any."""
     assert samples.owner is not None
     assert samples.names is not None
+    assert samples.labelled is not None
     clients = []
     parts = [np.flatnonzero(samples.owner == number) for number in range(len(samples.names))]
     for name, rows in zip(samples.names, divided_rows(parts, samples.split, 0.0, held_out, seed=0), strict=True):
@@ -154,10 +155,9 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
         require(len(train) > 0, f"{place} has no sample with a label to adapt on; label one, or leave the client out")
         arrays = {"x_train": samples.x[train], "y_train": samples.y[train]}
         if len(test):
-            known = samples.labelled is None or samples.labelled[test]
-            some = np.any(known) and not np.all(known)
-            require(not some, f"{place}: only some of its test samples have a label; label all or none")
-            arrays |= {"x_test": samples.x[test]} | ({"y_test": samples.y[test]} if np.all(known) else {})
+            known = set(samples.labelled[test])
+            require(len(known) == 1, f"{place}: only some of its test samples have a label; label all or none")
+            arrays |= {"x_test": samples.x[test]} | ({"y_test": samples.y[test]} if True in known else {})
         clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place)))
     return clients
 
@@ -168,19 +168,18 @@ def _completed(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
     Results of zeros are left empty.
     """
     arrays, source = dict(client.arrays), client.sources["train"]
-    floating = facts.target.continuous
     if arrays.keys() - {"x_test", "y_test"} or "x_test" not in arrays:
         for name in ("x_train", "y_train"):
             require(name in arrays, f"{source}: array {name} is missing; save x_train, y_train in it")
         stray = "y_test" in arrays and "x_test" not in arrays
         require(not stray, f"{source}: array x_test is missing; save it beside y_test, or drop y_test")
     else:
-        kind = arrays["y_test"].dtype if "y_test" in arrays else np.float32 if floating else np.int64
-        arrays |= {"x_train": arrays["x_test"][:0], "y_train": np.zeros((0, *facts.label_shape), kind)}
+        like = arrays.get("y_test", np.zeros(0, np.int64))
+        arrays |= {"x_train": arrays["x_test"][:0], "y_train": np.zeros((0, *facts.label_shape), like.dtype)}
     x, y = arrays.get("x_test"), arrays["y_train"]
     if x is not None and "y_test" not in arrays and x.ndim and y.ndim:
         arrays["y_test"] = np.zeros((len(x), *y.shape[1:]), y.dtype)
-    for name in ("y_train", "y_test") if floating else ():  # whole numbers may be quantities
+    for name in ("y_train", "y_test") if facts.target.continuous else ():  # whole numbers may be quantities
         if name in arrays and arrays[name].dtype.kind in "iub":
             arrays[name] = arrays[name].astype(np.float32)
     return client._replace(arrays=arrays)

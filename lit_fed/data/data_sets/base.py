@@ -26,7 +26,7 @@ from lit_fed.core.seeds import generator
 
 __all__ = [
     "ANY_SEED", "MOST_CLASSES", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode", "Labels",
-    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "input_array",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
     "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
     "with_words",
 ]  # fmt: skip
@@ -270,19 +270,37 @@ def is_first_process() -> bool:
     return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
 
 
-def picture_array(image: "Image", size: tuple[int, int] | None) -> np.ndarray:
+def given_array(given: Any, place: str) -> np.ndarray:
+    """A tensor, an array, a list or a number as an array; bfloat16, which NumPy lacks, becomes float32.
+
+    Raises:
+        ConfigError: naming the place of what has no array, such as lists of several lengths.
+    """
+    try:
+        if isinstance(given, torch.Tensor):
+            given = given.detach().cpu()
+            given = given.float() if given.dtype is torch.bfloat16 else given
+        return np.asarray(given)
+    except Exception as error:  # of lists, of types that NumPy does not have, or of objects of the user
+        raise ConfigError(
+            f"{place} cannot become an array ({error}); give tensors, arrays or numbers of one shape"
+        ) from error
+
+
+def picture_array(image: "Image", size: tuple[int, int] | None, place: str) -> np.ndarray:
     """Pixels of an image, uint8 [1, height, width] if grey, otherwise [3, height, width].
 
     Args:
         image: a Pillow image.
         size: height and width to scale to (bilinear); None: no scaling.
+        place: its name in messages.
 
     Raises:
         ConfigError: if its pixels have more than 8 bits per channel.
     """
     require(
         image.mode in GREY + COLOUR,
-        f"is an image of mode {image.mode}, not of 8 bits per channel; convert it to L or RGB",
+        f"{place} is an image of mode {image.mode}, not of 8 bits per channel; convert it to L or RGB",
     )
     image = image.convert("L" if image.mode in GREY else "RGB")
     if size is not None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF_LABELS", "DatePart", "Feature", "TableColumns", "TableEncoder", "TableRows", "encode", "fill_in", "is_number",
-    "is_numeric", "is_table_file", "joined", "missing_values", "numbered", "numbers", "prepared", "read_rows",
-    "refuse_mixed", "require_values", "rows_of_frame", "sorted_names", "split_roles", "standardisation", "table_name",
-    "texts", "typed",
+    "is_numeric", "is_table_file", "joined", "missing_values", "named", "numbers", "prepared", "read_rows",
+    "refuse_mixed", "require_values", "rows_of_frame", "split_roles", "standardisation", "table_name", "texts",
+    "typed",
 ]  # fmt: skip
 
 
@@ -666,27 +666,32 @@ def refuse_mixed(rows: TableRows, column: str) -> None:
     rows.refuse(column, known, f"is a number stored as text; store numbers, {fix}", found)
 
 
-def sorted_names(rows: TableRows, column: str, found: np.ndarray) -> tuple[str, ...]:
-    """Each text of a column once: in the order of the numbers that they are, or of the alphabet."""
-    values = rows.frame[column]
-    return tuple(sorted(set(found), key=float if is_numeric(values) and values.dtype.kind != "b" else None))
+def named(
+    rows: TableRows, column: str, names: Sequence[str] | None = None, wrong: str = "", *, may_miss: bool = False
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column of clients or classes: the number of each row's name, [n] int64, and the names.
 
-
-def numbered(rows: TableRows, column: str, found: np.ndarray, names: Sequence[str], wrong: str) -> np.ndarray:
-    """The position of each text of a column among names, [n] int64; 0 for a missing one, "".
+    Args:
+        rows: the table.
+        column: one of its columns.
+        names: the names; None: those of the column, in the order of the numbers that they are, or of the alphabet.
+        wrong: what another name is not, and the fix.
+        may_miss: a missing name is number 0.
 
     Raises:
-        ConfigError: naming the first row whose text is none of them; `wrong` says what it is not, and the fix.
+        ConfigError: naming the first row whose name is missing, or none of the names.
     """
+    found, values = texts(rows, column, may_miss=may_miss), rows.frame[column]
+    if names is None:
+        names = sorted(set(found), key=float if is_numeric(values) and values.dtype.kind != "b" else None)
     number = {name: position for position, name in enumerate(names)} | {"": 0}
     rows.refuse(column, np.array([one not in number for one in found]), wrong, found)
-    return np.array([number[one] for one in found])
+    return np.array([number[one] for one in found]), tuple(names)
 
 
 def split_roles(rows: TableRows, column: str) -> np.ndarray:
     """0 for train, 1 for val and 2 for test in a split column, [n] int64, else a `ConfigError` names the row."""
-    wrong = "is not a split; write train, val or test"
-    return numbered(rows, column, texts(rows, column), ("train", "val", "test"), wrong)
+    return named(rows, column, ("train", "val", "test"), "is not a split; write train, val or test")[0]
 
 
 def numbers(rows: TableRows, column: str, *, may_miss: bool = False) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.core.targets import IGNORED
 from lit_fed.data.data_sets.base import PLACE, Labels, Names, PooledDataSet, Samples, names_of, require
-from lit_fed.data.data_sets.columns import TableRows, numbered, sorted_names, texts
+from lit_fed.data.data_sets.columns import TableRows, named
 from lit_fed.data.data_sets.hugging_face_columns import (
     ColumnPart,
     InputKind,
@@ -274,9 +274,7 @@ class HuggingFace(PooledDataSet):
             require(several, f"{rows.source}: column {first!r} {need}")
             return held_classes(rows, first, len(listed.names)), tuple(listed.names)
         if kind_of(feature) == "text" and not several and not others:
-            found = texts(rows, first)
-            classes = sorted_names(rows, first, found)
-            return numbered(rows, first, found, classes, ""), classes
+            return named(rows, first)
         each = [dense(rows, name) for name in columns.labels]
         y = np.stack(each, axis=1) if others else each[0]
         if several:
@@ -312,10 +310,8 @@ def _owners(rows: TableRows, column: str, features: dict[str, Any]) -> tuple[np.
         str(getattr(feature, "dtype", "")).removeprefix("large_").startswith(("string", "int", "uint", "bool")),
         f"{PLACE}.client_column {column}: {rows.source} has {feature} there; store a text or a whole number",
     )
-    found, declared = texts(rows, column), getattr(feature, "names", None)
-    names = sorted_names(rows, column, found)
-    called = [declared[int(one)] for one in names] if declared else list(names)
-    return numbered(rows, column, found, names, ""), called
+    declared, (owner, names) = getattr(feature, "names", None), named(rows, column)
+    return owner, [declared[int(one)] for one in names] if declared else list(names)
 
 
 def _rows_of_files(folder: Path) -> dict[str, list[str]] | None:

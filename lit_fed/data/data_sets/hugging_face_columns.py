@@ -102,11 +102,11 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
         for row in with_words(range(total), total, part.place):
             places.append(f"{part.place}: row {row}, column {name!r}")
             try:
-                arrays.append(picture_array(alone[row][name], size))
-            except ConfigError as error:
-                raise ConfigError(f"{places[-1]} {error}") from error
+                image = alone[row][name]
             except Exception as error:  # Pillow raises many types on damaged images
                 raise ConfigError(
                     f"{places[-1]} cannot be decoded ({error}); replace it, or leave the row out"
                 ) from error
+            require(image is not None, f"{places[-1]}: {NO_VALUE}")
+            arrays.append(picture_array(image, size, places[-1]))
     return stacked_samples(arrays, places, fix="set --data.dataset.image_size")

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import MOST_CLASSES, Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import (
     DatePart,
@@ -21,16 +21,14 @@ from lit_fed.data.data_sets.columns import (
     is_numeric,
     is_table_file,
     missing_values,
-    numbered,
+    named,
     numbers,
     prepared,
     read_rows,
     refuse_mixed,
     require_values,
-    sorted_names,
     split_roles,
     table_name,
-    texts,
     typed,
 )
 from lit_fed.data.data_sets.fills import Imputation
@@ -43,10 +41,6 @@ LISTS = (
     "feature_columns", "ignored_columns", "category_columns", "unseen_clients", "missing_values", "date_columns",
     "date_parts",
 )  # fmt: skip
-SAY = (
-    f"set task ({PREFIX}.task) to classification (classes) or regression (quantities), or --model.target to "
-    "Multiclass, Regression or a Likelihood of your own"
-)
 
 
 @dataclass(frozen=True)
@@ -251,8 +245,6 @@ class Table(PooledDataSet):
         require_values(rows, self.label_column)
         values = rows.frame[self.label_column]
         floating = is_numeric(values) and values.dtype.kind == "f"
-        if floating and self.task is None:
-            self._check_floating(rows, values.to_numpy(dtype=np.float64))
         if (self.task or ("regression" if floating else "classification")) == "regression":
             y = numbers(rows, self.label_column).astype(np.float32)
             if self.query_column is None:
@@ -264,29 +256,15 @@ class Table(PooledDataSet):
         )
         if self.task is None:
             refuse_mixed(rows, self.label_column)
-        found = texts(rows, self.label_column)
-        names = sorted_names(rows, self.label_column, found)
-        require(
-            self.task is not None or not is_numeric(values) or len(names) <= MOST_CLASSES,
-            f"{rows.source}: column {self.label_column!r} holds {len(names)} different whole numbers; {SAY}",
-        )
+        y, names = named(rows, self.label_column)
         require(
             len(names) > 1,
             f"{rows.source}: all labels in column {self.label_column!r} are {names[0]!r}; give two classes",
         )
-        if public is not None:
-            names = sorted_names(public, self.label_column, texts(public, self.label_column))
-        wrong = f"is no label in {self.constants}; add a row"
-        return numbered(rows, self.label_column, found, names, wrong), names
-
-    def _check_floating(self, rows: TableRows, values: np.ndarray) -> None:
-        """Refuse few whole numbers stored as floats: they may be classes."""
-        few = np.unique(values)
-        require(
-            len(few) > MOST_CLASSES or bool((few != few.round()).any()),
-            f"{rows.source}: column {self.label_column!r} holds {len(few)} whole numbers as fractions, such as "
-            f"{few[0]:.1f}; {SAY}",
-        )
+        if public is None:
+            return y, names
+        _, names = named(public, self.label_column)
+        return named(rows, self.label_column, names, f"is no label in {self.constants}; add a row")
 
     def _owners(self, rows: TableRows) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each row [n], and the clients' names in order."""
@@ -294,9 +272,8 @@ class Table(PooledDataSet):
             sizes = [size for _, size in rows.files]
             own = [table_name(Path(path)) for path, _ in rows.files]
             return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
-        found = texts(rows, self.client_column)
-        names = sorted_names(rows, self.client_column, found)
-        return numbered(rows, self.client_column, found, names, ""), list(names)
+        owner, names = named(rows, self.client_column)
+        return owner, list(names)
 
     def _unseen(
         self, rows: TableRows, owner: np.ndarray | None, names: list[str] | None, num_own: int
@@ -349,16 +326,14 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
     if class_names is None:
         y = np.where(labelled, numbers(rows, label, may_miss=True), 0).astype(np.float32)
     else:
-        found = texts(rows, label, may_miss=True)
         wrong = f"is not a class of the training ({', '.join(class_names)}); correct it"
-        y = numbered(rows, label, found, class_names, wrong)
+        y, _ = named(rows, label, class_names, wrong, may_miss=True)
     if columns.query_column is not None:
         y = np.stack([y, numbers(rows, columns.query_column).astype(np.float32)], 1)
     owner, names = np.zeros(len(x), dtype=np.int64), [table_name(path)]
     if client is not None:
-        found = texts(rows, client)
-        names = sorted(set(found))
-        owner = numbered(rows, client, found, names, "")
+        names = sorted(named(rows, client)[1])
+        owner, _ = named(rows, client, names)
     split = None if labelled.all() else np.where(labelled, 0, 2)
     if columns.split_column is not None:
         split = split_roles(rows, columns.split_column)

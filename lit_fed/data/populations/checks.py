@@ -109,7 +109,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
             f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, but the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
-    if target.continuous:
+    if target.continuous or dataset.unsaid == "task":
         _check_doubtful_labels(dataset, target, seen)
     _check_two_columns(dataset, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
@@ -145,25 +145,28 @@ def _is_guessed(dataset: DataSet, seen: Population) -> bool:
 
 
 def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -> None:
-    """Refuse floating labels with few whole values, and integer labels with many; tables check their own."""
+    """Refuse floating labels with few whole values, and integer labels with many."""
     y = looked_at(seen.train).y
-    if dataset.unsaid != "labels" or not _is_guessed(dataset, seen) or not len(y):
+    if not _is_guessed(dataset, seen) or not len(y):
         return
+    option, is_table = f"--data.dataset.{dataset.unsaid}", dataset.unsaid == "task"
     if target.continuous and len(values := y.unique()) <= MOST_CLASSES and bool((values == values.round()).all()):
         shown = ", ".join([f"{value:.1f}" for value in values[:4].tolist()] + ["…"] * (len(values) > 4))
         kind = "several labels per sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
+        kind += f", with {option} classification" if is_table else ""
         raise ConfigError(
             f"the training labels are floating and hold {len(values)} whole numbers ({shown}); store integers if they "
-            f"are {kind}, or give --data.dataset.labels regression if they are quantities, or a --model.target: "
+            f"are {kind}, or give {option} regression if they are quantities, or a --model.target: "
             f"{'MultiLabel or VectorRegression' if target.vectors else 'Multiclass or Regression'}"
         )
     if not target.continuous and not target.positions and target.num_classes > MOST_CLASSES:
         own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
         classes = f"--data.dataset.num_classes {target.num_classes}" if own else "--model.target Multiclass"
+        classes = f"{option} classification" if is_table else classes
         raise ConfigError(
-            f"the training labels are whole numbers up to {target.num_classes - 1}; give {classes} "
-            f"if they are classes, or --data.dataset.labels regression if they are quantities, or "
-            "a --model.target: Multiclass, Regression, or a Likelihood of your own for counts"
+            f"the training labels hold {target.num_classes} different whole numbers; give {classes} if they are "
+            f"classes, or {option} regression if they are quantities, or a --model.target: Multiclass, Regression, or "
+            "a Likelihood of your own for counts"
         )
 
 

@@ -146,7 +146,7 @@ def test_wrong_settings():
     refused(
         "--data.dataset.clients speakr: Clips has no such attribute; it has items, speaker, whose", clients="speakr"
     )
-    refused("clients items: cannot become an array", "give a text or a whole number", source=Clips(num=2),
+    refused("clients items cannot become an array", source=Clips(num=2),
             clients="items")  # fmt: skip
     refused("clients speaker: gives <U1 of shape [1], but Clips has 2 samples", source=Clips(num=2, speaker=["a"]),
             clients="speaker")  # fmt: skip
