@@ -172,7 +172,12 @@ def test_clients(tmp_path, monkeypatch, name):
     refused(tmp_path, set_up(ClientFolder(str(tmp_path))), words)
 
 
-UNSEEN = {name: BOB[name] for name in ("damaged", "no x_train", "fewer labels", "no samples", "NaN")} | {
+UNSEEN = {
+    name: BOB[name] for name in ("damaged", "no x_train", "fewer labels", "no samples", "NaN", "negative label")
+} | {
+    "whole numbers": (
+        arrays(x_train=np.arange(12).reshape(4, 3), x_test=np.arange(6).reshape(2, 3)), ("x_train", "int64", "float32"),
+    ),
     "no x_test": (arrays(x_test=None), ("array x_test is missing", "beside y_test")),
     "width": (arrays(x_train=X[:, :2], x_test=X[:2, :2]), ("x_train", "shape [2]", "the checkpoint's training", "[3]")),
     "kind of labels": (arrays(y_train=Y / 2, y_test=Y[:2] / 2), ("y_train", "float32", "int64", "checkpoint")),

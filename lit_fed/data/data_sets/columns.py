@@ -55,7 +55,7 @@ class Feature(NamedTuple):
 
     def missing(self, values: np.ndarray) -> np.ndarray:
         """Which of its numbers are NaN, or of its texts empty, [n] bool."""
-        return np.isnan(values) if self.categories is None else values == ""
+        return np.asarray(np.isnan(values) if self.categories is None else values == "")
 
 
 class TableColumns(NamedTuple):
@@ -255,7 +255,7 @@ def _say_constant_columns(
         own = grouped[name].nth(0)[alone[name].to_numpy()]
         some = [
             f"{names[number]} ({'empty' if np.isnan(value) else f'{value:g}'})"
-            for number, value in zip(np.flatnonzero(alone[name]), own, strict=True)
+            for number, value in zip(np.flatnonzero(alone[name]).tolist(), own, strict=True)
         ]
         said += [f"{name} at {', '.join(some[:3])}{' …' if len(some) > 3 else ''}"] if some else []
     if said and is_first_process():
@@ -376,7 +376,7 @@ class TableRows(NamedTuple):
         """Raise an error about the first wrong row, [n, ...] bool, beginning with its value if there are values."""
         if wrong.any():
             row, *inside = np.argwhere(wrong)[0].tolist()
-            value = None if values is None else values[row, *inside]
+            value = None if values is None else values[(row, *inside)]
             shown = "" if values is None else f"{value!r} " if isinstance(value, str) else f"{value} "
             raise self.error(row, column, shown + what)
 
@@ -556,12 +556,12 @@ def prepared(rows: TableRows, columns: TableColumns, option: str, *more: str) ->
     """
     inputs = [one.name for one in columns.features]
     rows.require_columns(columns.dates, option)
-    rows = dated(rows, columns.dates, columns.date_parts)
+    rows = _dated(rows, columns.dates, columns.date_parts)
     rows.require_columns([*inputs, *more], option)
-    return marked(rows, columns.missing_values, inputs)
+    return _marked(rows, columns.missing_values, inputs)
 
 
-def marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> TableRows:
+def _marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> TableRows:
     """The rows without the values that mark a missing one.
 
     Args:
@@ -596,7 +596,7 @@ DatePart = Literal["year", "month", "day", "weekday", "hour"]
 OF_PANDAS = {"weekday": "day_of_week"}
 
 
-def dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableRows:
+def _dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableRows:
     """The rows with dates as numbers, or with a column for each of their parts in place of theirs.
 
     Args:

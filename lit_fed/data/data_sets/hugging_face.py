@@ -199,8 +199,8 @@ class HuggingFace(PooledDataSet):
         """Roles of the columns; a `ConfigError` names a missing column, or inputs of several kinds."""
         labels = () if self.next_token else names_of(self.label_column)
         require(bool(labels) or self.next_token, "--data.dataset.label_column is empty; name the column of labels")
-        given = [("input_columns", one) for one in self.input_columns] + [("label_column", one) for one in labels]
-        given += [("client_column", self.client_column), ("prompt_column", self.prompt_column)]
+        given = [("client_column", self.client_column), ("prompt_column", self.prompt_column)]
+        given += [("input_columns", one) for one in self.input_columns] + [("label_column", one) for one in labels]
         for part in parts:
             known = part.rows.column_names
             for option, name in given:
@@ -268,7 +268,7 @@ class HuggingFace(PooledDataSet):
         """Labels [n] or [n, L] of all rows, and names of the classes or labels."""
         (first, *others), several = columns.labels, self.labels == "multilabel"
         feature, option = columns.features[first], f"{PLACE}.label_column {', '.join(columns.labels)}"
-        listed = getattr(feature, "feature", None)
+        listed: Any = getattr(feature, "feature", None)
         if type(listed).__name__ == "ClassLabel" and not others:
             need = f"holds a list of classes for each row; for several labels per row set {PLACE}.labels multilabel"
             require(several, f"{rows.source}: column {first!r} {need}")

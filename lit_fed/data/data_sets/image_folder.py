@@ -141,6 +141,7 @@ class ImageFolder(PooledDataSet):
         samples, bare = self._samples(found), np.array([owner for _, owner in found.bare], dtype=np.int64)
         labelled = np.arange(len(samples.x)) < len(samples.y)
         y = np.concatenate([samples.y, np.zeros((len(bare), *samples.y.shape[1:]), samples.y.dtype)])
+        assert found.owner is not None
         owner = np.append(found.owner, bare)
         return samples._replace(y=y, owner=owner, split=np.where(labelled, 0, 2), labelled=labelled)
 

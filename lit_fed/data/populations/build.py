@@ -96,9 +96,8 @@ def told(dataset: DataSet, target: Target | None) -> DataSet:
     if target is None:
         return dataset
     kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
-    if dataset.unsaid != ("labels" if kind == "multilabel" else "task"):
-        return dataset
-    return replace(dataset, **{dataset.unsaid: kind})  # type: ignore[type-var]
+    option = "labels" if kind == "multilabel" else "task"
+    return replace(dataset, **{option: kind}) if dataset.unsaid == option else dataset  # type: ignore[type-var]
 
 
 def with_labels(population: Population, target: Target) -> Population:
