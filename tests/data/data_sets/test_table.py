@@ -178,6 +178,13 @@ def test_labels(labels, task, target, names):
     assert (data.target, data.seen.class_names) == (target, names)
 
 
+def test_clients_of_a_boolean_column():
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": list("abab"), "urban": [True, True, False, False]})
+    data = FederatedDataModule.from_frame(frame, client="urban", label="y", test_fraction=0)
+    data.setup()
+    assert (data.seen.names, data.seen.train.sizes.tolist()) == (["False", "True"], [2, 2])
+
+
 def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
     text = LINES.replace("50,Rome", "50,Bern")
     refused(
