@@ -83,9 +83,12 @@ def _stacked(given: Any) -> np.ndarray:
 
 def held_classes(rows: TableRows, column: str, num_classes: int) -> np.ndarray:
     """Classes listed in each row as 0 or 1, [n, C] int64."""
+    given, known = rows.frame[column].to_numpy(), set(range(num_classes))
     rows.refuse(column, missing_values(rows.frame[column]), NO_VALUE)
-    held = np.zeros((len(rows.frame), num_classes), dtype=np.int64)
-    for own, classes in zip(held, rows.frame[column], strict=True):
+    wrong = np.array([not set(classes) <= known for classes in given])
+    rows.refuse(column, wrong, f"names a class outside 0 … {num_classes - 1}; correct it", given)
+    held = np.zeros((len(given), num_classes), dtype=np.int64)
+    for own, classes in zip(held, given, strict=True):
         own[classes] = 1
     return held
 

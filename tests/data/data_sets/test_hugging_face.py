@@ -190,6 +190,14 @@ def test_several_labels(several, label_column, labels, target, names, expected):
     assert data.facts(weighting="samples", seed=0, num_rounds=1).target == target
 
 
+def test_a_hidden_class_among_several(tmp_path):
+    features = {"a": Value("float64"), "tags": List(ClassLabel(names=["red", "green"]))}
+    path = saved(tmp_path / "d", {"a": [1.0, 2.0], "tags": [[0], [1, -1]]}, features)
+    refused(
+        "row 1, column 'tags': [ 1 -1] names a class outside 0", path=path, label_column="tags", labels="multilabel"
+    )
+
+
 def test_several_labels_that_are_none(several, tmp_path):
     given = {"path": several, "input_columns": ("a",)}
     refused("column 'tags' holds a list of classes", "--data.dataset.labels multilabel", label_column="tags", **given)
