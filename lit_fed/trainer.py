@@ -28,7 +28,7 @@ from lit_fed.core import tree
 from lit_fed.core.types import ClientBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule, Predicted
-from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.packages import DataFrame
@@ -380,11 +380,11 @@ class FederatedTrainer(Trainer):
 
     def _unseen_clients(
         self, module: FederatedModule, ckpt_path: str, clients: str, only: str | None = None, unknown: Unknown = None
-    ) -> UnseenFolder:
+    ) -> NewClients:
         """Restore a checkpoint to serve new clients; notes which of them took part in the training."""
         checkpoint = load_checkpoint(Path(ckpt_path))
         facts = module.restore_shared(checkpoint, unknown)
-        data = UnseenFolder(clients, facts, only)
+        data = NewClients(clients, facts, only)
         known = facts.took_part(data.unseen.names if only is None else [only])
         if known and self.is_global_zero:
             notice(

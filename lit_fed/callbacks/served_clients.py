@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
+from lit_fed.data.new_clients import HELD_OUT, NewClients
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.system.files import whole_file
 from lit_fed.system.packages import pd
@@ -99,7 +99,7 @@ def _plain(state: Tree) -> Any:
     return {name: _plain(one) for name, one in zip(names, state, strict=True)}
 
 
-def served_in_words(served: ServedClients, data: UnseenFolder) -> str:
+def served_in_words(served: ServedClients, data: NewClients) -> str:
     """A summary of the served unseen clients, in a line or two.
 
     Args:
@@ -132,7 +132,7 @@ def _pooled(served: ServedClients, labelled: Tensor, chosen: ChosenMetrics) -> d
 
 
 def unseen_tables(
-    served: ServedClients, data: UnseenFolder, module: FederatedModule
+    served: ServedClients, data: NewClients, module: FederatedModule
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
     """The tables of unseen clients; missing labels and the results that need them are empty.
 

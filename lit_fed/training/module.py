@@ -24,7 +24,7 @@ from lit_fed.core.targets import Loss, Target
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
@@ -195,7 +195,7 @@ class FederatedModule(LightningModule):
         """Build the state from the sizes of the data; Lightning restores a checkpoint into it afterwards."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
-            if self.is_built and isinstance(data, UnseenFolder):  # they are served from a checkpoint alone
+            if self.is_built and isinstance(data, NewClients):  # they are served from a checkpoint alone
                 self.federation.check_unseen(data.unseen)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")

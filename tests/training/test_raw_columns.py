@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_fed.data.data_sets.base import Normalisation
-from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, rows_of_frame
+from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, rows_of_frame, typed
 from lit_fed.errors import ConfigError
 from lit_fed.training.export import PersonalModel, save_program
 
@@ -25,7 +25,7 @@ class Rows(torch.nn.Module):
 
 def test_columns_are_encoded_in_the_program(tmp_path):
     frame = pd.DataFrame({"age": [30.0, np.nan, 50], "town": ["Bari", None, "Rome"], "kind": ["c", "b", None]})
-    x = encode(rows_of_frame(frame), COLUMNS)
+    x = encode(typed(rows_of_frame(frame), COLUMNS, "--"), COLUMNS)
     inputs = torch.from_numpy(fill_in(x, COLUMNS, x))
     constants = Normalisation((1.0,) * 7, (2.0,) * 7)
     about = {"network": "Identity", "output": "value"}

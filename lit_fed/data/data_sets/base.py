@@ -26,7 +26,7 @@ from lit_fed.core.seeds import generator
 
 __all__ = [
     "ANY_SEED", "MOST_CLASSES", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode", "Labels",
-    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "input_array",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
     "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
     "with_words",
 ]  # fmt: skip
@@ -66,6 +66,7 @@ class Samples(NamedTuple):
     stored_type: str | None = None  # NumPy name of the inputs' type on disk; None: that of `x`
     ids: np.ndarray | None = None  # [n, ...] what identifies each sample; None: its inputs
     inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input
+    labelled: np.ndarray | None = None  # [n] bool; None: all, as in a training
 
 
 class Normalisation(NamedTuple):
@@ -119,6 +120,11 @@ class DataSet(ABC):
     natural: ClassVar[bool] = False
     is_remote: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None
+
+    @property
+    def unsaid(self) -> Literal["labels", "task"] | None:
+        """The setting that would say what labels are, if there is one and it is not given."""
+        return "labels" if self.labels == "auto" and "labels" in getattr(self, "__dataclass_fields__", {}) else None
 
     def prepare(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
         """Download what `load` reads; called once per node before its ranks load, and not by all callers of `load`."""
@@ -264,19 +270,37 @@ def is_first_process() -> bool:
     return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
 
 
-def picture_array(image: "Image", size: tuple[int, int] | None) -> np.ndarray:
+def given_array(given: Any, place: str) -> np.ndarray:
+    """A tensor, an array, a list or a number as an array; bfloat16, which NumPy lacks, becomes float32.
+
+    Raises:
+        ConfigError: naming the place of what has no array, such as lists of several lengths.
+    """
+    try:
+        if isinstance(given, torch.Tensor):
+            given = given.detach().cpu()
+            given = given.float() if given.dtype is torch.bfloat16 else given
+        return np.asarray(given)
+    except Exception as error:  # of lists, of types that NumPy does not have, or of objects of the user
+        raise ConfigError(
+            f"{place} cannot become an array ({error}); give tensors, arrays or numbers of one shape"
+        ) from error
+
+
+def picture_array(image: "Image", size: tuple[int, int] | None, place: str) -> np.ndarray:
     """Pixels of an image, uint8 [1, height, width] if grey, otherwise [3, height, width].
 
     Args:
         image: a Pillow image.
         size: height and width to scale to (bilinear); None: no scaling.
+        place: its name in messages.
 
     Raises:
         ConfigError: if its pixels have more than 8 bits per channel.
     """
     require(
         image.mode in GREY + COLOUR,
-        f"is an image of mode {image.mode}, not of 8 bits per channel; convert it to L or RGB",
+        f"{place} is an image of mode {image.mode}, not of 8 bits per channel; convert it to L or RGB",
     )
     image = image.convert("L" if image.mode in GREY else "RGB")
     if size is not None:

@@ -27,8 +27,8 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 
 __all__ = [
-    "ClientArrays", "ClientFolder", "check_alike", "check_stored", "check_types", "checked", "longest", "packed",
-    "padded_labels", "read_clients", "read_files", "to_population",
+    "SPLITS", "ClientArrays", "ClientFolder", "check_alike", "check_stored", "check_types", "checked", "packed",
+    "read_clients", "read_files", "to_population",
 ]  # fmt: skip
 
 SPLITS = ("train", "val", "test")
@@ -200,11 +200,11 @@ def packed(
         for name in [name for name in client.arrays if name.startswith("y")]:
             _check_entries(f"{client.sources[name[2:]]}, {name[2:]}", {"y": client.arrays[name]})
     known = NamedInputs.of(groups) if inputs is None else inputs
-    length = longest(labels) if length is None else length
+    length = _longest(labels) if length is None else length
 
     def converted(source: str, name: str, array: Any) -> np.ndarray:
         place = f"{source}, {name[2:]}"
-        return known.pack(place, array) if name.startswith("x") else padded_labels(place, array, length)
+        return known.pack(place, array) if name.startswith("x") else _padded_labels(place, array, length)
 
     return [
         client._replace(
@@ -223,13 +223,13 @@ def _check_entries(place: str, given: Mapping[str, Given]) -> None:
         )
 
 
-def longest(labels: list[Given]) -> int | None:
+def _longest(labels: list[Given]) -> int | None:
     """The largest number of positions of labels that are whole numbers; None if none have positions."""
     each = [np.asarray(row) for array in labels for row in (array if isinstance(array, list) else array[:1])]
     return max((len(row) for row in each if row.ndim == 1 and row.dtype.kind in "iu"), default=None)
 
 
-def padded_labels(place: str, labels: Given, length: int | None) -> np.ndarray:
+def _padded_labels(place: str, labels: Given, length: int | None) -> np.ndarray:
     """Labels [n, length] of labels with fewer positions, padded with -100; other labels are unchanged.
 
     Raises:

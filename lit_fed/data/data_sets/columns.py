@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "OF_LABELS", "DatePart", "Feature", "TableColumns", "TableEncoder", "TableRows", "as_text", "dated", "encode",
-    "fill_in", "is_numeric", "is_table_file", "marked", "missing_values", "numbers", "read_rows",
-    "require_all_values", "require_values", "rows_of_frame", "split_names", "standardisation", "table_name",
-    "texts",
+    "OF_LABELS", "DatePart", "Feature", "TableColumns", "TableEncoder", "TableRows", "encode", "fill_in", "is_number",
+    "is_numeric", "is_table_file", "joined", "missing_values", "named", "numbers", "prepared", "read_rows",
+    "refuse_mixed", "require_values", "rows_of_frame", "split_roles", "standardisation", "table_name", "texts",
+    "typed",
 ]  # fmt: skip
 
 
@@ -52,6 +52,10 @@ class Feature(NamedTuple):
         """Names of its inputs."""
         own = [self.name] if self.categories is None else [f"{self.name}={one}" for one in self.categories]
         return [*own, f"{self.name} is missing"] if self.indicator else own
+
+    def missing(self, values: np.ndarray) -> np.ndarray:
+        """Which of its numbers are NaN, or of its texts empty, [n] bool."""
+        return np.asarray(np.isnan(values) if self.categories is None else values == "")
 
 
 class TableColumns(NamedTuple):
@@ -98,7 +102,7 @@ class TableEncoder:
     Categories, means and standard deviations are learned from the seen clients' training samples, or from public rows.
 
     Args:
-        rows: the table.
+        rows: the table, as of `prepared`.
         columns: encoding; categories of features are still empty, ().
         category_columns: columns that the user declared as categories.
         standardize: standardise numeric columns.
@@ -122,12 +126,17 @@ class TableEncoder:
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """Replace row numbers [n] by inputs [n, W]."""
         train_rows, ends = seen.train.x.numpy(), seen.train.offsets[1:-1].numpy()
-        features = tuple(self._learned(one, train_rows) for one in self.columns.features)
-        columns = self.columns._replace(features=features)
-        inputs = encode(self.rows, columns, self.category_columns, "--data.dataset.")
+        option = "--data.dataset."
+        rows = typed(self.rows, self.columns, option)
+        public = None if self.public is None else typed(self.public, self.columns, option)
+        learnt_from = rows.frame.iloc[train_rows] if public is None else public.frame
+        columns = self.columns._replace(
+            features=tuple(self._learned(one, learnt_from) for one in self.columns.features)
+        )
+        inputs = encode(rows, columns, option)
         clients = np.split(inputs[train_rows], ends)
         _say_constant_columns(clients, columns, seen.names, self.rows.source)
-        known = clients if self.public is None else [encode(self.public, columns, self.category_columns)]
+        known = clients if public is None else [encode(public, columns, option)]
         if self.impute is not None:
             columns = self._filled(columns, known)
             for population in (seen, unseen):
@@ -167,19 +176,14 @@ class TableEncoder:
         std = float(np.sqrt(summed([np.square(y.astype(np.float64) - mean).sum() for y in clients]) / count))
         return (mean, std) if std > CONSTANT * abs(mean) else None
 
-    def _learned(self, feature: Feature, train_rows: np.ndarray) -> Feature:
-        """The feature with its indicator, and the categories of the training rows in alphabetical order."""
-        rows = self.public or self.rows
-        learning = train_rows if self.public is None else slice(None)
-        feature = feature._replace(
-            indicator=self.indicators and bool(missing_values(rows.frame[feature.name])[learning].any())
-        )
+    def _learned(self, feature: Feature, frame: pd.DataFrame) -> Feature:
+        """The feature with its indicator, and the categories of the rows to learn from in alphabetical order."""
+        values = frame[feature.name].to_numpy()
+        missing = feature.missing(values)
+        feature = feature._replace(indicator=self.indicators and bool(missing.any()))
         if feature.categories is None:
             return feature
-        found = texts(
-            rows, feature.name, mixed=feature.name in self.category_columns, may_miss=feature.fill is not None
-        )
-        counts = Counter(one for one in found[learning] if one)
+        counts = Counter(values[~missing])
         categories = tuple(sorted(counts))
         require(
             len(categories) <= MOST_CATEGORIES or feature.name in self.category_columns,
@@ -235,57 +239,73 @@ FEW_ROWS = 10
 
 
 def _say_constant_columns(
-    clients: Sequence[np.ndarray], columns: TableColumns, names: Sequence[str] | None, source: str
+    clients: Sequence[np.ndarray], columns: TableColumns, names: Sequence[str], source: str
 ) -> None:
     """Name in one line the columns that are constant or empty at some clients alone."""
+    import pandas as pd
+
+    if not columns.numeric:
+        return
     numeric = columns.numeric
-    every = np.concatenate(clients)[:, numeric]
-    varied = [place for place, x in enumerate(every.T) if len(np.unique(x[~np.isnan(x)])) > 1]
-    found: dict[str, list[str]] = {}
-    for number, rows in enumerate(clients):
-        for place in varied if len(rows) >= FEW_ROWS else ():
-            values = np.unique(rows[:, numeric[place]])
-            if len(values) == 1:
-                client = names[number] if names else str(number)
-                what = "empty" if np.isnan(values[0]) else f"{values[0]:g}"
-                found.setdefault(columns.input_names[numeric[place]], []).append(f"{client} ({what})")
-    if found and is_first_process():
-        said = [f"{name} at {', '.join(some[:3])}{' …' if len(some) > 3 else ''}" for name, some in found.items()]
+    frame = pd.DataFrame(np.concatenate(clients)[:, numeric], columns=[columns.input_names[one] for one in numeric])
+    grouped = frame.groupby(np.repeat(np.arange(len(clients)), [len(rows) for rows in clients]))
+    alone = grouped.nunique(dropna=False).eq(1) & (grouped.size() >= FEW_ROWS).to_numpy()[:, None]
+    said = []
+    for name in frame.columns[frame.nunique() > 1]:
+        own = grouped[name].nth(0)[alone[name].to_numpy()]
+        some = [
+            f"{names[number]} ({'empty' if np.isnan(value) else f'{value:g}'})"
+            for number, value in zip(np.flatnonzero(alone[name]).tolist(), own, strict=True)
+        ]
+        said += [f"{name} at {', '.join(some[:3])}{' …' if len(some) > 3 else ''}"] if some else []
+    if said and is_first_process():
         more = f" and {len(said) - 3} columns more" if len(said) > 3 else ""
         notice(f"{source}: columns with one value at a client: {'; '.join(said[:3])}{more}")
 
 
-def encode(
-    rows: TableRows, columns: TableColumns, mixed: Sequence[str] | None = None, option: str = "--"
-) -> np.ndarray:
+def typed(rows: TableRows, columns: TableColumns, option: str) -> TableRows:
+    """The rows with inputs as float64 numbers, NaN where one is missing, or as texts, empty where one is missing.
+
+    Args:
+        rows: the table, as of `prepared`.
+        columns: the inputs; those with categories are texts.
+        option: prefix of the table's options in error messages.
+
+    Raises:
+        ConfigError: naming row, column and value that is missing, not a number or infinite.
+    """
+    _require_all_values(rows, [one.name for one in columns.features if one.fill is None], option)
+    frame = rows.frame.copy(deep=False)
+    for one in columns.features:
+        frame[one.name] = (numbers if one.categories is None else texts)(rows, one.name, may_miss=True)
+    return rows._replace(frame=frame)
+
+
+def encode(rows: TableRows, columns: TableColumns, option: str = "--") -> np.ndarray:
     """Inputs of all rows, before missing numbers are filled in (NaN) and numbers standardised.
 
     Args:
-        rows: the table.
+        rows: the table, as of `typed`.
         columns: encoding.
-        mixed: columns whose categories may mix numbers and texts; None: any.
         option: prefix of the table's options in error messages.
 
     Returns:
         Array [n, W] float32.
 
     Raises:
-        ConfigError: naming row, column and value that is missing, not a number or an unknown category.
+        ConfigError: naming row, column and value of an unknown category.
     """
-    require_all_values(rows, [one.name for one in columns.features if one.fill is None], option)
     inputs = np.zeros((len(rows.frame), len(columns.input_names)), dtype=np.float32)
-    start = 0
+    end = 0
     for feature in columns.features:
-        end, may_miss = start + len(feature.input_names), feature.fill is not None
+        start, end, values = end, end + len(feature.input_names), rows.frame[feature.name].to_numpy()
         if feature.indicator:
-            inputs[:, end - 1] = missing_values(rows.frame[feature.name])
+            inputs[:, end - 1] = feature.missing(values)
         if feature.categories is None:
-            inputs[:, start] = numbers(rows, feature.name, may_miss=may_miss)
-            start = end
+            inputs[:, start] = values
             continue
         position = {name: start + index for index, name in enumerate(feature.categories)}
-        found = texts(rows, feature.name, mixed=mixed is None or feature.name in mixed, may_miss=may_miss)
-        for row, value in enumerate(found):
+        for row, value in enumerate(values):
             one = value or feature.fill
             if one in position:
                 inputs[row, position[one]] = 1
@@ -294,7 +314,6 @@ def encode(
                     row, feature.name, f"{value!r} is in no training sample of a seen client; correct it, or give "
                     f"{option}unknown_categories zeros",
                 )  # fmt: skip
-        start = end
     return inputs
 
 
@@ -353,6 +372,14 @@ class TableRows(NamedTuple):
         """An error about one value; `what` says what is wrong and the fix."""
         return ConfigError(f"{self.place(row)}, column {column!r}: {what}")
 
+    def refuse(self, column: str, wrong: np.ndarray, what: str, values: np.ndarray | None = None) -> None:
+        """Raise an error about the first wrong row, [n, ...] bool, beginning with its value if there are values."""
+        if wrong.any():
+            row, *inside = np.argwhere(wrong)[0].tolist()
+            value = None if values is None else values[(row, *inside)]
+            shown = "" if values is None else f"{value!r} " if isinstance(value, str) else f"{value} "
+            raise self.error(row, column, shown + what)
+
     def require_columns(self, names: Sequence[str], option: str) -> None:
         """Raise a `ConfigError` naming option, missing column and existing columns."""
         there = [str(one) for one in self.frame.columns]
@@ -384,8 +411,6 @@ def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRo
     Raises:
         ConfigError: naming a file that cannot be read, has no rows or has different columns than the first.
     """
-    import pandas as pd
-
     frames = [_read_file(given_path(path, option), option, separator) for path, option in files]
     for (path, option), frame in zip(files, frames, strict=True):
         other = sorted(set(frames[0].columns) ^ set(frame.columns))
@@ -394,12 +419,25 @@ def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRo
             f"{option} {path}: its columns differ from those of {files[0][0]}: only one file has "
             f"{', '.join(map(repr, other[:SHOWN]))}; make them equal",
         )
-    names, sizes = [path for path, _ in files], [len(frame) for frame in frames]
+    return joined([path for path, _ in files], frames)
+
+
+def joined(names: Sequence[str], frames: Sequence[pd.DataFrame], first: int = 1) -> TableRows:
+    """The rows of several frames one after another.
+
+    Args:
+        names: what each is called in errors.
+        frames: the frames, with the same columns.
+        first: number of the first row of each in errors.
+    """
+    import pandas as pd
+
+    sizes = [len(frame) for frame in frames]
     starts = np.cumsum([0, *sizes])
 
     def place(row: int) -> str:
-        file = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"{names[file]}: row {row - int(starts[file]) + 1}"
+        part = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"{names[part]}: row {row - int(starts[part]) + first}"
 
     source = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
     each = tuple(zip(names, sizes, strict=True))
@@ -481,13 +519,11 @@ def as_text(value: Any) -> str:
 
 def require_values(rows: TableRows, column: str) -> None:
     """Raise a `ConfigError` naming the first missing value of a column."""
-    missing = missing_values(rows.frame[column])
-    if missing.any():
-        fix = "fill it in, or leave the row out (an empty cell, NA, nan, null and None count as missing)"
-        raise rows.error(int(missing.argmax()), column, f"no value; {fix}")
+    fix = "fill it in, or leave the row out (an empty cell, NA, nan, null and None count as missing)"
+    rows.refuse(column, missing_values(rows.frame[column]), f"no value; {fix}")
 
 
-def require_all_values(rows: TableRows, columns: Sequence[str], option: str) -> None:
+def _require_all_values(rows: TableRows, columns: Sequence[str], option: str) -> None:
     """Raise a `ConfigError` naming all columns with missing values, and how many each lacks."""
     missing = {name: missing_values(rows.frame[name]) for name in columns}
     missing = {name: mask for name, mask in missing.items() if mask.any()}
@@ -506,7 +542,26 @@ def require_all_values(rows: TableRows, columns: Sequence[str], option: str) -> 
         )  # fmt: skip
 
 
-def marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> TableRows:
+def prepared(rows: TableRows, columns: TableColumns, option: str, *more: str) -> TableRows:
+    """The rows as inputs are encoded from them: dates as numbers, and without marks of missing values.
+
+    Args:
+        rows: the table.
+        columns: names of the inputs, dates and marks.
+        option: what demands the columns, for messages.
+        more: further columns that have to be there.
+
+    Raises:
+        ConfigError: naming a column that is not there, a value that is no date, or a mark of another column.
+    """
+    inputs = [one.name for one in columns.features]
+    rows.require_columns(columns.dates, option)
+    rows = _dated(rows, columns.dates, columns.date_parts)
+    rows.require_columns([*inputs, *more], option)
+    return _marked(rows, columns.missing_values, inputs)
+
+
+def _marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> TableRows:
     """The rows without the values that mark a missing one.
 
     Args:
@@ -532,7 +587,7 @@ def marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> Tab
             if found.any():
                 left = frame[name].mask(found)
                 known = left[~missing_values(left)]
-                frame[name] = pd.to_numeric(left) if all(map(_is_number, known)) else left
+                frame[name] = pd.to_numeric(left) if all(map(is_number, known)) else left
     return rows._replace(frame=frame)
 
 
@@ -541,7 +596,7 @@ DatePart = Literal["year", "month", "day", "weekday", "hour"]
 OF_PANDAS = {"weekday": "day_of_week"}
 
 
-def dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableRows:
+def _dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableRows:
     """The rows with dates as numbers, or with a column for each of their parts in place of theirs.
 
     Args:
@@ -560,11 +615,7 @@ def dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableR
         known = values.mask(missing | is_numeric(values)).astype(object)  # numbers would count as nanoseconds
         found = pd.to_datetime(known, format="ISO8601", errors="coerce", utc=True)
         wrong = ~missing & found.isna().to_numpy()
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise rows.error(
-                row, name, f"{as_text(values.iloc[row])!r} is no date; write 2024-01-31, or 2024-01-31 13:00"
-            )
+        rows.refuse(name, wrong, "is no date; write 2024-01-31, or 2024-01-31 13:00", values.to_numpy())
         if not parts:
             frame[name] = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
             continue
@@ -590,44 +641,57 @@ def is_numeric(values: pd.Series[Any]) -> bool:
     return pd.api.types.is_numeric_dtype(values.dtype)
 
 
-def texts(rows: TableRows, column: str, *, mixed: bool = False, may_miss: bool = False) -> np.ndarray:
-    """The values of a column as texts, [n] of objects.
+def texts(rows: TableRows, column: str, *, may_miss: bool = False) -> np.ndarray:
+    """The values of a column as texts, [n] of objects; "" where one is missing and `may_miss`.
+
+    Raises:
+        ConfigError: naming the first row with a missing value.
+    """
+    if not may_miss:
+        require_values(rows, column)
+    _check_kind(rows, column)
+    values, missing = rows.frame[column], missing_values(rows.frame[column])
+    return np.array(["" if no else as_text(one) for one, no in zip(values, missing, strict=True)], dtype=object)
+
+
+def refuse_mixed(rows: TableRows, column: str) -> None:
+    """Refuse a text among numbers, and numbers stored as text, in a column whose kind nobody declared."""
+    found = texts(rows, column, may_miss=True)
+    known = np.array([is_number(one) for one in found])
+    if is_numeric(rows.frame[column]) or not known.any():
+        return
+    wrong = ~known & (found != "")
+    fix = "or name the column in category_columns (labels: set task classification)"
+    rows.refuse(column, wrong, f"is not a number, but other values are; correct it, {fix}", found)
+    rows.refuse(column, known, f"is a number stored as text; store numbers, {fix}", found)
+
+
+def named(
+    rows: TableRows, column: str, names: Sequence[str] | None = None, wrong: str = "", *, may_miss: bool = False
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column of clients or classes: the number of each row's name, [n] int64, and the names.
 
     Args:
         rows: the table.
         column: one of its columns.
-        mixed: the user declared names, so that numbers and texts may be mixed.
-        may_miss: missing values are empty texts.
+        names: the names; None: those of the column, in the order of the numbers that they are, or of the alphabet.
+        wrong: what another name is not, and the fix.
+        may_miss: a missing name is number 0.
 
     Raises:
-        ConfigError: naming the first row with a missing value, or with a text among numbers.
+        ConfigError: naming the first row whose name is missing, or none of the names.
     """
-    if not may_miss:
-        require_values(rows, column)
-    values = rows.frame[column]
-    _check_kind(rows, column)
-    missing = missing_values(values)
-    found = np.array(["" if no else as_text(one) for one, no in zip(values, missing, strict=True)], dtype=object)
-    if not mixed and not is_numeric(values):
-        wrong = np.array([not _is_number(one) for one in found]) & ~missing
-        if not wrong[~missing].all():
-            row = int(wrong.argmax()) if wrong.any() else int((~missing).argmax())
-            raise rows.error(
-                row, column, f"{found[row]!r} is not a number, but other values are; correct it, or name the column in "
-                "category_columns (labels: set task classification)" if wrong.any() else
-                f"{found[row]!r} is a number stored as text; store numbers, or name the column in "
-                "category_columns (labels: set task classification)",
-            )  # fmt: skip
-    return found
+    found, values = texts(rows, column, may_miss=may_miss), rows.frame[column]
+    if names is None:
+        names = sorted(set(found), key=float if is_numeric(values) and values.dtype.kind != "b" else None)
+    number = {name: position for position, name in enumerate(names)} | {"": 0}
+    rows.refuse(column, np.array([one not in number for one in found]), wrong, found)
+    return np.array([number[one] for one in found]), tuple(names)
 
 
-def split_names(rows: TableRows, column: str) -> np.ndarray:
-    """The values of a split column, [n] of objects: train, val or test, else a `ConfigError` names the row."""
-    found = texts(rows, column, mixed=True)
-    for row, value in enumerate(found):
-        if value not in ("train", "val", "test"):
-            raise rows.error(row, column, f"{value!r} is not a split; write train, val or test")
-    return found
+def split_roles(rows: TableRows, column: str) -> np.ndarray:
+    """0 for train, 1 for val and 2 for test in a split column, [n] int64, else a `ConfigError` names the row."""
+    return named(rows, column, ("train", "val", "test"), "is not a split; write train, val or test")[0]
 
 
 def numbers(rows: TableRows, column: str, *, may_miss: bool = False) -> np.ndarray:
@@ -641,16 +705,13 @@ def numbers(rows: TableRows, column: str, *, may_miss: bool = False) -> np.ndarr
     _check_kind(rows, column)
     values, missing = rows.frame[column], missing_values(rows.frame[column])
     if not is_numeric(values) and not missing.all():
-        wrong = np.array([not _is_number(one) for one in values]) & ~missing
-        row = int((wrong if wrong.any() else ~missing).argmax())
-        raise rows.error(row, column, f"{values.iloc[row]!r} is not a number; correct it")
+        wrong = np.array([not is_number(one) for one in values]) & ~missing
+        rows.refuse(column, wrong if wrong.any() else ~missing, "is not a number; correct it", values.to_numpy())
     found = np.full(len(values), np.nan)
     found[~missing] = values[~missing].to_numpy(dtype=np.float64)
     with np.errstate(over="ignore"):
         infinite = ~np.isfinite(found.astype(np.float32)) & ~missing
-    if infinite.any():
-        row = int(infinite.argmax())
-        raise rows.error(row, column, f"{found[row]:g} is too large for float32; correct or scale it")
+    rows.refuse(column, infinite, "is too large for float32; correct or scale it", found)
     return found
 
 
@@ -671,7 +732,8 @@ def _check_kind(rows: TableRows, column: str) -> None:
                 raise rows.error(row, column, f"a {type(one).__name__} is neither number nor text; {fix}")
 
 
-def _is_number(text: Any) -> bool:
+def is_number(text: Any) -> bool:
+    """Whether a text or another value can be read as a number."""
     try:
         float(text)
     except (TypeError, ValueError):

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_fed.core.targets import IGNORED
-from lit_fed.data.data_sets.arrow_columns import (
+from lit_fed.data.data_sets.base import PLACE, Labels, Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.columns import TableRows, named
+from lit_fed.data.data_sets.hugging_face_columns import (
     ColumnPart,
     InputKind,
-    class_labels,
-    label_vectors,
-    number_columns,
+    dense,
+    held_classes,
+    kind_of,
     picture_column,
-    text_column,
-    whose_rows,
+    table_of,
 )
-from lit_fed.data.data_sets.base import PLACE, Labels, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
@@ -50,6 +50,7 @@ class Columns(NamedTuple):
     kind: InputKind
     labels: tuple[str, ...]
     client: str | None
+    features: dict[str, Any]  # of all columns, as `datasets` declares them
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,15 @@ class HuggingFace(PooledDataSet):
         columns = self._columns(parts)
         for part in parts:
             require(len(part.rows) > 0, f"{part.place} has no rows; choose other splits by --data.dataset.split")
-        owner, names = (None, None) if columns.client is None else whose_rows(parts, columns.client)
+        read = [*columns.inputs, *columns.labels, *filter(None, (columns.client, self.prompt_column))]
+        rows = table_of(parts, [one for one in dict.fromkeys(read) if kind_of(columns.features[one]) != "image"])
+        owner, names = (None, None) if columns.client is None else _owners(rows, columns.client, columns.features)
         split = np.repeat([part.role for part in parts], [len(part.rows) for part in parts])
-        _check_owners(parts, owner, names, split)
         if self.next_token:
-            x, y, rows = self._continued(parts, columns, split if owner is None else 3 * owner + split)
-            owner, split, class_names = None if owner is None else owner[rows], split[rows], None
+            x, y, kept = self._continued(rows, columns, split if owner is None else 3 * owner + split)
+            owner, split, class_names = None if owner is None else owner[kept], split[kept], None
         else:
-            x, (y, class_names) = self._inputs(parts, columns), self._labels(parts, columns.labels)
+            x, (y, class_names) = self._inputs(parts, rows, columns), self._labels(rows, columns)
         return Samples(x, y, owner, names, class_names=class_names, split=split if split.any() else None)
 
     # ------------------------------------------------------------------ from the hub or a folder
@@ -197,62 +199,59 @@ class HuggingFace(PooledDataSet):
         """Roles of the columns; a `ConfigError` names a missing column, or inputs of several kinds."""
         labels = () if self.next_token else names_of(self.label_column)
         require(bool(labels) or self.next_token, "--data.dataset.label_column is empty; name the column of labels")
+        given = [("client_column", self.client_column), ("prompt_column", self.prompt_column)]
+        given += [("input_columns", one) for one in self.input_columns] + [("label_column", one) for one in labels]
         for part in parts:
             known = part.rows.column_names
-            given = {
-                "input_columns": self.input_columns,
-                "label_column": labels,
-                "client_column": (self.client_column,),
-                "prompt_column": (self.prompt_column,),
-            }
-            for option, names in given.items():
-                for name in names:
-                    require(
-                        name is None or name in known,
-                        f"--data.dataset.{option} {name}: {part.place} has no such column; it has {', '.join(known)}",
-                    )
+            for option, name in given:
+                held = f"has no such column; it has {', '.join(known)}"
+                require(name is None or name in known, f"{PLACE}.{option} {name}: {part.place} {held}")
         first = parts[0]
         client = FILE if FILE in first.rows.column_names else self.client_column
         free = [name for name in first.rows.column_names if name not in (*labels, client, self.prompt_column)]
-        kinds: dict[str, InputKind | None] = {name: first.kind(name) for name in self.input_columns or free}
+        features = first.rows.features
+        kinds = {name: kind_of(features[name]) for name in self.input_columns or free}
         if not self.input_columns:
             kinds = _chosen(kinds, first)
         found = set(kinds.values())
+        held = ", ".join(str(features[name]) for name in kinds)
         require(
             len(found) == 1 and None not in found and (found == {"numbers"} or len(kinds) == 1),
-            f"--data.dataset.input_columns {', '.join(kinds)}: {first.place} has there "
-            f"{', '.join(str(first.rows.features[name]) for name in kinds)}; give one column of images, one of "
-            "texts, or columns of numbers",
+            f"{PLACE}.input_columns {', '.join(kinds)}: {first.place} has there {held}; give one column of images, one "
+            "of texts, or columns of numbers",
         )
-        return Columns(tuple(kinds), found.pop(), labels, client)  # type: ignore[arg-type]
+        return Columns(tuple(kinds), found.pop(), labels, client, features)  # type: ignore[arg-type]
 
-    def _inputs(self, parts: list[ColumnPart], columns: Columns) -> np.ndarray:
+    def _inputs(self, parts: list[ColumnPart], rows: TableRows, columns: Columns) -> np.ndarray:
+        """Numbers side by side, [n, features] float32, pixels, tokens, or one column of lists [n, ...] as stored."""
         if columns.kind == "numbers":
-            return number_columns(parts, columns.inputs)
+            each = [dense(rows, name) for name in columns.inputs]
+            if len(each) == 1 and each[0].ndim > 1:
+                return each[0]
+            return np.concatenate([one.reshape(len(one), -1).astype(np.float32) for one in each], axis=1)
         (name,) = columns.inputs
         if columns.kind == "image":
             return picture_column(parts, name, self.image_size)
-        texts = text_column(parts, name)
         if self.tokenizer is None:
-            return byte_tokens(texts, self.max_length)
-        return word_tokens(texts, self.tokenizer, self.max_length, "--data.dataset.tokenizer")
+            return byte_tokens(_texts(rows, name), self.max_length)
+        return word_tokens(_texts(rows, name), self.tokenizer, self.max_length, "--data.dataset.tokenizer")
 
     def _continued(
-        self, parts: list[ColumnPart], columns: Columns, group: np.ndarray
+        self, table: TableRows, columns: Columns, group: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens and those that follow, both [n, max_length], and the row [n] that each sample begins in.
 
         Args:
-            parts: parts of the data set.
+            table: the data set.
             columns: one of texts.
             group: rows [N] of equal numbers may share a block.
         """
         (name,) = columns.inputs
         require(columns.kind == "text", f"{PLACE}.next_token needs a column of texts, and {name} holds {columns.kind}s")
-        ids, pad = token_lists(text_column(parts, name), self.tokenizer)
+        ids, pad = token_lists(_texts(table, name), self.tokenizer)
         rows, prompts = np.arange(len(ids)), [0] * len(ids)
         if self.prompt_column is not None:
-            before, _ = token_lists(text_column(parts, self.prompt_column), self.tokenizer, ends=False)
+            before, _ = token_lists(_texts(table, self.prompt_column), self.tokenizer, ends=False)
             prompts = [len(one) for one in before]
             ids = [[*prompt, *text] for prompt, text in zip(before, ids, strict=True)]
         if self.packed:
@@ -265,11 +264,54 @@ class HuggingFace(PooledDataSet):
             prompts = [0] * len(ids)
         return *next_tokens(ids, prompts, self.max_length, pad), rows
 
-    def _labels(self, parts: list[ColumnPart], names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    def _labels(self, rows: TableRows, columns: Columns) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Labels [n] or [n, L] of all rows, and names of the classes or labels."""
-        if self.labels == "multilabel" or len(names) > 1:
-            return label_vectors(parts, names, multilabel=self.labels == "multilabel")
-        return class_labels(parts, names[0])
+        (first, *others), several = columns.labels, self.labels == "multilabel"
+        feature, option = columns.features[first], f"{PLACE}.label_column {', '.join(columns.labels)}"
+        listed: Any = getattr(feature, "feature", None)
+        if type(listed).__name__ == "ClassLabel" and not others:
+            need = f"holds a list of classes for each row; for several labels per row set {PLACE}.labels multilabel"
+            require(several, f"{rows.source}: column {first!r} {need}")
+            return held_classes(rows, first, len(listed.names)), tuple(listed.names)
+        if kind_of(feature) == "text" and not several and not others:
+            return named(rows, first)
+        each = [dense(rows, name) for name in columns.labels]
+        y = np.stack(each, axis=1) if others else each[0]
+        if several:
+            require(
+                y.ndim == 2,
+                f"{PLACE}.labels multilabel: column {first!r} of {rows.source} holds one number per row; give lists, "
+                "or several columns",
+            )
+            wrong = (y != 0) & (y != 1)
+            rows.refuse(", ".join(columns.labels), wrong, "is no multilabel label, 0 or 1; correct it", y)
+            return y.astype(np.int64), columns.labels if others else None
+        if others:
+            need = f"for several labels 0 or 1 set {PLACE}.labels multilabel, for regression store floats"
+            require(y.dtype.kind == "f", f"{option}: {rows.source} has integers there; {need}")
+            return y, columns.labels
+        if y.dtype.kind in "iu":
+            hidden = f"-1 marks a hidden label: choose other splits by {PLACE}.split, or number the classes from 0"
+            rows.refuse(first, (y < 0) & ((y != IGNORED) | (y.ndim == 1)), f"is no class; {hidden}", y)
+        names = getattr(feature, "names", None)
+        return y, None if names is None else tuple(names)
+
+
+def _texts(rows: TableRows, column: str) -> list[str]:
+    """The texts of a column, of which some may be empty."""
+    rows.refuse(column, rows.frame[column].isna().to_numpy(), "no text; fill it in, or leave the row out")
+    return list(rows.frame[column])
+
+
+def _owners(rows: TableRows, column: str, features: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
+    """The client of each row [n], and the clients' names in order."""
+    feature = features[column]
+    require(
+        str(getattr(feature, "dtype", "")).removeprefix("large_").startswith(("string", "int", "uint", "bool")),
+        f"{PLACE}.client_column {column}: {rows.source} has {feature} there; store a text or a whole number",
+    )
+    declared, (owner, names) = getattr(feature, "names", None), named(rows, column)
+    return owner, [declared[int(one)] for one in names] if declared else list(names)
 
 
 def _rows_of_files(folder: Path) -> dict[str, list[str]] | None:
@@ -298,20 +340,6 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
     if not any(by_kind.values()):
         raise ConfigError(f"{part.place} has no column of inputs besides labels and clients; it has {columns}")
     raise ConfigError(f"{part.place} has {columns}; choose the inputs among them by --data.dataset.input_columns")
-
-
-def _check_owners(
-    parts: list[ColumnPart], owner: np.ndarray | None, names: list[str] | None, split: np.ndarray
-) -> None:
-    if owner is None or names is None:
-        return
-    idle = np.setdiff1d(owner, owner[split == 0])
-    if len(idle):
-        given = "+".join(part.place.rpartition(" ")[2] for part in parts)
-        raise ConfigError(
-            f"{len(idle)} of {len(names)} clients, the first {names[idle[0]]!r}, have no row in the split train; pool "
-            f"the splits and divide each client's rows again, by --data.dataset.split {given}"
-        )
 
 
 NUM_BYTE_TOKENS = 257

@@ -22,11 +22,11 @@ from typing import IO, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.data.data_sets.base import Labels, Names, Normalisation, PooledDataSet, Samples, names_of, require
-from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, TABLE, check_masks, read_masks, read_targets
+from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, TABLE, check_masks, mask_of, read_masks, read_targets
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, require_file, whole_file
 
-__all__ = ["BESIDE", "ImageFolder", "decoded", "pictures_in", "visible_entries"]
+__all__ = ["ImageFolder", "visible_entries"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 OF_THE_SYSTEM = {"thumbs.db", "desktop.ini"}
@@ -63,6 +63,7 @@ class _Found(NamedTuple):
     owner: np.ndarray | None = None  # [n] int64
     names: list[str] | None = None  # of the owners
     unseen: tuple[str, ...] = ()  # owners held out of training
+    bare: list[tuple[Path, int]] = []  # noqa: RUF012 - pictures without a label, and their owners
 
 
 @dataclass(frozen=True)
@@ -132,22 +133,34 @@ class ImageFolder(PooledDataSet):
 
     def load(self) -> Samples:
         """All images as uint8, sorted by client and class; splits convert them to float32."""
-        found = self._find()
-        x = self._pixels(found.paths)
+        return self._samples(self._find())
+
+    def later(self) -> Samples:
+        """The same of clients that come later: pictures beside the classes, or without a mask, are test samples."""
+        found = self._find(later=True)
+        samples, bare = self._samples(found), np.array([owner for _, owner in found.bare], dtype=np.int64)
+        labelled = np.arange(len(samples.x)) < len(samples.y)
+        y = np.concatenate([samples.y, np.zeros((len(bare), *samples.y.shape[1:]), samples.y.dtype)])
+        assert found.owner is not None
+        owner = np.append(found.owner, bare)
+        return samples._replace(y=y, owner=owner, split=np.where(labelled, 0, 2), labelled=labelled)
+
+    def _samples(self, found: _Found) -> Samples:
+        x = self._pixels([*found.paths, *(path for path, _ in found.bare)])
         y = read_masks(found.paths, self.image_size) if found.labels is None else found.labels
         return Samples(x, y, found.owner, found.names, found.class_names, unseen=found.unseen)
 
     # ------------------------------------------------------------------ finding files
-    def _find(self) -> _Found:
+    def _find(self, *, later: bool = False) -> _Found:
         require(bool(self.root), "ImageFolder: root is not set; pass --data.dataset.root FOLDER")
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
         if self.layout == "classes":
-            classes = {one.name: pictures_in(one) for one in _folders(root, CLASSES, self.layout)}
+            classes = {one.name: _pictures_in(one) for one in _folders(root, CLASSES, self.layout)}
             class_names = self._class_names([classes], root)
             return _Found(*_listed([classes], class_names)[:2], class_names)
         parts, layout = [root / "seen", root / "unseen"] if (root / "seen").is_dir() else [root], self._says
-        each = [_folders(part, layout, self.layout) if part.is_dir() else [] for part in parts]
+        each = [_folders(part, layout, self.layout, alone=not later) if part.is_dir() else [] for part in parts]
         require(bool(each[0]), f"{parts[0]}: no client folder in it; images are expected as {layout}")
         clients = [one for part in each for one in part]
         names = [one.name for one in clients]
@@ -155,36 +168,48 @@ class ImageFolder(PooledDataSet):
             require(names.count(name) == 1, f"{root}: client {name!r} is both seen and unseen; remove one of them")
         unseen = tuple(names[len(each[0]) :])
         if self.layout in BESIDE:
-            return self._beside(clients)._replace(names=names, unseen=unseen)
-        found = [{one.name: pictures_in(one) for one in _folders(client, CLIENTS, self.layout)} for client in clients]
+            return self._beside(clients, later=later)._replace(names=names, unseen=unseen)
+        found = [
+            {one.name: _pictures_in(one) for one in _folders(client, CLIENTS, self.layout, alone=not later)}
+            for client in clients
+        ]
         class_names = self._class_names(found, root)
         paths, labels, owner = _listed(found, class_names)
         for client, pictures in zip(clients, found, strict=True):
-            require(any(pictures.values()), f"{client}: no image of this client; add some, or remove the folder")
-        return _Found(paths, labels, class_names, owner, names, unseen)
+            require(any(pictures.values()), f"{client}: no image of a class; add {class_names[0]}/*.png, or remove it")
+        bare = [
+            (path, number)
+            for number, client in enumerate(clients if later else [])
+            for path in _pictures_in(client, beside_classes=True)
+        ]
+        return _Found(paths, labels, class_names, owner, names, unseen, bare)
 
     @property
     def _says(self) -> str:
         """The folders of the layout, for messages."""
         return BESIDE.get(self.layout, CLIENTS if self.layout == "clients" else CLASSES)
 
-    def _beside(self, clients: list[Path]) -> _Found:
-        """Images of clients, with masks or targets beside them."""
+    def _beside(self, clients: list[Path], *, later: bool = False) -> _Found:
+        """Images of clients, with masks or targets beside them; later, those without a mask are bare."""
         found, masks = [], []
         for client in clients:
             for name in (IMAGES, MASKS) if self.layout == "masks" else (IMAGES,):
                 require(
                     (client / name).is_dir(), f"{client}: no folder {name}; layout {self.layout} reads {self._says}"
                 )
-            found.append(pictures_in(client / IMAGES))
+            found.append(_pictures_in(client / IMAGES))
             require(bool(found[-1]), f"{client / IMAGES}: no image of this client; add some, or remove the folder")
-            masks += pictures_in(client / MASKS) if self.layout == "masks" else []
-        paths = [path for one in found for path in one]
+            masks += _pictures_in(client / MASKS) if self.layout == "masks" else []
+        there = set(masks)
+        each = [(path, owner) for owner, pictures in enumerate(found) for path in pictures]
+        bare = [one for one in each if later and mask_of(one[0]) not in there]
+        each = [one for one in each if not later or mask_of(one[0]) in there]
+        paths = [path for path, _ in each]
         if self.layout == "masks":
             check_masks(paths, masks)
         targets = read_targets(paths) if self.layout == "targets" else None
         names = None if self.classes is None else names_of(self.classes)
-        return _Found(paths, targets, names, np.repeat(np.arange(len(found)), [len(one) for one in found]))
+        return _Found(paths, targets, names, np.array([owner for _, owner in each], dtype=np.int64), bare=bare)
 
     def _class_names(self, found: list[dict[str, list[Path]]], root: Path) -> tuple[str, ...]:
         """Class names by label; unknown folders and classes without images are refused."""
@@ -197,9 +222,8 @@ class ImageFolder(PooledDataSet):
         )
         if self.classes is not None:
             unknown = sorted(there - set(self.classes))
-            require(
-                not unknown, f"{root}: {unknown[:1]} is not in --data.dataset.classes; add it, or remove the folder"
-            )
+            known = ", ".join(self.classes)
+            require(not unknown, f"{root}: {unknown[:1]} is not in the classes {known}; rename, or remove the folder")
             return names_of(self.classes)
         empty = sorted(there - held)
         require(not empty, f"{root}: no image of class {empty[:1]}; add some, or remove the folder")
@@ -241,7 +265,7 @@ class ImageFolder(PooledDataSet):
                     "--data.dataset.cache_dir, a smaller --data.dataset.image_size or a larger memory_gb"
                 ) from error
         x = np.empty(shape, np.uint8)
-        for row, picture in enumerate(decoded(paths, self.image_size, self.channels)):
+        for row, picture in enumerate(_decoded(paths, self.image_size, self.channels)):
             x[row] = picture
         return x
 
@@ -267,12 +291,12 @@ class ImageFolder(PooledDataSet):
         return target
 
     def _write(self, paths: list[Path], file: IO[bytes]) -> None:
-        for picture in decoded(paths, self.image_size, self.channels):
+        for picture in _decoded(paths, self.image_size, self.channels):
             file.write(picture.tobytes())
         file.flush()
 
 
-def decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[np.ndarray]:
+def _decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[np.ndarray]:
     """Decode images to uint8 [channels, image_size, image_size] in threads, in the order of the files.
 
     Args:
@@ -321,9 +345,9 @@ def visible_entries(folder: Path) -> list[Path]:
     return sorted(one for one in entries if one.name.lower() not in OF_THE_SYSTEM)
 
 
-def _folders(folder: Path, layout: str, name: str) -> list[Path]:
-    """The subfolders of a folder; files are refused."""
-    entries = visible_entries(folder)
+def _folders(folder: Path, layout: str, name: str, *, alone: bool = True) -> list[Path]:
+    """The subfolders of a folder; files are refused if folders are to be alone, else left out."""
+    entries = [entry for entry in visible_entries(folder) if alone or entry.is_dir()]
     for entry in entries:
         picture = entry.suffix.lower() in SUFFIXES
         other = f"; {CLASSES} is --data.dataset.layout classes" if picture and name == "clients" else ""
@@ -336,7 +360,7 @@ def _folders(folder: Path, layout: str, name: str) -> list[Path]:
     return entries
 
 
-def pictures_in(folder: Path, *, beside_classes: bool = False) -> list[Path]:
+def _pictures_in(folder: Path, *, beside_classes: bool = False) -> list[Path]:
     """The images in a folder, sorted by name; other entries are refused.
 
     Args:

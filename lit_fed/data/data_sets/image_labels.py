@@ -6,22 +6,22 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import require
+from lit_fed.data.data_sets.base import PLACE, require
+from lit_fed.data.data_sets.columns import is_number, numbers, read_rows, texts
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
 
 __all__ = ["IMAGES", "MASKS", "TABLE", "check_masks", "mask_of", "read_masks", "read_targets"]
 
 IMAGES, MASKS, TABLE = "images", "masks", "targets.csv"
+LAYOUT = f"{PLACE}.layout"
 
 CLASS_MODES = ("1", "L", "P")
 """Pillow modes whose pixels are one number of at most 8 bits: the class, also behind a palette."""
@@ -128,73 +128,34 @@ def read_targets(images: Sequence[Path]) -> np.ndarray:
         Targets [n] with one column, [n, L] with more; int64 or float32.
 
     Raises:
-        ConfigError: naming the images without a row, or file, line and column of what cannot be read.
+        ConfigError: naming the images without a row, or file, row and column of what cannot be read.
     """
     clients = list(dict.fromkeys(image.parent.parent for image in images))
-    tables = {client: _read_table(client / TABLE) for client in clients}
-    columns = {client: tuple(table.pop(COLUMNS)) for client, table in tables.items()}
     for client in clients:
-        require(
-            columns[client] == columns[clients[0]],
-            f"{client / TABLE}: the columns {', '.join(columns[client])} are not those of {clients[0] / TABLE}, "
-            f"{', '.join(columns[clients[0]])}; give all clients the same columns in one order",
-        )
-    lacking = [image for image in images if image.name not in tables[image.parent.parent]]
+        say = "save a row for each image in it, with the columns file and one or more targets"
+        require((client / TABLE).is_file(), f"{client / TABLE}: no such file; {say}, or give another {LAYOUT}")
+    rows = read_rows([(str(client / TABLE), f"{LAYOUT} targets:") for client in clients])
+    first, *columns = rows.frame.columns
     require(
-        not lacking,
-        f"{_some(lacking)}: without a row in {TABLE} beside {IMAGES}; add it, or move the image away",
+        bool(columns) and not any(map(is_number, columns)),
+        f"{rows.source}: the first line is {','.join([first, *columns])!r}; it has to name the columns, such as "
+        "file,weight",
     )
-    rows = [tables[image.parent.parent].pop(image.name) for image in images]
-    alone = [client / IMAGES / name for client, table in tables.items() for name in table]
+    found: dict[Path, int] = {}
+    owner = [client for client, (_, size) in zip(clients, rows.files, strict=True) for _ in range(size)]
+    for row, (client, name) in enumerate(zip(owner, texts(rows, first), strict=True)):
+        image = client / IMAGES / name.strip()
+        if found.setdefault(image, row) != row:
+            raise rows.error(row, first, f"{name!r} is named a second time; remove a row")
+    lacking = [image for image in images if image not in found]
+    say = f"without a row in {TABLE} beside {IMAGES}; add it, or move the image away"
+    require(not lacking, f"{_some(lacking)}: {say}")
+    alone = sorted(found.keys() - set(images))
     require(not alone, f"{_some(alone)}: {TABLE} has a row, but there is no such image; add it, or remove the row")
-    whole = all(text.removeprefix("-").isdecimal() for row in rows for text in row)
-    targets = np.array(rows).astype(np.int64 if whole else np.float32)
+    whole = all(rows.frame[name].dtype.kind in "iu" for name in columns)
+    each = [rows.frame[name].to_numpy() if whole else numbers(rows, name).astype(np.float32) for name in columns]
+    targets = np.stack(each, axis=1)[[found[image] for image in images]]
     return targets[:, 0] if targets.shape[1] == 1 else targets
-
-
-COLUMNS = ""
-"""Key of the names of the columns, which no file has."""
-
-
-def _read_table(path: Path) -> dict[str, list[str]]:
-    """The texts of each row by the image's name, and under `COLUMNS` the names of the columns."""
-    require_file(
-        path, f"save a row for each image in it, with the columns file and one or more targets, or give {OTHER}"
-    )
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return dict(_rows(path, file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); save it as UTF-8 with commas") from error
-
-
-OTHER = "another --data.dataset.layout"
-
-
-def _rows(path: Path, file: IO[str]) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader(file)
-    header = next(reader, [])
-    names, known = [one.strip() for one in header[1:]], set[str]()
-    require(
-        bool(names) and not any(map(_is_number, names)),
-        f"{path}: the first line is {','.join(header)!r}; it has to name the columns, such as file,weight",
-    )
-    yield COLUMNS, names
-    for row in filter(None, reader):
-        at, name = f"{path}: line {reader.line_num}", row[0].strip()
-        require(len(row) == len(header), f"{at} has {len(row)} values for {len(header)} columns; correct it")
-        require(bool(name) and name not in known, f"{at} names the image {name!r}, empty or a second time; correct it")
-        known.add(name)
-        for column, text in zip(names, row[1:], strict=True):
-            require(_is_number(text), f"{at}: column {column} is {text!r}, which is no number; correct it")
-        yield name, [text.strip() for text in row[1:]]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return bool(np.isfinite(float(text)))
-    except ValueError:
-        return False
 
 
 def _some(paths: Sequence[Path]) -> str:

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from lit_fed.core.named_inputs import Given
-from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, given_array, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked, packed
 from lit_fed.data.data_sets.columns import TableRows, rows_of_frame
 from lit_fed.data.data_sets.table import Table
-from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,32 +127,21 @@ def _pair(name: str, given: Any) -> tuple[Any, Any]:
         f"client {name!r} is a {type(given).__name__}; give a pair of inputs and labels, (x, y)",
     )
     x, y = given
+    place = f"client {name!r}: its samples"
     if not isinstance(x, Mapping | tuple):
-        return _array(name, x), _array(name, y)
+        return given_array(x, place), given_array(y, place)
     parts = {str(key): one for key, one in (x.items() if isinstance(x, Mapping) else enumerate(x))}
     require(bool(parts), f"client {name!r} has an empty {type(x).__name__} of inputs; give its arrays by name")
-    return {key: _samples(name, one) for key, one in parts.items()}, _samples(name, y)
+    return {key: _samples(one, place) for key, one in parts.items()}, _samples(y, place)
 
 
-def _samples(name: str, given: Any) -> Given:
+def _samples(given: Any, place: str) -> Given:
     """One input, or the labels, of a client's samples: an array, or a list of arrays of different lengths."""
     is_list = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
     if not is_list or isinstance(given, torch.Tensor) or (isinstance(given, np.ndarray) and not given.dtype.hasobject):
-        return _array(name, given)
-    each = [_array(name, one) for one in given]
+        return given_array(given, place)
+    each = [given_array(one, place) for one in given]
     return np.stack(each) if len({one.shape for one in each}) == 1 else each
-
-
-def _array(name: str, given: Any) -> np.ndarray:
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu()
-        given = given.float() if given.dtype is torch.bfloat16 else given  # NumPy has no bfloat16
-    try:
-        return np.asarray(given)
-    except ValueError as error:  # lists of several lengths
-        raise ConfigError(
-            f"client {name!r}: its samples do not form an array ({error}); give all the same shape"
-        ) from error
 
 
 def _class_names(pairs: dict[str, tuple[Any, Any]]) -> tuple[str, ...] | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import MOST_CLASSES, Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import (
     DatePart,
@@ -17,33 +16,31 @@ from lit_fed.data.data_sets.columns import (
     TableColumns,
     TableEncoder,
     TableRows,
-    as_text,
-    dated,
+    encode,
+    fill_in,
     is_numeric,
     is_table_file,
-    marked,
+    missing_values,
+    named,
     numbers,
+    prepared,
     read_rows,
-    require_all_values,
+    refuse_mixed,
     require_values,
-    split_names,
+    split_roles,
     table_name,
-    texts,
+    typed,
 )
 from lit_fed.data.data_sets.fills import Imputation
 from lit_fed.system.files import given_path
 
-__all__ = ["Table"]
+__all__ = ["Table", "read_later"]
 
-PREFIX = "--data.dataset"
+PREFIX, OPTION = "--data.dataset", "--clients"
 LISTS = (
     "feature_columns", "ignored_columns", "category_columns", "unseen_clients", "missing_values", "date_columns",
     "date_parts",
 )  # fmt: skip
-SAY = (
-    f"set task ({PREFIX}.task) to classification (classes) or regression (quantities), or --model.target to "
-    "Multiclass, Regression or a Likelihood of your own"
-)
 
 
 @dataclass(frozen=True)
@@ -149,18 +146,23 @@ class Table(PooledDataSet):
         """Whether a column or files name the clients, so that a partition is refused."""
         return self.client_column is not None or len(self._files()) > 1
 
+    @property
+    def unsaid(self) -> Literal["labels", "task"] | None:
+        """The setting that would say what labels are, if it is not given."""
+        return "task" if self.task is None else None
+
     def load(self) -> Samples:
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows, num_own = self._read()
         self._check_columns(rows)
-        rows = dated(rows, names_of(self.date_columns), names_of(self.date_parts))
-        names_of_inputs, marks = self._inputs(rows), names_of(self.missing_values)
-        rows = marked(rows, marks, names_of_inputs)
         columns = TableColumns(
-            self._features(rows, names_of_inputs), self.label_column, self.client_column, self.split_column,
-            self.separator, self.unknown_categories, marks, self.impute if self.impute_by == "client" else None,
-            self.query_column, names_of(self.date_columns), names_of(self.date_parts),
+            tuple(map(Feature, self._inputs(rows))), self.label_column, self.client_column, self.split_column,
+            self.separator, self.unknown_categories, names_of(self.missing_values),
+            self.impute if self.impute_by == "client" else None, self.query_column, names_of(self.date_columns),
+            names_of(self.date_parts),
         )  # fmt: skip
+        rows = prepared(rows, columns, PREFIX)
+        columns = columns._replace(features=tuple(self._with_kind(rows, one.name) for one in columns.features))
         public = self._public(rows, columns)
         labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
@@ -169,10 +171,9 @@ class Table(PooledDataSet):
             rows, columns, categories, self.standardize, public, self.impute, self.impute_value, self.indicators,
             self.standardize_labels and class_names is None and self.query_column is None,
         )  # fmt: skip
-        return Samples(
-            np.arange(len(rows.frame)), labels, owner, names, class_names, self._split(rows),
-            self._unseen(rows, owner, names, num_own), encoder,
-        )  # fmt: skip
+        split = None if self.split_column is None else split_roles(rows, self.split_column)
+        unseen = self._unseen(rows, owner, names, num_own)
+        return Samples(np.arange(len(rows.frame)), labels, owner, names, class_names, split, unseen, encoder)
 
     def _read(self) -> tuple[TableRows, int]:
         """The rows of all files, and the number of those that are not of `unseen_path`."""
@@ -200,13 +201,7 @@ class Table(PooledDataSet):
             return None
         option = f"{PREFIX}.constants"
         public = read_rows([(self.constants, option)], self.separator)
-        public.require_columns(columns.dates, f"{option} must have the column")
-        public = dated(public, columns.dates, columns.date_parts)
-        names = [*(one.name for one in columns.features), self.label_column]
-        public.require_columns(names, f"{option} must have the column")
-        public = marked(public, columns.missing_values, names[:-1])
-        if self.impute is None:
-            require_all_values(public, names[:-1], f"{PREFIX}.")
+        public = prepared(public, columns, f"{option} must have the column", self.label_column)
         require_values(public, self.label_column)
         return public
 
@@ -226,9 +221,8 @@ class Table(PooledDataSet):
         taken = {self.client_column, self.label_column, self.split_column, self.query_column, *self.ignored_columns}
         given = names_of(self.feature_columns or ())
         parts = {name: [f"{name} {part}" for part in self.date_parts] or [name] for name in self.date_columns}
-        names = tuple(each for one in given for each in parts.get(one, [one])) or tuple(
-            one for one in map(str, rows.frame.columns) if one not in taken
-        )
+        given = given or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
+        names = tuple(each for one in given for each in parts.get(one, [one]))
         require(bool(names), f"{rows.source}: no input column is left; add some, or set feature_columns")
         for name in names:
             require(
@@ -238,33 +232,19 @@ class Table(PooledDataSet):
             )
         return names
 
-    def _features(self, rows: TableRows, names: tuple[str, ...]) -> tuple[Feature, ...]:
-        """The input columns, whose categories and fills are learned later."""
-        if self.impute is None:
-            require_all_values(rows, names, f"{PREFIX}.")
-        kinds = [self._is_category(rows, name) for name in names]
-        fills: dict[bool, float | str | None] = {False: None, True: None}
-        if self.impute is not None:
-            fills = {False: float("nan"), True: ""}
-        pairs = zip(names, kinds, strict=True)
-        return tuple(Feature(name, () if category else None, fills[category]) for name, category in pairs)
-
-    def _is_category(self, rows: TableRows, name: str) -> bool:
-        if name in self.category_columns:
-            return True
-        if is_numeric(rows.frame[name]):
-            numbers(rows, name, may_miss=True)  # refuses infinite values
-            return False
-        texts(rows, name, may_miss=True)
-        return True
+    def _with_kind(self, rows: TableRows, name: str) -> Feature:
+        """An input column; categories, and what takes the place of missing values, are learned later."""
+        category = name in self.category_columns or not is_numeric(rows.frame[name])
+        if category and name not in self.category_columns:
+            refuse_mixed(rows, name)
+        empty = "" if category else float("nan")
+        return Feature(name, () if category else None, None if self.impute is None else empty)
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Labels [n], float32, or int64 with class names, those of the public rows if given."""
         require_values(rows, self.label_column)
         values = rows.frame[self.label_column]
         floating = is_numeric(values) and values.dtype.kind == "f"
-        if floating and self.task is None:
-            self._check_floating(rows, values.to_numpy(dtype=np.float64))
         if (self.task or ("regression" if floating else "classification")) == "regression":
             y = numbers(rows, self.label_column).astype(np.float32)
             if self.query_column is None:
@@ -274,34 +254,17 @@ class Table(PooledDataSet):
             self.query_column is None,
             f"{PREFIX}.query_column is {self.query_column!r}, and labels are classes; give --model.target Ranking",
         )
-        found = texts(rows, self.label_column, mixed=self.task is not None)
-        names = _sorted_names(found, numeric=is_numeric(values) and values.dtype.kind != "b")
-        require(
-            self.task is not None or not is_numeric(values) or len(names) <= MOST_CLASSES,
-            f"{rows.source}: column {self.label_column!r} holds {len(names)} different whole numbers; {SAY}",
-        )
+        if self.task is None:
+            refuse_mixed(rows, self.label_column)
+        y, names = named(rows, self.label_column)
         require(
             len(names) > 1,
             f"{rows.source}: all labels in column {self.label_column!r} are {names[0]!r}; give two classes",
         )
-        if public is not None:
-            there = texts(public, self.label_column, mixed=True)
-            names = _sorted_names(there, numeric=is_numeric(public.frame[self.label_column]))
-            unknown = np.flatnonzero(~np.isin(found, names))
-            if len(unknown):
-                row = int(unknown[0])
-                raise rows.error(row, self.label_column, f"{found[row]!r} is no label in {public.source}; add a row")
-        number = {name: position for position, name in enumerate(names)}
-        return np.array([number[one] for one in found]), names
-
-    def _check_floating(self, rows: TableRows, values: np.ndarray) -> None:
-        """Refuse few whole numbers stored as floats: they may be classes."""
-        few = np.unique(values)
-        require(
-            len(few) > MOST_CLASSES or bool((few != few.round()).any()),
-            f"{rows.source}: column {self.label_column!r} holds {len(few)} whole numbers as fractions, such as "
-            f"{few[0]:.1f}; {SAY}",
-        )
+        if public is None:
+            return y, names
+        _, names = named(public, self.label_column)
+        return named(rows, self.label_column, names, f"is no label in {self.constants}; add a row")
 
     def _owners(self, rows: TableRows) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each row [n], and the clients' names in order."""
@@ -309,16 +272,8 @@ class Table(PooledDataSet):
             sizes = [size for _, size in rows.files]
             own = [table_name(Path(path)) for path, _ in rows.files]
             return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
-        found = texts(rows, self.client_column, mixed=True)
-        names = _sorted_names(found, numeric=is_numeric(rows.frame[self.client_column]))
-        number = {name: position for position, name in enumerate(names)}
-        return np.array([number[one] for one in found]), list(names)
-
-    def _split(self, rows: TableRows) -> np.ndarray | None:
-        if self.split_column is None:
-            return None
-        found = split_names(rows, self.split_column)
-        return np.array([SPLITS.index(one) for one in found])
+        owner, names = named(rows, self.client_column)
+        return owner, list(names)
 
     def _unseen(
         self, rows: TableRows, owner: np.ndarray | None, names: list[str] | None, num_own: int
@@ -340,7 +295,59 @@ class Table(PooledDataSet):
         return tuple(one for one in names if one in second or one in self.unseen_clients)
 
 
-def _sorted_names(found: np.ndarray, *, numeric: bool) -> tuple[str, ...]:
-    """Each text once: in the order of the numbers that they are, or of the alphabet."""
-    names: Sequence[str] = {as_text(one) for one in found}  # type: ignore[assignment]
-    return tuple(sorted(names, key=float) if numeric else sorted(names))
+SPLIT_COLUMN = "split"
+"""Name of the split column in a table of clients that come later, if the training had none."""
+
+
+def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] | None) -> Samples:
+    """The rows of clients that come later, encoded as those of the training; inputs are not standardised yet.
+
+    Rows with a label are training samples and rows without are test samples, unless the training's `split_column`, or
+    a column `split` of this table, assigns the rows.
+
+    Args:
+        path: the file.
+        columns: encoding of the training's table.
+        class_names: class names of the training; None: labels are numbers.
+
+    Returns:
+        Samples of the clients, by name; without a client column all rows belong to one client, named after the file.
+        `split` is None if no column and no missing label assigns the rows.
+
+    Raises:
+        ConfigError: naming file, row, column and value of what is wrong.
+    """
+    rows = read_rows([(str(path), OPTION)], columns.separator)
+    columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
+    label, client = columns.label_column, columns.client_column
+    roles = (label, client, columns.split_column, columns.query_column)
+    rows = typed(prepared(rows, columns, f"{OPTION} {path}, column", *filter(None, roles)), columns, "--")
+    x, labelled = encode(rows, columns), ~missing_values(rows.frame[label])
+    if class_names is None:
+        y = np.where(labelled, numbers(rows, label, may_miss=True), 0).astype(np.float32)
+    else:
+        wrong = f"is not a class of the training ({', '.join(class_names)}); correct it"
+        y, _ = named(rows, label, class_names, wrong, may_miss=True)
+    if columns.query_column is not None:
+        y = np.stack([y, numbers(rows, columns.query_column).astype(np.float32)], 1)
+    owner, names = np.zeros(len(x), dtype=np.int64), [table_name(path)]
+    if client is not None:
+        names = sorted(named(rows, client)[1])
+        owner, _ = named(rows, client, names)
+    split = None if labelled.all() else np.where(labelled, 0, 2)
+    if columns.split_column is not None:
+        split = split_roles(rows, columns.split_column)
+        bare = (split == 0) & ~labelled
+        row = int(bare.argmax())
+        require(not bare.any(), f"{rows.place(row)}: a training row without a label; label it, or mark it as test")
+    for own in (owner == number for number in range(len(names))):
+        x[own] = fill_in(x[own], columns, x[own if split is None else own & (split == 0)])
+    return Samples(x, y, owner, names, class_names, split, labelled=labelled)
+
+
+def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
+    """The column `split` of a table if the training did not use it otherwise and it holds split names."""
+    used = (columns.label_column, columns.client_column, *(one.name for one in columns.features))
+    if SPLIT_COLUMN in used or SPLIT_COLUMN not in rows.frame.columns:
+        return None
+    return SPLIT_COLUMN if rows.frame[SPLIT_COLUMN].isin(SPLITS).all() else None

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_fed.core.named_inputs import Given, NamedInputs
+from lit_fed.core.named_inputs import Given
 from lit_fed.data.data_sets.base import (
     PLACE,
     Labels,
     PooledDataSet,
     Samples,
+    given_array,
     picture_array,
     require,
     stacked_samples,
     with_words,
 )
-from lit_fed.data.data_sets.client_folder import longest, padded_labels
+from lit_fed.data.data_sets.client_folder import ClientArrays, packed
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.machine import require_memory
 
@@ -68,14 +68,18 @@ class TorchDataset(PooledDataSet):
 
     def load(self) -> Samples:
         parts = [one for one in (self.source, self.test_source) if one is not None]
-        pairs, inputs = _packed([_read(one) for one in parts], parts)
-        x, y = (np.concatenate(_alike(arrays, parts)) for arrays in zip(*pairs, strict=True))
+        each = []
+        for option, one in zip(("source", "test_source"), parts, strict=False):
+            x, y = _read(one)
+            each.append(ClientArrays(option, {"x_train": x, "y_train": y}, {"train": f"{PLACE}.{option}"}))
+        each = packed(each)
+        x, y = (np.concatenate(_alike([one.arrays[name] for one in each], parts)) for name in ("x_train", "y_train"))
         owner, names = self._owners(parts)
         sizes: list[int] = [len(one) for one in parts]  # type: ignore[arg-type]
         roles = np.repeat([0, 2][: len(parts)], sizes)
         class_names = _class_names(self.source, y, self.labels)
         split = roles if roles.any() else None
-        return Samples(x, y, owner, names, class_names=class_names, split=split, inputs=inputs)
+        return Samples(x, y, owner, names, class_names=class_names, split=split, inputs=each[0].inputs)
 
     def _owners(self, parts: list[Dataset[Any]]) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each sample [n], and the sorted names of the clients."""
@@ -83,31 +87,7 @@ class TorchDataset(PooledDataSet):
             return None, None
         values = np.concatenate([_clients_of(one, self.clients) for one in parts])
         unique, owner = np.unique(values, return_inverse=True)
-        idle = np.setdiff1d(owner, owner[: len(parts[0])])  # type: ignore[arg-type]
-        if len(idle):
-            raise ConfigError(
-                f"--data.dataset.clients {self.clients}: client {str(unique[idle[0]])!r} has samples only in "
-                "test_source; leave them out, or give one data set with all samples"
-            )
         return owner, [str(one) for one in unique]
-
-
-def _packed(
-    pairs: list[tuple[Any, Given]], parts: list[Dataset[Any]]
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], NamedInputs | None]:
-    """Inputs and labels of each data set as arrays, and the several inputs that a row of `x` holds."""
-    several = [isinstance(x, dict) for x, _ in pairs]
-    if not any(several):
-        return pairs, None  # type: ignore[return-value] # `_read` stacks labels of one input
-    options = ("source", "test_source")
-    places = [f"--data.dataset.{option} {type(one).__name__}" for option, one in zip(options, parts, strict=False)]
-    require(all(several), f"{places[-1]}: samples of one data set have several inputs, the other's one; give the same")
-    inputs = NamedInputs.of([(place, x) for place, (x, _) in zip(places, pairs, strict=True)])
-    length = longest([y for _, y in pairs])
-    packed = [
-        (inputs.pack(place, x), padded_labels(place, y, length)) for place, (x, y) in zip(places, pairs, strict=True)
-    ]
-    return packed, inputs
 
 
 def _read(dataset: Dataset[Any]) -> tuple[Any, Given]:
@@ -179,10 +159,7 @@ def _is_picture(value: Any) -> bool:
 def _array(value: Any, place: str) -> np.ndarray:
     """Convert an input to a finite array with at least one axis."""
     if _is_picture(value):
-        try:
-            return picture_array(value, None)
-        except ConfigError as error:
-            raise ConfigError(f"{place} {error}") from error
+        return picture_array(value, None, place)
     if isinstance(value, bool | int | float):
         value = float(value)
     array = _numbers(value, place)
@@ -197,10 +174,7 @@ def _label(value: Any, place: str) -> np.ndarray:
 
 
 def _numbers(value: Any, place: str) -> np.ndarray:
-    try:
-        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    except Exception as error:  # lists of several lengths, types that numpy does not have
-        raise ConfigError(f"{place} cannot become an array ({error}); give a tensor, an array or a number") from error
+    array = given_array(value, place)
     require(
         array.dtype.kind in "fiub",
         f"{place} is {type(value).__name__}; give a tensor, an array, a Pillow image or a number",
@@ -209,7 +183,7 @@ def _numbers(value: Any, place: str) -> np.ndarray:
     return array
 
 
-def _alike(arrays: tuple[np.ndarray, ...], parts: list[Dataset[Any]]) -> tuple[np.ndarray, ...]:
+def _alike(arrays: list[np.ndarray], parts: list[Dataset[Any]]) -> list[np.ndarray]:
     kinds = [f"{array.dtype} of shape {list(array.shape[1:])}" for array in arrays]
     require(
         len(set(kinds)) == 1,
@@ -228,10 +202,7 @@ def _clients_of(dataset: Dataset[Any], attribute: str) -> np.ndarray:
     value = getattr(dataset, attribute)
     value = value() if callable(value) else value
     fix, total = "give a text or a whole number for each sample", len(dataset)  # type: ignore[arg-type]
-    try:
-        array = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    except Exception as error:  # lists of several lengths, types that numpy does not have
-        raise ConfigError(f"{option}: cannot become an array ({error}); {fix}") from error
+    array = given_array(value, option)
     require(
         array.shape == (total,) and array.dtype.kind in "iuU",
         f"{option}: gives {array.dtype} of shape {list(array.shape)}, but {name} has {total} samples; {fix}",

@@ -5,8 +5,7 @@ Partition, splits and the choice of unseen clients use independent random stream
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -97,13 +96,8 @@ def told(dataset: DataSet, target: Target | None) -> DataSet:
     if target is None:
         return dataset
     kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
-    known = {one.name for one in fields(dataset)} if is_dataclass(dataset) else set[str]()
-    given: dict[str, Any] = {}
-    if "task" in known and getattr(dataset, "task", "") is None and kind != "multilabel":
-        given = {"task": kind}
-    elif "labels" in known and dataset.labels == "auto" and kind == "multilabel":
-        given = {"labels": kind}
-    return replace(dataset, **given) if given else dataset  # type: ignore[type-var]
+    option = "labels" if kind == "multilabel" else "task"
+    return replace(dataset, **{option: kind}) if dataset.unsaid == option else dataset  # type: ignore[type-var]
 
 
 def with_labels(population: Population, target: Target) -> Population:

@@ -27,14 +27,11 @@ __all__ = [
     "scale_of_labels", "taken_labels", "with_ignored",
 ]  # fmt: skip
 
-OPTION_OF_TABLES = "task"
-"""Field of tables that names the kind of labels; other data sets have `labels`."""
-
 CLIENTS_LOOKED_AT = 8
 """Number of clients checked if samples are generated on demand."""
 
 
-def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
+def check_labels(target: Target, seen: Population | None, unseen: Population | None = None) -> None:
     """Raise a `ConfigError` naming split, client and label if a class is outside 0 … C − 1.
 
     Checks only a few clients if samples are generated on demand.
@@ -48,7 +45,7 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
         row = _first_row(wrong)
         if row is not None:
             label = int(split.y[wrong][0])
-            fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
+            fix = "number the classes from 0" if label < 0 else "correct it, or train with a larger num_classes"
             fix = "multilabel labels are 0 or 1" if target.vectors else fix
             fix = f"number the classes from 0; {IGNORED} marks positions to ignore" if target.positions else fix
             raise ConfigError(
@@ -112,7 +109,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
             f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, but the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
-    if target.continuous:
+    if target.continuous or dataset.unsaid == "task":
         _check_doubtful_labels(dataset, target, seen)
     _check_two_columns(dataset, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
@@ -140,35 +137,36 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
 
 def _is_guessed(dataset: DataSet, seen: Population) -> bool:
     """Whether the kind of labels is inferred from their values alone, and the user can set it."""
-    fields = getattr(dataset, "__dataclass_fields__", {})
-    if dataset.is_remote or dataset.num_classes is not None or dataset.labels != "auto":
+    if dataset.is_remote or dataset.num_classes is not None:
         return False
-    if OPTION_OF_TABLES in fields:  # a table: texts are classes
-        names = seen.class_names or ()
-        return getattr(dataset, OPTION_OF_TABLES) is None and all(one.lstrip("-").isdecimal() for one in names)
-    return "labels" in fields and seen.class_names is None
+    if dataset.unsaid == "task":  # a table, in which texts are classes
+        return all(one.lstrip("-").isdecimal() for one in seen.class_names or ())
+    return dataset.unsaid is not None and seen.class_names is None
 
 
 def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -> None:
-    """Refuse floating labels with few whole values, and integer labels with many; tables check their own."""
+    """Refuse floating labels with few whole values, and integer labels with many."""
     y = looked_at(seen.train).y
-    if not _is_guessed(dataset, seen) or not len(y) or hasattr(dataset, OPTION_OF_TABLES):
+    if not _is_guessed(dataset, seen) or not len(y):
         return
+    option, is_table = f"--data.dataset.{dataset.unsaid}", dataset.unsaid == "task"
     if target.continuous and len(values := y.unique()) <= MOST_CLASSES and bool((values == values.round()).all()):
         shown = ", ".join([f"{value:.1f}" for value in values[:4].tolist()] + ["…"] * (len(values) > 4))
         kind = "several labels per sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
+        kind += f", with {option} classification" if is_table else ""
         raise ConfigError(
             f"the training labels are floating and hold {len(values)} whole numbers ({shown}); store integers if they "
-            f"are {kind}, or give --data.dataset.labels regression if they are quantities, or a --model.target: "
+            f"are {kind}, or give {option} regression if they are quantities, or a --model.target: "
             f"{'MultiLabel or VectorRegression' if target.vectors else 'Multiclass or Regression'}"
         )
     if not target.continuous and not target.positions and target.num_classes > MOST_CLASSES:
         own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
         classes = f"--data.dataset.num_classes {target.num_classes}" if own else "--model.target Multiclass"
+        classes = f"{option} classification" if is_table else classes
         raise ConfigError(
-            f"the training labels are whole numbers up to {target.num_classes - 1}; give {classes} "
-            f"if they are classes, or --data.dataset.labels regression if they are quantities, or "
-            "a --model.target: Multiclass, Regression, or a Likelihood of your own for counts"
+            f"the training labels hold {target.num_classes} different whole numbers; give {classes} if they are "
+            f"classes, or {option} regression if they are quantities, or a --model.target: Multiclass, Regression, or "
+            "a Likelihood of your own for counts"
         )
 
 
@@ -209,8 +207,7 @@ def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | No
         return f"labels are taken for {taken}: the nodes store {stored}; {other} would be {otherwise}"
     if not _is_guessed(dataset, seen):
         return None
-    is_table = hasattr(dataset, OPTION_OF_TABLES)
-    option = "--data.dataset.task" if is_table else "--data.dataset.labels"
+    is_table, option = dataset.unsaid == "task", f"--data.dataset.{dataset.unsaid}"
     others = "regression" if not target.continuous else "classification" if is_table else "multilabel"
     if target.positions:
         return (
@@ -283,7 +280,7 @@ def find_client_name(client_id: int, *populations: Population | None) -> str:
 
 
 def all_splits(
-    seen: Population, unseen: Population | None, *, samples: bool = False
+    seen: Population | None, unseen: Population | None, *, samples: bool = False
 ) -> list[tuple[str, str, Population, Split]]:
     """All splits of seen and unseen clients.
 
@@ -315,7 +312,11 @@ def check_training(seen: Population, unseen: Population | None) -> None:
         needed = split.sizes if kind == "seen" else split.sizes + population.test.sizes + population.val.sizes
         if name == "train" and int(needed.min()) == 0:
             empty, what = population.names[int(needed.argmin())], "training samples" if kind == "seen" else "samples"
-            raise ConfigError(f"{kind} client {empty!r} has no {what}; give it at least one, or leave it out")
+            others = int((needed == 0).sum()) - 1
+            more = f", and {others} others" if others else ""
+            raise ConfigError(
+                f"{kind} client {empty!r} has no {what}{more}; give it at least one, leave it out, or pool the splits"
+            )
 
 
 def check_finite_samples(seen: Population, unseen: Population | None) -> None:

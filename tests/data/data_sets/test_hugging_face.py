@@ -84,7 +84,7 @@ def test_pictures_are_scaled_and_named(tmp_path):
 def test_grey_pictures_among_others_and_sizes(tmp_path):
     images = [picture(9), picture((1, 2, 3), mode="RGB"), picture(7, size=(8, 8))]
     path = saved(tmp_path / "d", {"image": images, "label": [0, 1, 0]}, {"image": Image(), "label": Value("int64")})
-    refused("column 'image', row 2", "shape [3, 8, 8]", "shape [3, 4, 5]", "--data.dataset.image_size", path=path)
+    refused("row 2, column 'image'", "shape [3, 8, 8]", "shape [3, 4, 5]", "--data.dataset.image_size", path=path)
     x = HuggingFace(path, image_size=(2, 3)).load().x
     assert (x.shape, x.dtype) == ((3, 3, 2, 3), np.uint8)
     assert x[:, :, 0, 0].tolist() == [[9, 9, 9], [1, 2, 3], [7, 7, 7]]
@@ -190,6 +190,14 @@ def test_several_labels(several, label_column, labels, target, names, expected):
     assert data.facts(weighting="samples", seed=0, num_rounds=1).target == target
 
 
+def test_a_hidden_class_among_several(tmp_path):
+    features = {"a": Value("float64"), "tags": List(ClassLabel(names=["red", "green"]))}
+    path = saved(tmp_path / "d", {"a": [1.0, 2.0], "tags": [[0], [1, -1]]}, features)
+    refused(
+        "row 1, column 'tags': [ 1 -1] names a class outside 0", path=path, label_column="tags", labels="multilabel"
+    )
+
+
 def test_several_labels_that_are_none(several, tmp_path):
     given = {"path": several, "input_columns": ("a",)}
     refused("column 'tags' holds a list of classes", "--data.dataset.labels multilabel", label_column="tags", **given)
@@ -197,10 +205,8 @@ def test_several_labels_that_are_none(several, tmp_path):
     refused("column 'one'", "one number per row", label_column="one", labels="multilabel", **given)
     columns = {"a": [1.0, 2.0], "one": [0, 3], "two": [1, 0]}
     path = saved(tmp_path / "d", columns)
-    refused(
-        "column 'one, two', row 1 is 3", "0 or 1", path=path, label_column=("one", "two"), labels="multilabel",
-        input_columns=("a",),
-    )  # fmt: skip
+    given = {"path": path, "label_column": ("one", "two"), "labels": "multilabel", "input_columns": ("a",)}
+    refused("row 1, column 'one, two': 3 is no multilabel label", **given)
 
 
 # ---------------------------------------------------------------------- what is wrong
@@ -223,12 +229,15 @@ def test_wrong_columns(fields, words, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"a": [1.0, None], "label": [0, 1]}, ("column 'a', row 1 is empty",)),
-        ({"a": [1.0, float("inf")], "label": [0, 1]}, ("column 'a', row 1 is inf",)),
-        ({"a": [[1.0, 2.0], [1.0]], "label": [0, 1]}, ("column 'a', row 1 holds a list of 1", "one of 2")),
-        ({"a": [[1.0, 2.0], [1.0, None]], "label": [0, 1]}, ("column 'a', row 1 is empty",)),
-        ({"a": [1.0, 2.0], "label": [0, -1]}, ("column 'label', row 1 is -1", "hidden label", "--data.dataset.split")),
-        ({"a": [1.0, 2.0], "label": ["x", None]}, ("column 'label', row 1 is empty",)),
+        ({"a": [1.0, None], "label": [0, 1]}, ("row 1, column 'a': no value",)),
+        ({"a": [1.0, float("inf")], "label": [0, 1]}, ("row 1, column 'a': inf is no number",)),
+        ({"a": [[1.0, 2.0], [1.0]], "label": [0, 1]}, ("row 1, column 'a': its shape differs", "[2]")),
+        ({"a": [[1.0, 2.0], [1.0, None]], "label": [0, 1]}, ("row 1, column 'a': nan is no number",)),
+        (
+            {"a": [1.0, 2.0], "label": [0, -1]},
+            ("row 1, column 'label': -1 is no class", "hidden label", "--data.dataset.split"),
+        ),
+        ({"a": [1.0, 2.0], "label": ["x", None]}, ("row 1, column 'label': no value",)),
         (
             {"s": ["x", "y"], "t": ["x", "y"], "label": [0, 1]},
             ("s (Value('string')), t (Value('string'))", "by --data.dataset.input_columns"),
@@ -244,10 +253,10 @@ def test_wrong_cells(columns, words, tmp_path):
 def test_a_picture_that_is_none(tmp_path):
     columns = {"image": [{"bytes": b"no picture", "path": None}], "label": [0]}
     path = saved(tmp_path / "d", columns, {"image": Image(), "label": Value("int64")})
-    refused("column 'image', row 0 cannot be decoded", path=path)
+    refused("row 0, column 'image' cannot be decoded", path=path)
     images = [Pillow.fromarray(np.zeros((2, 2), dtype=np.int32))]
     path = saved(tmp_path / "e", {"image": images, "label": [0]}, {"image": Image(), "label": Value("int64")})
-    refused("column 'image', row 0", "mode I", "convert it to L or RGB", path=path)
+    refused("row 0, column 'image'", "mode I", "convert it to L or RGB", path=path)
 
 
 def test_splits_that_say_nothing(tmp_path):
@@ -255,7 +264,8 @@ def test_splits_that_say_nothing(tmp_path):
     refused("train, unsupervised", "not clear", "--data.dataset.split train+unsupervised", path=path)
     refused("no split 'tset'; it has train, unsupervised", path=path, split="train+tset")
     path = saved(tmp_path / "e", TABLE, train=[0, 2], test=[1, 3])
-    refused("1 of 2 clients, the first 'y'", "--data.dataset.split train+test", path=path, client_column="who")
+    with pytest.raises(ConfigError, match=r"client 'y' has no training samples; give it .*, or pool the splits"):
+        build_populations(HuggingFace(path, client_column="who"))
 
 
 def test_folders_and_the_hub(tmp_path, monkeypatch):

@@ -9,11 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_fed.core.targets import Multiclass
 from lit_fed.data import ImageFolder, build_populations
 from lit_fed.data.data_sets import image_folder
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.new_clients import NewClients
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.unseen_folder import UnseenFolder, read_picture_clients
 from lit_fed.errors import ConfigError
 
 CLIENTS = {"anna": {"cat": 6, "dog": 5}, "bela": {"cat": 5}, "cleo": {"dog": 7, "cat": 2}}
@@ -225,11 +227,11 @@ def test_wrong_folders(tmp_path):
     write(tmp_path, {"anna": {"cat": 1}})
     refused(tmp_path, "only one class, 'cat'", "layout (clients)")
     write(tmp_path, {"anna": {"dog": 1}, "bela": {"cat": 0}})
-    refused(tmp_path, tmp_path / "bela", "no image of this client")
+    refused(tmp_path, tmp_path / "bela", "no image of a class")
     write(tmp_path, {"bela": {"cat": 1, "cow": 0}})
     refused(tmp_path, "no image of class ['cow']")
     assert load(tmp_path, classes=("cow", "dog", "cat")).class_names == ("cow", "dog", "cat")
-    refused(tmp_path, "['cow'] is not in --data.dataset.classes", classes=("dog", "cat"))
+    refused(tmp_path, "['cow'] is not in the classes dog, cat", classes=("dog", "cat"))
     write(tmp_path, {"bela": {"cow": 1, "Cow": 1}})
     refused(tmp_path, "'Cow' and 'cow' differ only in case")
 
@@ -279,27 +281,26 @@ def test_no_room_for_the_file(tmp_path, monkeypatch):
 
 
 def newcomers(root, shape=(3, 8, 8), names=("cat", "cow", "dog")):
-    return read_picture_clients(root, shape, names)
+    sizes = (2, 8, 4, None, 4, 1024, "samples", 0, 1, None)
+    return NewClients(str(root), TrainingFacts(shape, "float32", (), Multiclass(3), *sizes, class_names=names)).unseen
 
 
 def test_clients_who_come_later(tmp_path):
     write(tmp_path, {"dora": {"dog": 3, "cat": 2}, "emil": {"cow": 1}})
     picture(1, (20, 20)).save(tmp_path / "dora/b.png")
     picture(2).save(tmp_path / "dora/a.png")
-    dora, emil = newcomers(tmp_path)
-    assert (dora.name, emil.name) == ("dora", "emil")
-    assert dora.arrays["y_train"].tolist() == [0, 0, 2, 2, 2]
-    assert dora.arrays["x_train"].shape == (5, 3, 8, 8)
-    np.testing.assert_array_equal(dora.arrays["x_test"][0], np.asarray(picture(2)).transpose(2, 0, 1))
-    assert emil.arrays.keys() == {"x_train", "y_train"}
-    assert newcomers(tmp_path / "emil/cow") == []
+    (tmp_path / "notes.txt").write_text("x")
+    unseen = newcomers(tmp_path)
+    assert (unseen.names, unseen.train.sizes.tolist(), unseen.test.sizes.tolist()) == (["dora", "emil"], [5, 1], [2, 0])
+    assert (unseen.train.x.shape[1:], unseen.train.y.tolist()) == ((3, 8, 8), [0, 0, 2, 2, 2, 1])
+    np.testing.assert_allclose(unseen.test.x[0] * 255, np.asarray(picture(2)).transpose(2, 0, 1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("tree", "known", "words"),
     [
-        ({"dora": {"cta": 1}}, {}, ("dora/cta", "not a class of the checkpoint", "cat, cow, dog")),
-        ({"dora": {"cat": 0}}, {}, ("dora", "no image of a known class", "dora/cat/*.png")),
+        ({"dora": {"cta": 1}}, {}, ("['cta'] is not in the classes cat, cow, dog", "rename, or remove the folder")),
+        ({"dora": {"cat": 0}, "emil": {"cow": 1}}, {}, ("dora", "no image of a class", "cat/*.png")),
         ({"dora": {"cat": 1}}, {"names": None}, ("classes without names", ".npz")),
         ({"dora": {"cat": 1}}, {"shape": (64,)}, ("inputs of shape [64]", ".npz")),
     ],
@@ -358,16 +359,16 @@ def test_clients_who_come_later_with_masks(tmp_path):
     facts = data.facts(weighting="samples", seed=0, num_rounds=1)
     later = write_masks(tmp_path / "later", ["dora"])
     (later / "dora/masks/4.png").unlink()
-    population = UnseenFolder(str(later), facts).unseen
+    population = NewClients(str(later), facts).unseen
     assert (population.train.x.shape, population.train.y.shape) == ((4, 1, 8, 8), (4, 64))
     assert torch.equal((population.train.x * 255 / 50).round().long().flatten(1), population.train.y)
     assert population.test.num_samples == 1
     (later / "dora/images/0.png").unlink()
     with pytest.raises(ConfigError, match=r"masks/0.png: no image of this name in images"):
-        UnseenFolder(str(later), facts)
+        NewClients(str(later), facts)
     (later / "dora/masks").rename(later / "dora/labels")
-    with pytest.raises(ConfigError, match="dora: no folder masks; after training on masks give ROOT/<client>/images"):
-        UnseenFolder(str(later), facts)
+    with pytest.raises(ConfigError, match="dora: no folder masks; layout masks reads ROOT/<client>/images"):
+        NewClients(str(later), facts)
 
 
 def test_a_mask_turns_and_scales_with_its_photograph(tmp_path):
@@ -436,9 +437,12 @@ def test_numbers_from_a_table(tmp_path):
         (["file,weight", "0.png,1", "2.png,3", "4.png,1"], ["ann/images/1.png", "bob/images/3.png", "without a row"]),
         (["file,weight", *(f"{number}.png,1" for number in range(6))], ["5.png", "there is no such image"]),
         (["0.png,1", "1.png,2"], ["the first line is '0.png,1'", "file,weight"]),
-        (["file,weight", "0.png,1", "0.png,2"], ["line 3 names the image '0.png'", "a second time"]),
-        (["file,weight", "0.png,heavy"], ["line 2: column weight is 'heavy'"]),
-        (["file,weight", "0.png"], ["line 2 has 1 values for 2 columns"]),
+        (["file,weight", "0.png,1", "0.png,2"], ["row 2, column 'file': '0.png' is named a second time"]),
+        (
+            ["file,weight", *(f"{number}.png,heavy" for number in range(5))],
+            ["row 1, column 'weight': 'heavy' is not a number"],
+        ),
+        (["file,weight", *(f"{number}.png" for number in range(5))], ["row 1, column 'weight': no value"]),
     ],
 )
 def test_tables_that_do_not_fit_are_named(tmp_path, lines, words):
@@ -448,7 +452,7 @@ def test_tables_that_do_not_fit_are_named(tmp_path, lines, words):
 def test_a_table_for_each_client_alike(tmp_path):
     write_targets(tmp_path)
     (tmp_path / "bob/targets.csv").write_text("file,height\n" + "".join(f"{number}.png,1\n" for number in range(5)))
-    refused(tmp_path, "bob/targets.csv: the columns height are not those of", layout="targets")
+    refused(tmp_path, "bob/targets.csv: its columns differ from those of", layout="targets")
     (tmp_path / "bob/targets.csv").unlink()
     refused(tmp_path, "bob/targets.csv", "save a row for each image", layout="targets")
     refused(tmp_path, "targets.csv: a file where a folder is expected", "layout targets")

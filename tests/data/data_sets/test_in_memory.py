@@ -59,7 +59,7 @@ def test_labels_of_two_columns_are_asked_about(y, choices):
         ({"ann": (X, Y), "bob": (X[:, :2], Y)}, None, "client 'bob': samples of x_train are float32 of shape [2]"),
         ({"ann": (X, Y), "bob": (X, Y + 0.5)}, None, "client 'bob': samples of y_train are float32 of shape []"),
         ({"ann": (X * np.nan, Y)}, None, "client 'ann': array x_train contains NaN or infinity (first in sample 0)"),
-        ({"ann": ([[1], [2, 3]], [0, 1])}, None, "client 'ann': its samples do not form an array"),
+        ({"ann": ([[1], [2, 3]], [0, 1])}, None, "client 'ann': its samples cannot become an array"),
         ({"ann": (X, ["a"] * 10), "bob": (X, Y)}, None, "client 'bob': its labels are not texts, but those of others"),
         ({"ann": (X, ["a"] * 10)}, None, "the class names are ('a',); give at least two"),
         ({"ann": (X, Y)}, {"ann": (X, Y)}, "client 'ann' is among clients and among unseen"),
@@ -99,7 +99,7 @@ COUNTS = np.arange(60) % 30
         (np.stack([np.arange(60) % 2.0] * 2, 1), "several labels per sample, with --data.dataset.labels multilabel"),
         (
             COUNTS,
-            "whole numbers up to 29; give --data.dataset.num_classes 30 if they are classes, or .*labels regression",
+            "30 different whole numbers; give --data.dataset.num_classes 30 if .*, or .*labels regression",
         ),
         (
             COUNTS + 1,

@@ -10,9 +10,10 @@ from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
 from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
 from lit_fed.data.data_sets.fills import learned_fills
+from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.populations.unseen_folder import read_table_clients
+from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
 
 ONE = TableColumns((Feature("x"),), "y", None, None, ",", "error")
@@ -67,8 +68,7 @@ def test_a_compressed_table_is_read_as_the_plain_one(tmp_path):
     packed = data_of(Table(str(tmp_path / "table.csv.gz"), **NAMES, split_column="fold"))
     assert packed.fingerprint == plain.fingerprint
     columns = packed.seen.columns._replace(client_column=None)
-    (client,) = read_table_clients(tmp_path / "table.csv.gz", columns, packed.seen.class_names)
-    assert client.name == "table"
+    assert read_later(tmp_path / "table.csv.gz", columns, packed.seen.class_names).names == ["table"]
 
 
 def test_splits_clients_and_classes_are_those_of_the_columns(tmp_path):
@@ -178,6 +178,13 @@ def test_labels(labels, task, target, names):
     assert (data.target, data.seen.class_names) == (target, names)
 
 
+def test_clients_of_a_boolean_column():
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": list("abab"), "urban": [True, True, False, False]})
+    data = FederatedDataModule.from_frame(frame, client="urban", label="y", test_fraction=0)
+    data.setup()
+    assert (data.seen.names, data.seen.train.sizes.tolist()) == (["False", "True"], [2, 2])
+
+
 def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
     text = LINES.replace("50,Rome", "50,Bern")
     refused(
@@ -281,7 +288,7 @@ def test_too_many_texts_and_numbers_are_asked_about():
     with pytest.raises(ConfigError, match=r"column 'x' holds 1.. different texts.*ignored_columns, or name it"):
         data(unknown_categories="zeros")
     assert data(unknown_categories="zeros", category_columns=("x",)).input_shape[0] > 100
-    with pytest.raises(ConfigError, match=r"holds 150 different whole numbers; set task .* to classification"):
+    with pytest.raises(ConfigError, match=r"hold 1.* different whole numbers; give --data.dataset.task classification"):
         data("age", ignored_columns=("x",))
     with pytest.raises(ConfigError, match="a table from a frame has no field tsak; choose from category_columns"):
         data(tsak="regression")
@@ -299,12 +306,12 @@ def test_the_bound_on_classes_does_not_grow_with_the_table(rows):
         data.setup()
         return data.target
 
-    with pytest.raises(ConfigError, match="holds 70 different whole numbers; set task"):
+    with pytest.raises(ConfigError, match=r"hold 70 different whole numbers; give .*task classification"):
         target()
     assert target(task="classification") == Multiclass(70)
     assert target(task="regression", standardize_labels=False) == Regression()
     frame["grade"] = frame["score"] % 3 + 0.0
-    with pytest.raises(ConfigError, match=r"'grade' holds 3 whole numbers as fractions, such as 0.0; set task"):
+    with pytest.raises(ConfigError, match=r"hold 3 whole numbers \(0.0, 1.0, 2.0\); .* with .*task classification"):
         target("grade", ignored_columns="score")
     assert target("grade", ignored_columns="score", task="classification") == Multiclass(3)
 
@@ -329,41 +336,42 @@ def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):
     )
     file = tmp_path / "new.csv"
     file.write_text("town,who,age,kind\nRome,eve,1,yes\nOslo,dan,2,no\nRome,eve,3,\nOslo,dan,4,no\n")
-    dan, eve = read_table_clients(file, facts.columns, facts.class_names)
-    assert (dan.name, sorted(dan.arrays), dan.arrays["y_train"].tolist()) == ("dan", ["x_train", "y_train"], [0, 0])
-    assert (eve.arrays["x_train"].tolist(), eve.arrays["x_test"].tolist()) == ([[1, 0, 1]], [[3, 0, 1]])
-    assert "y_test" not in eve.arrays
+    new = NewClients(str(file), facts)
+    assert (new.unseen.names, new.labelled.tolist(), new.held_out) == (["dan", "eve"], [True, False], False)
+    assert (new.unseen.train.sizes.tolist(), new.unseen.train.y.tolist()) == ([2, 1], [0, 0, 1])
+    assert (new.unseen.train.x[2].tolist(), new.unseen.test.x.tolist()) == ([1, 0, 1], [[3, 0, 1]])
     for line, message in [
         ("Bern,dan,2,no", "new.csv: row 2, column 'town': 'Bern' is in no training sample"),
         ("Oslo,dan,2,nope", "new.csv: row 2, column 'kind': 'nope' is not a class of the training (no, yes)"),
         ("Oslo,dan,,no", "new.csv: row 2, column 'age': no value"),
-        ("Oslo,dan,2,", "client 'dan' has no row with a label to adapt on"),
+        ("Oslo,dan,2,", "client 'dan' has no sample with a label to adapt on"),
         ("Oslo,d/n,2,no", "client 'd/n' names a file"),
     ]:
         file.write_text(f"town,who,age,kind\nRome,eve,1,yes\n{line}\n")
         with pytest.raises(ConfigError) as caught:
-            read_table_clients(file, facts.columns, facts.class_names)
+            NewClients(str(file), facts)
         assert message in str(caught.value)
     file.write_text("town,age,kind\nRome,1,yes\n")
     with pytest.raises(ConfigError, match=r"'who': .*new.csv has no such column; it has town, age, kind"):
-        read_table_clients(file, facts.columns, facts.class_names)
+        NewClients(str(file), facts)
 
 
 def test_splits_of_clients_that_come_later(tmp_path):
     file = tmp_path / "new.csv"
     columns = TableColumns((Feature("age"),), "y", None, "fold", ",", "error")
+    sizes = (2, 8, 4, None, 4, 1024, "samples", 0, 1, None)
+    facts = TrainingFacts((1,), "float32", (), Regression(), *sizes, columns=columns)
     file.write_text("age,fold,y\n1,train,0.5\n2,test,1.5\n3,val,2.5\n4,test,3.5\n")
-    (client,) = read_table_clients(file, columns, None)
-    assert client.name == "new"
-    assert {name: one.tolist() for name, one in client.arrays.items()} == {
-        "x_train": [[1]], "y_train": [0.5], "x_test": [[2], [4]], "y_test": [1.5, 3.5],
-    }  # fmt: skip
+    unseen = NewClients(str(file), facts).unseen
+    assert unseen.names == ["new"]
+    assert (unseen.train.x.tolist(), unseen.train.y.tolist()) == ([[1]], [0.5])
+    assert (unseen.test.x.tolist(), unseen.test.y.tolist()) == ([[2], [4]], [1.5, 3.5])
     file.write_text("age,fold,y\n1,train,0.5\n2,test,1.5\n4,test,\n")
-    with pytest.raises(ConfigError, match="only some of its test rows have a label"):
-        read_table_clients(file, columns, None)
+    with pytest.raises(ConfigError, match="only some of its test samples have a label"):
+        NewClients(str(file), facts)
     file.write_text("age,fold,y\n1,train,\n")
     with pytest.raises(ConfigError, match="row 1: a training row without a label"):
-        read_table_clients(file, columns, None)
+        NewClients(str(file), facts)
 
 
 def test_frames_are_frames(tmp_path):
@@ -455,9 +463,8 @@ def test_a_checkpoint_fills_in_what_later_clients_lack(tmp_path):
         facts = TrainingFacts.from_plain(data.facts(weighting="samples", seed=0, num_rounds=1).plain())
         lines = "who,age,town,fold,kind", "dan,7,,train,yes", "dan,?,Oslo,train,no", "dan,,Oslo,test,"
         (tmp_path / "new.csv").write_text("\n".join(lines))
-        (client,) = read_table_clients(tmp_path / "new.csv", facts.columns, facts.class_names)
-        assert client.arrays["x_test"][0, 0] == wanted
-        assert client.arrays["x_train"][:, 0].tolist() == [7, wanted]
+        dan = read_later(tmp_path / "new.csv", facts.columns, facts.class_names)
+        assert (dan.x[:, 0].tolist(), dan.labelled.tolist()) == ([7, wanted, wanted], [True, True, False])
 
 
 def test_medians_of_clients_are_those_of_all_rows():
@@ -523,14 +530,13 @@ def test_dates_are_days_or_parts(tmp_path):
         lambda: table(tmp_path, DATED.replace("1970-01-02", "May 4"), **options),
     )
     refused(
-        "row 1, column 'dose': '1' is no date",
+        "row 1, column 'dose': 1 is no date",
         lambda: table(tmp_path, DATED, **options | {"date_columns": "dose"}),
     )
     refused("date_parts is 'moon'; give some of year", lambda: table(tmp_path, DATED, **options, date_parts="moon"))
     new = tmp_path / "new.csv"
     new.write_text("extra,dose,visit,site,y\n1,5,2024-03-01,cy,1.0\n")
-    (client,) = read_table_clients(new, seen.columns, None)
-    assert client.arrays["x_train"].tolist() == [[3, 4, 5]]
+    assert read_later(new, seen.columns, None).x.tolist() == [[3, 4, 5]]
 
 
 def test_labels_of_a_regression_are_standardised_by_the_training_rows(tmp_path, capsys):

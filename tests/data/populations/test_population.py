@@ -272,7 +272,7 @@ def test_several_labels_are_told():
 
 
 @pytest.mark.parametrize("name", ["train", "val", "test"])
-@pytest.mark.parametrize(("label", "fix"), [(2, "set the data set's num_classes"), (-1, "number the classes from 0")])
+@pytest.mark.parametrize(("label", "fix"), [(2, "train with a larger num_classes"), (-1, "number the classes from 0")])
 @pytest.mark.parametrize("whose", ["seen", "unseen"])
 def test_labels_out_of_range_are_located(name, label, fix, whose):
     pair = {"seen": population((3, 2), val=True), "unseen": population((3, 2), val=True)}

@@ -1,0 +1,196 @@
+"""Clients that come after the training, for a checkpoint: read by the data set that read those of the training.
+
+FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone; after training
+                                on several inputs <name>_train and <name>_test of each in place of x_train and x_test
+FOLDER/<client>/<class>/*.png   after training on images, with FOLDER/<client>/*.png (optional), which are predicted
+FOLDER/<client>/images/*.png    after training on masks, with <client>/masks/*.png of those to adapt on
+FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+
+from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.segmentation import Segmentation, flat_population
+from lit_fed.core.types import Population, ServingBlock
+from lit_fed.data.data_sets.base import Samples, require
+from lit_fed.data.data_sets.client_folder import (
+    SPLITS,
+    ClientArrays,
+    check_stored,
+    check_types,
+    checked,
+    packed,
+    read_files,
+    to_population,
+)
+from lit_fed.data.data_sets.columns import is_table_file
+from lit_fed.data.data_sets.image_folder import ImageFolder, visible_entries
+from lit_fed.data.data_sets.table import read_later
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import Blocks, Predicted
+from lit_fed.data.populations.checks import check_labels, find_client, find_client_name
+from lit_fed.data.populations.splits import divided_rows
+from lit_fed.errors import ClientError, ConfigError
+from lit_fed.system.files import given_path
+
+__all__ = ["HELD_OUT", "NewClients"]
+
+HELD_OUT = 0.2
+"""Share of each client's rows held out for evaluation if a table assigns no test rows."""
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class NewClients(LightningDataModule):
+    """Clients that come after the training, named by their files and numbered by name after the seen clients.
+
+    Inputs are converted as in `ClientFolder`: uint8 is scaled to 0..1, other integers are token ids. If the training
+    data were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
+
+    Args:
+        folder: folder with a .npz file for each client, or of images; or a table.
+        facts: facts of the training, from the checkpoint.
+        only: name of the only client to serve; None: all.
+
+    Attributes:
+        labelled: whether each client has test labels, [T] bool.
+        held_out: whether a share of each client's samples was held out, as in tables whose rows all have labels and no
+            split, unless only one client is served.
+
+    Raises:
+        ConfigError: naming the file and array that does not fit, or an unknown client.
+    """
+
+    predicted = Predicted("unseen", "test")
+    seen: Population | None = None
+
+    def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None) -> None:
+        super().__init__()
+        require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
+        given = _read(given_path(folder, "--clients"), facts)
+        self.held_out = isinstance(given, Samples) and given.split is None and only is None
+        if isinstance(given, Samples):
+            given = _divided(given, HELD_OUT if self.held_out else 0.0, folder)
+        self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in given])
+        clients = [checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays) for one in given]
+        _check_fit(clients, facts)
+        if facts.normalisation is not None:
+            for client in clients:
+                for name in ("x_train", "x_val", "x_test"):
+                    client.arrays[name] = facts.normalisation.apply(client.arrays[name])
+        self.unseen = flat_population(to_population(clients))
+        check_labels(facts.target, None, self.unseen)
+        for split in (self.unseen.train, self.unseen.val, self.unseen.test):
+            split.first_id = facts.num_clients
+        self.clients_per_block = facts.clients_per_block
+        self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Add the client's name to a `ClientError`; Lightning calls this before it re-raises."""
+        if isinstance(exception, ClientError):
+            exception.client_name = find_client_name(exception.client_id, self.unseen)
+
+    def predict_dataloader(self) -> Blocks[ServingBlock]:
+        assert self.trainer is not None
+        return Blocks(
+            serving_blocks(
+                self.unseen.test, self.unseen.train, self.served, clients_per_block=self.clients_per_block,
+                rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
+            )
+        )  # fmt: skip
+
+
+def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
+    """The clients as their data set reads them: rows of a table, pictures, or stored arrays."""
+    npz = "a folder with a .npz file for each unseen client"
+    if is_table_file(root) and not root.is_dir():
+        if facts.columns is None:
+            raise ConfigError(f"--clients {root}: the checkpoint was not trained on a table; pass {npz}")
+        return read_later(root, facts.columns, facts.class_names)
+    more = "" if facts.columns is None else ", or a table with the columns of the training's"
+    require(root.is_dir(), f"--clients {root}: no such folder; pass {npz}{more}")
+    clients = read_files(root, (), ARRAYS, () if facts.inputs is None else facts.inputs.names)
+    if not clients and any(entry.is_dir() for entry in visible_entries(root)):
+        return _pictures(root, facts, npz)
+    require(bool(clients), f"--clients {root}: no .npz file in it; save one for each client, or pass its subfolder")
+    if facts.inputs is None:
+        return clients
+    wanted = ", ".join(f"{name}_train" for name in facts.inputs.names)
+    for client in clients:
+        stored = client.arrays.keys() & {"x_train", "x_test"}
+        require(bool(stored), f"{client.sources['train']}: has none of the inputs of the training; save {wanted} in it")
+    length = None if facts.target.continuous or len(facts.label_shape) != 1 else facts.label_shape[0]
+    return packed(clients, facts.inputs, length)
+
+
+def _pictures(root: Path, facts: TrainingFacts, npz: str) -> Samples:
+    shape, masks = facts.input_shape, isinstance(facts.target, Segmentation)
+    pictures = len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]
+    without = "" if facts.class_names else " and classes without names"
+    require(
+        pictures and (masks or facts.class_names is not None),
+        f"--clients {root}: has folders, which are read as clients with images; the checkpoint was trained on inputs "
+        f"of shape {list(shape)}{without}: pass {npz}",
+    )
+    layout = "masks" if masks else "clients"
+    return ImageFolder(str(root), layout, shape[1], shape[0], classes=facts.class_names).later()  # type: ignore[arg-type]
+
+
+def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArrays]:
+    """The clients of these samples, with a share held out for testing if nothing assigns any."""
+    assert samples.owner is not None
+    assert samples.names is not None
+    assert samples.labelled is not None
+    clients = []
+    parts = [np.flatnonzero(samples.owner == number) for number in range(len(samples.names))]
+    for name, rows in zip(samples.names, divided_rows(parts, samples.split, 0.0, held_out, seed=0), strict=True):
+        place, train, test = f"{source}: client {name!r}", np.sort(rows.train), np.sort(rows.test)
+        require("/" not in name, f"{place} names a file of results; rename it without /")
+        require(len(train) > 0, f"{place} has no sample with a label to adapt on; label one, or leave the client out")
+        arrays = {"x_train": samples.x[train], "y_train": samples.y[train]}
+        if len(test):
+            known = set(samples.labelled[test])
+            require(len(known) == 1, f"{place}: only some of its test samples have a label; label all or none")
+            arrays |= {"x_test": samples.x[test]} | ({"y_test": samples.y[test]} if True in known else {})
+        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place)))
+    return clients
+
+
+def _completed(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
+    """The client with no training samples if only test inputs are stored, and zeros for labels that are not.
+
+    Results of zeros are left empty.
+    """
+    arrays, source = dict(client.arrays), client.sources["train"]
+    if arrays.keys() - {"x_test", "y_test"} or "x_test" not in arrays:
+        for name in ("x_train", "y_train"):
+            require(name in arrays, f"{source}: array {name} is missing; save x_train, y_train in it")
+        stray = "y_test" in arrays and "x_test" not in arrays
+        require(not stray, f"{source}: array x_test is missing; save it beside y_test, or drop y_test")
+    else:
+        like = arrays.get("y_test", np.zeros(0, np.int64))
+        arrays |= {"x_train": arrays["x_test"][:0], "y_train": np.zeros((0, *facts.label_shape), like.dtype)}
+    x, y = arrays.get("x_test"), arrays["y_train"]
+    if x is not None and "y_test" not in arrays and x.ndim and y.ndim:
+        arrays["y_test"] = np.zeros((len(x), *y.shape[1:]), y.dtype)
+    for name in ("y_train", "y_test") if facts.target.continuous else ():  # whole numbers may be quantities
+        if name in arrays and arrays[name].dtype.kind in "iub":
+            arrays[name] = arrays[name].astype(np.float32)
+    return client._replace(arrays=arrays)
+
+
+def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
+    """Refuse samples whose type or shape differ from the checkpoint's training."""
+    types = {
+        "x": f"{facts.input_type} of shape {list(facts.input_shape)}",
+        "y": f"{'float32' if facts.target.continuous else 'int64'} of shape {list(facts.label_shape)}",
+    }
+    check_types(clients, types, dict.fromkeys(types, "the checkpoint's training"))
+    if facts.stored_type:
+        check_stored(clients, facts.stored_type, "the inputs of the checkpoint's training")
