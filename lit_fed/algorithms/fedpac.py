@@ -164,8 +164,10 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
             return run._replace(models=models, optimizer=(of_head, run.optimizer))
         trains = ctx.phase != "adapt" and self.head_lr is not None
         lr = torch.full_like(ctx.lr, self.head_lr) if trains else ctx.lr  # type: ignore[arg-type]
-        run = local_step(ctx._replace(lr=lr), work._replace(optimizer=of_head), batch, moving=frozenset(head))
-        return run._replace(optimizer=(run.optimizer, of_body))
+        loss, gradient, _ = ctx.task.value_and_grad(work.models, batch)
+        moved, of_head = ctx.solver.update(head, {name: gradient[name] for name in head}, of_head, lr)
+        models = work.models._replace(parameters=work.models.parameters | moved)
+        return LocalRun(models, (of_head, of_body), work.loss + loss.mean(), work.steps + 1, work.extra)
 
     def loss(self, view: ModelView) -> Tensor:
         """The task's loss + λ·(mean squared distance to the centroid of the class), [B]."""
