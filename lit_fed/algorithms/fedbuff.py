@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.late_arrivals import BufferedArrivals, arrivals
 from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
@@ -170,9 +170,9 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
     def sent(self, ctx: Context, shared: ModelsOnTheWay, client_id: int) -> ModelsOnTheWay:
         """The model of the client's staleness; the newest model for serving."""
         if ctx.phase == "train":
-            own = torch.tensor(client_id, device=shared.last_step.device)
+            own = torch.tensor(client_id, device=ctx.lr.device)
             shared = shared._replace(models=old_models(shared, self.arrivals(ctx), ctx.round_idx, own))
-        return shared._replace(sent_parameters={}, sent_buffers={})
+        return shared._replace(sent_parameters={}, sent_buffers={}, last_step=NOT_SENT)
 
     def num_payloads(self, ctx: Context, shared: ModelsOnTheWay, num_clients: int) -> int:
         """One message for each staleness."""
