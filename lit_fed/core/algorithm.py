@@ -356,7 +356,7 @@ class TunedCopy(Served[Shared, State, Work]):
 
     def served(self, ctx: Context, shared: Shared, state: State) -> ModelState:
         """The tuned copy."""
-        return state  # type: ignore[return-value]
+        return state
 
 
 def local_run(ctx: Context, models: ModelState, extra: Any = ()) -> LocalRun:
