@@ -121,7 +121,7 @@ def check_settings(
     types = _field_types(settings.__class__)
     words = [name for name, kinds in types.items() if all(get_origin(kind) is Literal for kind in kinds - {NoneType})]
     own = fields(settings) if is_dataclass(settings) else ()
-    ranges = {one.name: one.metadata["range"] for one in own if "range" in one.metadata}
+    ranges = {one.name: one.metadata["range"] for one in own if one.metadata.get("range")}
     for name, check in {**dict.fromkeys(words, ""), **ranges, **(checks or {}), **more}.items():
         value = getattr(settings, name)
         holds, wanted = _ranged(value, check, types[name]) if isinstance(check, str) else check

@@ -7,7 +7,7 @@ Symbols:
     w_t -> shared.models         the global model, leaves [1, ...]
     w^A -> shared.average        the average of w_1, …, w_t, leaves [1, ...]
     λ   -> shared.client_weight  weights of the clients, [T], on the simplex
-    f_i -> work.risk             mean loss of client i's samples under the received w
+    f_i -> work.loss             mean loss of client i's samples under the received w
     γ_w -> server_lr
     γ_λ -> lambda_lr
     Π   -> project_to_simplex
@@ -29,13 +29,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run, ranged
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 
-__all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate", "project_to_simplex"]
+__all__ = ["AFL", "AgnosticModels", "AgnosticUpdate", "project_to_simplex"]
 
 
 class AgnosticModels(NamedTuple):
@@ -46,15 +44,6 @@ class AgnosticModels(NamedTuple):
     client_weight: Tensor  # λ, [T] float64
 
 
-class AgnosticRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w - γ_w ∇f_i(w), leaves [1, ...]
-    optimizer: OptimizerState
-    client_weight: Tensor  # λ_i, [] float64
-    risk: Tensor  # f_i(w), []
-
-
 class AgnosticUpdate(NamedTuple):
     """The summands of the server's sum, in float64; a client needs to send its model and f_i only."""
 
@@ -63,7 +52,7 @@ class AgnosticUpdate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
+class AFL(Algorithm[AgnosticModels, tuple[()], LocalRun]):
     """The model with the smallest loss on its worst mixture of the clients; all clients take part in every round.
 
     Args:
@@ -74,8 +63,8 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
             `last`.
     """
 
-    lambda_lr: float = 0.1
-    server_lr: float | None = None
+    lambda_lr: float = ranged(0.1, ">= 0")
+    server_lr: float | None = ranged(None, ">= 0")
     initial: Literal["uniform", "samples"] = "uniform"
     serve: Literal["average", "last"] = "average"
 
@@ -86,9 +75,6 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         "loss": "weighs clients by the log-loss whose gradient they follow",
         "client_lr": "takes its steps at the server",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, lambda_lr=">= 0", server_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> AgnosticModels:
         """λ starts uniform; shares of the samples are known after the clients have sent them."""
@@ -102,30 +88,28 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
 
     def client_init(
         self, ctx: Context, shared: AgnosticModels, state: tuple[()], data: ClientData, losses: Tensor
-    ) -> AgnosticRun:
+    ) -> LocalRun:
         """f_i(w_{t-1}) and λ_i."""
         risk = (losses[:, 0] * data.mask).sum() / data.num_samples.clamp(min=1)
         weights = shared.client_weight  # weights of all clients, or of this one only
         weight = tree.take(weights, data.client_id.clamp(max=len(weights) - 1))[0]
         if self.initial == "samples" and ctx.round_idx == 0:
             weight = data.num_samples / ctx.total_samples
-        return AgnosticRun(shared.models, ctx.solver.init(shared.models), weight, risk.to(ctx.task.dtype))
+        return local_run(ctx, shared.models, weight)._replace(loss=risk.to(ctx.task.dtype))
 
-    def client_step(self, ctx: Context, shared: AgnosticModels, work: AgnosticRun, batch: Batch) -> AgnosticRun:
+    def client_step(self, ctx: Context, shared: AgnosticModels, work: LocalRun, batch: Batch) -> LocalRun:
         """w_{t-1} - γ_w ∇f_i(w_{t-1})."""
         lr = ctx.lr if self.server_lr is None else torch.full_like(ctx.lr, self.server_lr)
         models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, lr)
         return work._replace(models=models, optimizer=optimizer)
 
-    def client_final(self, ctx: Context, shared: AgnosticModels, work: AgnosticRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: AgnosticModels, work: LocalRun, data: ClientData) -> ClientResult:
         """This client's terms of both steps, weighted by λ_i if it is known, so that the server only sums."""
         own = torch.arange(ctx.num_clients, device=data.mask.device) == data.client_id
-        ascended = torch.where(own, work.client_weight + self.lambda_lr * work.risk, 0.0)
-        models = tree.map_leaves(lambda leaf: work.client_weight * leaf.double(), work.models)
-        one = torch.ones_like(data.num_samples)
-        sizes = (tree.bits(sent, ctx.private) for sent in ((work.models, work.risk), shared.models))
-        message = Message(AgnosticUpdate(models, ascended), one, *(torch.full_like(one, size) for size in sizes))
-        return ClientResult(message, (), {"loss": work.risk})
+        ascended = torch.where(own, work.extra + self.lambda_lr * work.loss, 0.0)
+        models = tree.map_leaves(lambda leaf: work.extra * leaf.double(), work.models)
+        one, up = torch.ones_like(data.num_samples), tree.bits((work.models, work.loss), ctx.private)
+        return local_result(ctx, work, data, AgnosticUpdate(models, ascended), weight=one, up=up)
 
     def server_step(self, ctx: Context, shared: AgnosticModels, reduced: Reduced, client_ids: Tensor) -> AgnosticModels:
         """Descend: w_t <- w_{t-1} - γ_w Σ λ_i ∇f_i; ascend: λ <- Π(λ + γ_λ f); and average the models."""

@@ -10,10 +10,9 @@ Symbols:
     α_i -> state.alpha      share of the personal model, [], in [0, 1]
     η   -> solver.lr
 Deviations:
-    The gradient with respect to v_i has the factor α_i, which some programs omit (`gradient_factor`).
-    The paper learns α_i at the rate η of the models (`alpha_lr`) in every step; the official code in the first step of
-    a round (`alpha_update`), with `alpha_decay` 0.02, and it mixes the outputs of both models instead of parameters,
-    which is not offered.
+    The gradient with respect to v_i has the factor α_i, which some programs omit.
+    The paper learns α_i in every step; the official code in the first step of a round (`alpha_update`), with a penalty
+    on α_i², and it mixes the outputs of both models instead of parameters; neither of these two is offered.
     Clients are served by v_i and the current global w, not by the w_i that v_i was trained with.
     Ours: an unseen client is served by w, or trains v_i and α_i in `unseen_epochs` passes.
 """
@@ -39,7 +38,6 @@ from lit_fed.core.algorithm import (
 )
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
-from lit_fed.errors import check_settings
 
 __all__ = ["APFL", "APFLState"]
 
@@ -58,24 +56,15 @@ class APFL(Personal[GlobalModels, APFLState, LocalRun]):
     Args:
         alpha: initial α_i; 0 is FedAvg, 1 is FedAvg beside purely local models.
         alpha_update: when α_i takes a step: never (`fixed`), in the first local step of a round, or in every one.
-        alpha_lr: learning rate of α_i; null takes that of the models.
-        alpha_decay: factor of the penalty α_i²/2 in the loss for α_i.
-        gradient_factor: whether the gradient for v_i is multiplied by α_i.
         unseen_epochs: passes over its training samples before a client is served that was not in training; 0 serves it
             by the global model.
     """
 
-    alpha: float = tuned(0.5, 0.25, 0.5, 0.75)
+    alpha: float = tuned(0.5, 0.25, 0.5, 0.75, within="[0, 1]")
     alpha_update: Literal["fixed", "first_step", "every_step"] = "first_step"
-    alpha_lr: float | None = None
-    alpha_decay: float = 0.0
-    gradient_factor: bool = True
     unseen_epochs: int = passes(0)
 
     participation = Participation(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        check_settings(self, alpha="[0, 1]", alpha_lr=">= 0", alpha_decay=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> APFLState:
         """v_i starts as w, so v̄_i is w for any α_i."""
@@ -94,18 +83,17 @@ class APFL(Personal[GlobalModels, APFLState, LocalRun]):
         mixed = tree.lerp(work.models.parameters, own.parameters, alpha)
         loss, gradient, buffers = ctx.own.task.value_and_grad(own._replace(parameters=mixed), batch)
         models, of_global, _ = ctx.solver.step(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
-        slope = tree.scale(gradient, alpha) if self.gradient_factor else gradient
-        personal, of_own = ctx.own.solver.update(own.parameters, slope, work.optimizer[1], ctx.lr)
+        personal, of_own = ctx.own.solver.update(own.parameters, tree.scale(gradient, alpha), work.optimizer[1], ctx.lr)
         new = APFLState(ModelState(personal, buffers), self._new_alpha(work, gradient, ctx.lr))
         return LocalRun(models, (of_global, of_own), work.loss + loss.mean(), work.steps + 1, new)
 
     def _new_alpha(self, work: LocalRun, gradient: Tree, lr: Tensor) -> Tensor:
-        """α_i ← α_i − η_α⟨v_i − w_i, ∇f_i(v̄_i)⟩, kept in [0, 1]."""
+        """α_i ← α_i − η⟨v_i − w_i, ∇f_i(v̄_i)⟩, kept in [0, 1]."""
         own, alpha = work.extra
         if self.alpha_update == "fixed":
             return alpha  # type: ignore[no-any-return]
-        slope = tree.dot(tree.sub(own.parameters, work.models.parameters), gradient) + self.alpha_decay * alpha
-        new = (alpha - (lr if self.alpha_lr is None else self.alpha_lr) * slope).clamp(0, 1).to(alpha.dtype)
+        slope = tree.dot(tree.sub(own.parameters, work.models.parameters), gradient)
+        new = (alpha - lr * slope).clamp(0, 1).to(alpha.dtype)
         return new if self.alpha_update == "every_step" else torch.where(work.steps == 0, new, alpha)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:

@@ -154,7 +154,7 @@ class ClusteredFL(Served[Clusters, Member, LocalRun]):
         """Send θ_i, one model each way; an unseen client descends the tree (Alg. 3)."""
         cluster = _descend(shared.splits, work.models, work.extra) if ctx.phase == "adapt" else work.extra
         state = ClusterChoice(one_hot(cluster, self.max_clusters, ctx.task.dtype))
-        return local_result(ctx, work, data, state=state, down=tree.bits(work.models))
+        return local_result(ctx, work, data, state=state)
 
     def server_step(self, ctx: Context, shared: Clusters, reduced: Reduced, client_ids: Tensor) -> Clusters:
         """Split the clusters that meet the conditions, then FedAvg within each (Alg. 2)."""

@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation, tuned
+from lit_fed.core.algorithm import GlobalModels, LocalRun, MessageSpec, Participation, local_result, tuned
 from lit_fed.core.context import Context
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, ProximalSplitting, penalised_run
+from lit_fed.core.solvers.penalised_solve import ProximalSplitting, penalised_run
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["ADMMState", "ConsensusADMM"]
 
@@ -58,14 +57,11 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
         serve: seen clients are served by z (`consensus`) or by x_i (`personal`); unseen ones always by z.
     """
 
-    over_relaxation: float = tuned(1.0, 1.0, 1.5, 1.8)
+    over_relaxation: float = tuned(1.0, 1.0, 1.5, 1.8, within="(0, 2)")
     serve: Literal["consensus", "personal"] = "consensus"
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-
-    def __post_init__(self) -> None:
-        check_settings(self, penalty_weight="> 0", over_relaxation="(0, 2)")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ADMMState:
         """x_i = z and y_i = 0."""
@@ -79,31 +75,31 @@ class ConsensusADMM(ProximalSplitting[GlobalModels, ADMMState]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ADMMState, data: ClientData, losses: None
-    ) -> PenalisedRun:
+    ) -> LocalRun:
         """Continue from x_i; the penalty on f_i is ⟨y_i, x⟩ + ρ/2·‖x − z‖², divided by the weight of f_i."""
         linear = tree.sub(state.dual, tree.scale(shared.models.parameters, self.penalty_weight))
         return penalised_run(ctx, state, self.penalty_weight, linear, ctx.client_share(data))
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """The exact x-update, if chosen, and its message; or the dual update."""
         if ctx.phase == "dual":
             return self._dual_update(ctx, shared, work, data)
         return self._send(ctx, shared, self.solved(ctx, work, data), data)
 
-    def _send(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def _send(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the change of x_i + y_i/ρ; only clients that missed the end of the last round receive z."""
-        old, buffers = work.state, work.models.buffers
+        old, buffers = work.extra[1], work.models.buffers
         relaxed = tree.lerp(shared.models.parameters, work.models.parameters, self.over_relaxation)
         sent = tree.add(relaxed, tree.scale(old.dual, 1 / self.penalty_weight))
         change = tree.sub(ModelState(sent, buffers), ModelState(old.sent, old.models.buffers))
         one = torch.ones_like(data.num_samples)
         bits_down = tree.bits(shared.models) * one * (old.received != ctx.round_idx)
-        message, state = Message(change, one, bits_down=bits_down), old._replace(models=work.models, sent=sent)
-        return ClientResult(message, state, {"loss": work.loss})
+        state = old._replace(models=work.models, sent=sent)
+        return local_result(ctx, work, data, change, state, weight=one, down=bits_down)
 
-    def _dual_update(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def _dual_update(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """The new y_i = y_i + ρ(x_i − z), which is ρ(x_i + y_i/ρ − z); and the primal residual ‖x_i − z‖."""
-        state, z, one = work.state, shared.models.parameters, torch.ones_like(data.num_samples)
+        state, z, one = work.extra[1], shared.models.parameters, torch.ones_like(data.num_samples)
         dual = tree.scale(tree.sub(state.sent, z), self.penalty_weight)
         state = state._replace(dual=dual, received=torch.full_like(state.received, ctx.round_idx + 1))
         message = Message((), one, bits_up=0 * one, bits_down=tree.bits(shared.models) * one)

@@ -27,13 +27,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_result
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, local_result
 from lit_fed.core.context import Context
 from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
@@ -42,8 +42,8 @@ from lit_fed.core.graphs.topology import Bipartite, TimeVarying, Topology
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.solvers.newton import solvable_start
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced, Tree
+from lit_fed.core.solvers.penalised_solve import LocalSolve, PenalisedSolve
+from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced, Tree
 from lit_fed.errors import check_settings
 from lit_fed.wrappers.compression.codecs.base import NUMBER_BITS
 from lit_fed.wrappers.compression.codecs.uniform import MOST_BITS, round_to_grid
@@ -77,7 +77,7 @@ class SentModel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
+class CQGGADMM(PenalisedSolve[CostedNetwork, QuantisedClient]):
     """The minimiser of Σ_i f_i without a server, on any graph whose neighbours can alternate.
 
     Args:
@@ -96,7 +96,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     bit_decay: float = 0.9
     censor_threshold: float = 0.1
     censor_decay: float = 0.95
-    local_solve: Literal["exact", "inexact"] = "inexact"
+    local_solve: LocalSolve = "inexact"
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
@@ -126,23 +126,19 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """Heads, then tails, which already have the heads' new models."""
-        work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
+        work = self.local_work(ctx)
         return group_admm.group_phases(client_ids, self._groups(ctx)[0], work)
 
     def client_init(
         self, ctx: Context, shared: CostedNetwork, state: QuantisedClient, data: ClientData, losses: None
-    ) -> PenalisedRun:
+    ) -> LocalRun:
         """f_i(θ) + ⟨θ, α_i − ρ·Σ_j θ̂_j⟩ + ρ·d_i/2·‖θ‖², with d_i neighbours j."""
         return group_admm.augmented(ctx, shared.network, state, data, self._groups(ctx)[1], self.penalty_weight)
 
-    def client_step(self, ctx: Context, shared: CostedNetwork, work: PenalisedRun, batch: Batch) -> PenalisedRun:
-        """A step of the inexact θ-update."""
-        return penalised_step(ctx, work, batch)
-
-    def client_final(self, ctx: Context, shared: CostedNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: CostedNetwork, work: LocalRun, data: ClientData) -> ClientResult:
         """The exact θ-update, if chosen; its change is quantised, and sent if it is large enough."""
-        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
-        known, last = own_models(shared.network.peers, data.client_id), work.state.grid
+        work = self.solved(ctx, work, data)
+        known, last = own_models(shared.network.peers, data.client_id), work.extra[1].grid
         new, old = work.models.parameters, known.parameters
         sent = _quantised(ctx, new, old, last, self.bit_decay, data.client_id) if self.bits else _in_full(new, last)
         threshold = self.censor_threshold * self.censor_decay ** (ctx.round_idx + 1)

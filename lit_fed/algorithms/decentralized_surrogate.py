@@ -6,8 +6,8 @@ https://arxiv.org/abs/2108.10252, Algorithm 5 (Section 3.4, Appendix D.2); D-Fed
 Symbols:
     u_t -> shared            models of client t, leaves [T, M, ...]; u_t^k-1/2 in `work.models` before mixing
     v_t -> state.local       the local variable of client t, a tree of the surrogate's choice; never leaves the client
-    g_t -> work.bound        the surrogate near (u_t, v_t), a tree of the surrogate's choice
-    ω_t -> work.share        weight of f_t in the objective, times T: 1, or T·n_t/n
+    g_t -> work.extra        the surrogate near (u_t, v_t), a tree of the surrogate's choice
+    ω_t -> work.extra        weight of f_t in the objective, times T: 1, or T·n_t/n
     W_k -> topology, mixing  mixing matrix of round k, [T, T]
 Deviations:
     A doubly stochastic W gives all clients equal weight, so ω_t cannot be a weight of the average: it is a weight of
@@ -24,17 +24,16 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import LocalRun, local_result, local_run, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced, Tree
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced, Tree
 
-__all__ = ["DecentralizedSurrogate", "PeerLocal", "PeerRun"]
+__all__ = ["DecentralizedSurrogate", "PeerLocal"]
 
 
 class PeerLocal(NamedTuple):
@@ -44,19 +43,8 @@ class PeerLocal(NamedTuple):
     client_id: Tensor  # [] int64, client whose models serve it
 
 
-class PeerRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # u_t, leaves [M, ...]
-    optimizer: OptimizerState
-    local: Tree  # v_t
-    bound: Tree  # g_t
-    share: Tensor  # [] T·ω_t
-    loss: Tensor  # [] f_t(u_t, v_t) with the mixed models, before v_t is fitted
-
-
 @dataclass(frozen=True)
-class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
+class DecentralizedSurrogate(Gossiping[PeerLocal, LocalRun]):
     """Majorise and minimise without a server: each client trains on a surrogate at its own models, then mixes them.
 
     Args:
@@ -73,16 +61,13 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen
     topology: Topology = ErdosRenyi()  # noqa: RUF009 - frozen
     mixing: MixingRule = "fmmc"
-    unseen_steps: int = 1
+    unseen_steps: int = ranged(1, ">= 1")
     common_start: bool = True
 
     incompatible: ClassVar[dict[str, str]] = {
         **Gossiping.incompatible,
         "loss": "minimises an upper bound of the log-loss, which is none of another loss",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, unseen_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -93,7 +78,7 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
         """v_t before the first round."""
         return PeerLocal(self.surrogate.local_init(ctx.task, own_models(shared, data.client_id), data), data.client_id)
 
-    def client_init(self, ctx: Context, shared: Peers, state: PeerLocal, data: ClientData, losses: None) -> PeerRun:
+    def client_init(self, ctx: Context, shared: Peers, state: PeerLocal, data: ClientData, losses: None) -> LocalRun:
         """The surrogate near (u_t, v_t), and its best v_t (Alg. 5: g_t, then v_t <- argmin_v g_t(u, v))."""
         models, local, bounds = own_models(shared, data.client_id), state.local, []
         each = self.surrogate.sample_losses(ctx.task, models, data)
@@ -101,20 +86,20 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, PeerRun]):
             bounds.append(self.surrogate.build(ctx.task, models, local, data, each))
             local = self.surrogate.argmin_local(bounds[-1])
         share = ctx.client_share(data).to(ctx.task.dtype)
-        return PeerRun(models, ctx.solver.init(models), local, bounds[-1], share, bounds[0].value)
+        return local_run(ctx, models, (local, bounds[-1], share))._replace(loss=bounds[0].value)
 
-    def client_step(self, ctx: Context, shared: Peers, work: PeerRun, batch: Batch) -> PeerRun:
+    def client_step(self, ctx: Context, shared: Peers, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on u -> T·ω_t·g_t(u, v_t) (Alg. 5: LocalSolver)."""
-        gradient, buffers = self.surrogate.gradient(ctx.task, work.bound, work.local, work.models, batch)
-        scaled = tree.scale(gradient, work.share)
+        local, bound, share = work.extra
+        gradient, buffers = self.surrogate.gradient(ctx.task, bound, local, work.models, batch)
+        scaled = tree.scale(gradient, share)
         parameters, optimizer = ctx.solver.update(work.models.parameters, scaled, work.optimizer, ctx.lr)
         return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
 
-    def client_final(self, ctx: Context, shared: Peers, work: PeerRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Peers, work: LocalRun, data: ClientData) -> ClientResult:
         """Exchange u_t with each neighbour; keep v_t."""
         bits = traffic(ctx, self.topology, work.models, data.client_id)
-        message = Message(work.models, ctx.client_weight(data), bits, bits)
-        return ClientResult(message, PeerLocal(work.local, data.client_id), {"loss": work.loss})
+        return local_result(ctx, work, data, state=PeerLocal(work.extra[0], data.client_id), up=bits, down=bits)
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """u_t^k = Σ_j [W_k]_tj u_j^k-1/2: computed for the whole network in one place."""

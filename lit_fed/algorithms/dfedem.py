@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.algorithm import ranged
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import PeerMessage, Peers, own_models
@@ -35,7 +36,6 @@ from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, private_expectation
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.mixture_start import MixtureStart
 
 __all__ = ["DFedEM", "PeerMixture", "PeerWork", "ResponsibilityDFedEM"]
@@ -76,16 +76,13 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
 
     serving_settings = ("em_steps",)
 
-    num_components: int = 3
+    num_components: int = ranged(3, ">= 1")
     topology: Topology = ErdosRenyi()  # noqa: RUF009 - frozen
     mixing: MixingRule = "fmmc"
-    em_steps: int = 1
+    em_steps: int = ranged(1, ">= 1")
     common_start: bool = True
     position_loss: PositionLoss = "mean"
     start: MixtureStart | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self, num_components=">= 1", em_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, tuned
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
-from lit_fed.errors import check_settings
 
 __all__ = ["Ditto"]
 
@@ -43,12 +42,9 @@ class Ditto(Personal[GlobalModels, ModelState, LocalRun]):
         personal_steps: steps of the personal model per local step, all on its batch.
     """
 
-    prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0)
-    personal_lr: float | None = None
-    personal_steps: int = 1
-
-    def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", personal_lr=">= 0", personal_steps=">= 1")
+    prox_weight: float = tuned(1.0, 0.05, 0.1, 0.2, 1.0, 2.0, within=">= 0")
+    personal_lr: float | None = ranged(None, ">= 0")
+    personal_steps: int = ranged(1, ">= 1")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
         """v_k starts as the current global model."""

@@ -26,13 +26,12 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import Gossiping, MixingRule, gossip, traffic
 from lit_fed.core.graphs.peers import Peers, models_of, own_models, put_models
 from lit_fed.core.graphs.topology import Ring, Topology
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["DPSGD", "PeerNumber"]
 
@@ -60,9 +59,6 @@ class DPSGD(Gossiping[PeerNumber, LocalRun]):
     order: Literal["parallel", "after"] = "parallel"
     common_start: bool = True
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerNumber:
         """The client's id: the network holds x_i."""
         return PeerNumber(data.client_id)
@@ -79,9 +75,8 @@ class DPSGD(Gossiping[PeerNumber, LocalRun]):
     def client_final(self, ctx: Context, shared: Peers, work: LocalRun, data: ClientData) -> ClientResult:
         """Exchange models with each neighbour; the network computes with the models after the steps."""
         bits = traffic(ctx, self.topology, work.models, data.client_id)
-        message = Message(work.models, ctx.client_weight(data), bits, bits)
-        loss = work.loss / work.extra / work.steps.clamp(min=1)
-        return ClientResult(message, PeerNumber(data.client_id), {"loss": loss})
+        work = work._replace(loss=work.loss / work.extra)
+        return local_result(ctx, work, data, state=PeerNumber(data.client_id), up=bits, down=bits)
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """x_i <- Σ_j W_ij x_j − γ·∇F_i(x_i; ξ_i) for all i: computed for the whole network in one place."""

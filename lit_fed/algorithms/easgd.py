@@ -28,11 +28,19 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_result, local_run
+from lit_fed.core.algorithm import (
+    Algorithm,
+    GlobalModels,
+    LocalRun,
+    Participation,
+    local_result,
+    local_run,
+    local_step,
+    ranged,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["EASGD", "ElasticState"]
 
@@ -55,9 +63,9 @@ class EASGD(Algorithm[GlobalModels, ElasticState, LocalRun]):
         serve: serve clients by the `centre` (the paper) or by their `personal` model; unseen ones by the centre.
     """
 
-    moving_rate: float = 0.9
+    moving_rate: float = ranged(0.9, "[0, 1]")
     mode: Literal["synchronous", "asynchronous"] = "synchronous"
-    momentum: float = 0.0
+    momentum: float = ranged(0.0, "[0, 1)")
     serve: Literal["centre", "personal"] = "centre"
 
     participation = Participation(weighting="uniform", fills_in_absent=False)
@@ -73,9 +81,6 @@ class EASGD(Algorithm[GlobalModels, ElasticState, LocalRun]):
         if self.mode == "asynchronous":
             reasons["privacy"] = "takes one client after another with mode asynchronous"
         return reasons
-
-    def __post_init__(self) -> None:
-        check_settings(self, moving_rate="[0, 1]", momentum="[0, 1)")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ElasticState:
         """Workers start at the centre."""
@@ -104,13 +109,11 @@ class EASGD(Algorithm[GlobalModels, ElasticState, LocalRun]):
         """x^i ← x^i − ηg(x^i) − α(x^i − x̃) (Eq. 5); with momentum, −ηg(x^i) becomes v^i ← δv^i − ηg(x^i + δv^i)."""
         old, (sent, velocity, elastic) = work.models.parameters, work.extra
         ahead = tree.add(old, tree.scale(velocity, self.momentum)) if self.momentum else old
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models._replace(parameters=ahead), work.optimizer, batch, ctx.lr
-        )
-        velocity = tree.sub(models.parameters, old) if self.momentum else {}
-        models = models._replace(parameters=tree.sub(models.parameters, elastic))
+        work = local_step(ctx, work._replace(models=work.models._replace(parameters=ahead)), batch)
+        velocity = tree.sub(work.models.parameters, old) if self.momentum else {}
+        models = work.models._replace(parameters=tree.sub(work.models.parameters, elastic))
         extra = sent, velocity, tree.zeros_like(elastic)  # the first step subtracts the force
-        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, extra)
+        return work._replace(models=models, extra=extra)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the old x^i to the centre; the force also acts on a worker without a step."""

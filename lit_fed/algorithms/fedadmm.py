@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, MessageSpec, Participation, tuned
+from lit_fed.core.algorithm import GlobalModels, LocalRun, MessageSpec, Participation, local_result, tuned
 from lit_fed.core.context import Context
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, ProximalSplitting
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.solvers.penalised_solve import ProximalSplitting
+from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
 
 __all__ = ["DualState", "FedADMM"]
 
@@ -57,14 +56,11 @@ class FedADMM(ProximalSplitting[GlobalModels, DualState]):
         start: starting point of the local steps: the client's w_i (`local`) or θ (`server`).
     """
 
-    server_lr: float | None = tuned(1.0, 0.5, 1.0)
+    server_lr: float | None = tuned(1.0, 0.5, 1.0, within="> 0")
     start: Literal["local", "server"] = "local"
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-
-    def __post_init__(self) -> None:
-        check_settings(self, penalty_weight="> 0", server_lr="> 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> DualState:
         """w_i = θ and y_i = 0."""
@@ -76,18 +72,19 @@ class FedADMM(ProximalSplitting[GlobalModels, DualState]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: DualState, data: ClientData, losses: None
-    ) -> PenalisedRun:
+    ) -> LocalRun:
         """w_i <- argmin L_i(w, y_i, θ), approximately."""
         start = state.models if self.start == "local" else shared.models
         return self.near(ctx, state, start, shared.models.parameters, state.dual)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """y_i <- y_i + ρ(w_i − θ); send Δ_i, the change of u_i."""
         work = self.solved(ctx, work, data)
         away = tree.sub(work.models.parameters, shared.models.parameters)
-        new = DualState(work.models, tree.add(work.state.dual, tree.scale(away, self.penalty_weight)))
-        change = tree.sub(self._augmented(new), self._augmented(work.state))
-        return ClientResult(Message(change, ctx.client_weight(data)), new, {"loss": work.loss})
+        old = work.extra[1]
+        new = DualState(work.models, tree.add(old.dual, tree.scale(away, self.penalty_weight)))
+        change = tree.sub(self._augmented(new), self._augmented(old))
+        return local_result(ctx, work, data, change, new)
 
     def _augmented(self, state: DualState) -> ModelState:
         """u_i = w_i + y_i/ρ; running statistics are those of w_i."""

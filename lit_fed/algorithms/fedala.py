@@ -12,9 +12,9 @@ Symbols:
     p, s %  -> num_layers, sample_fraction
 Deviations:
     The paper learns W_i until its losses converge in the first possible round, and for one pass in later ones. A
-    number of steps that depends on losses cannot run for all clients at once. Ours: `start_passes` passes in the first
-    `start_rounds` rounds after round 0, in which all models agree and W_i has no gradient; one pass afterwards. A
-    client that is first sampled later takes single passes.
+    number of steps that depends on losses cannot run for all clients at once. Ours: `start_passes` passes in round 1,
+    since in round 0 all models agree and W_i has no gradient; one pass afterwards, also of a client that is first
+    sampled later.
     The samples of W_i are drawn anew in each round, in shuffled batches that omit other samples; the authors' code
     takes a contiguous window. It counts tensors, so its `layer_idx 2` is one layer with a bias.
     PFLlib computes Θ̂_i for all clients in each round, and replaces Θ_i of clients that were not sampled.
@@ -31,12 +31,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import draws
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Stage
-from lit_fed.errors import check_settings
 
 __all__ = ["AggregationState", "FedALA"]
 
@@ -58,25 +57,18 @@ class FedALA(Personal[GlobalModels, AggregationState, LocalRun]):
         num_layers: p, number of top layers with learnt weights; lower layers are the global ones.
         weight_lr: η, learning rate of the weights.
         sample_fraction: s, share of the training samples on which weights are learnt in a round.
-        start_passes: passes over these samples in the first rounds; later rounds take one.
-        start_rounds: number of first rounds, after round 0.
+        start_passes: passes over these samples in round 1; later rounds take one.
     """
 
-    num_layers: int = 1
-    weight_lr: float = 1.0
-    sample_fraction: float = 0.8
-    start_passes: int = 10
-    start_rounds: int = 1
+    num_layers: int = ranged(1, ">= 1")
+    weight_lr: float = ranged(1.0, ">= 0")
+    sample_fraction: float = ranged(0.8, "(0, 1]")
+    start_passes: int = ranged(10, ">= 1")
 
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "weights of the global model",
         "personal_parts": "keeps the top layers apart itself",
     }
-
-    def __post_init__(self) -> None:
-        fraction = 0 < self.sample_fraction <= 1, "a number in (0, 1]"
-        numbers = {"start_passes": ">= 1", "num_layers": ">= 1", "weight_lr": ">= 0", "start_rounds": ">= 0"}
-        check_settings(self, numbers, sample_fraction=fraction)
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> AggregationState:
         """Θ_i = Θ and W_i = 1."""
@@ -89,7 +81,7 @@ class FedALA(Personal[GlobalModels, AggregationState, LocalRun]):
         """Learn the weights, then the model; round 0 has no weights to learn."""
         work = ctx.solver.work
         if ctx.round_idx:
-            passes = self.start_passes if ctx.round_idx <= self.start_rounds else 1
+            passes = self.start_passes if ctx.round_idx == 1 else 1
             stages = Stage("ala", epochs=passes), Stage("train", work.epochs, work.steps)
             work = work._replace(epochs=None, steps=None, stages=stages)
         return (Phase("train", client_ids, work),)

@@ -12,8 +12,7 @@ Symbols:
 Deviations:
     τ_v counts passes, as in the authors' program, unless `personal_steps` is given; the program stops them after 1000
     steps.
-    `personal_l2` is λ of λ/2·‖v_i‖², with which the program regularises v_i, without the half; its other form, the
-    distance to the start of v_i, is not here.
+    The program can regularise v_i by its norm or its distance to its start; neither is here.
     The mean over clients is uniform, as in the paper; the program weights clients by their numbers of batches (similar:
     `--model.weighting samples`). Running statistics are averaged with rate 1. For other server optimizers use
     FedAdam, FedAvgM, … with `--model.personal`.
@@ -31,9 +30,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, Participation, local_step
+from lit_fed.core.algorithm import LocalRun, Participation, local_step, ranged
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import Penalty
 from lit_fed.core.partial_models import (
     SHARED,
     KeptPart,
@@ -48,8 +46,8 @@ from lit_fed.core.partial_models import (
     staged_step,
 )
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import Batch, ClientData, ModelState, Phase, Reduced, Stage
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.core.types import Batch, ClientData, Phase, Reduced, Stage
+from lit_fed.errors import ConfigError
 
 __all__ = ["FedAlt", "FedSim"]
 
@@ -61,19 +59,14 @@ class FedSim(PersonalPart):
     Args:
         personal: patterns of names of the personal leaves or modules, or `head`, `body`, `norm`.
         personal_lr: their learning rate of the first round; null takes that of the solver.
-        personal_l2: λ of the penalty λ/2·‖v‖² on them.
         server_lr: rate of the server's step; 1 takes the average.
     """
 
     participation = Participation(weighting="uniform")
 
     personal: Patterns = ("head",)
-    personal_lr: float | None = None
-    personal_l2: float = 0.0
-    server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self, personal_lr=">= 0", personal_l2=">= 0", server_lr="> 0")
+    personal_lr: float | None = ranged(None, ">= 0")
+    server_lr: float = ranged(1.0, "> 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The personal leaves."""
@@ -91,8 +84,7 @@ class FedSim(PersonalPart):
     def client_step(self, ctx: Context, shared: SentPart, work: Any, batch: Batch) -> Any:
         """Both from one gradient (Alg. 3): v_i ← v_i − γ_v ∇_v F_i(u_i, v_i), u_i ← u_i − γ_u ∇_u F_i(u_i, v_i)."""
         own, old = names_of(shared.own), work.models
-        penalty = _on_part(old, own, self.personal_l2)
-        work = local_step(ctx, work, batch, moving=own if ctx.phase == "adapt" else None, penalty=penalty)
+        work = local_step(ctx, work, batch, moving=own if ctx.phase == "adapt" else None)
         if self.personal_lr is None:
             return work
         before, after = (tree.named(one.parameters, own) for one in (old, work.models))
@@ -118,12 +110,8 @@ class FedAlt(FedSim):
         personal_steps: local steps for them instead of passes.
     """
 
-    personal_epochs: int = 1
-    personal_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_settings(self, personal_epochs=">= 0", personal_steps=">= 1")
+    personal_epochs: int = ranged(1, ">= 0")
+    personal_steps: int | None = ranged(None, ">= 1")
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
         """One exchange: τ_v on the personal part, then τ_u on the shared one."""
@@ -137,13 +125,4 @@ class FedAlt(FedSim):
 
     def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
         """First v_i ← v_i − γ_v ∇_v F_i(u, v_i), then u_i ← u_i − γ_u ∇_u F_i(u_i, v_i) (Alg. 2)."""
-        penalty = Penalty(self.personal_l2) if self.personal_l2 else None
-        return staged_step(ctx, shared, work, batch, self.personal_lr, penalty=penalty)
-
-
-def _on_part(models: ModelState, names: frozenset[str], weight: float) -> Penalty | None:
-    """The penalty weight/2·‖v‖² on some leaves, as a linear one with the same gradient."""
-    if not weight:
-        return None
-    leaves = models.parameters.items()
-    return Penalty(linear={name: weight * leaf if name in names else torch.zeros_like(leaf) for name, leaf in leaves})
+        return staged_step(ctx, shared, work, batch, self.personal_lr)

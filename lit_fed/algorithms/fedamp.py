@@ -42,13 +42,14 @@ from lit_fed.core.algorithm import (
     local_result,
     local_run,
     local_step,
+    ranged,
 )
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
 from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError
 
 __all__ = ["AttendedPeers", "AttentiveMessagePassing", "FedAMP", "HeurFedAMP"]
 
@@ -98,8 +99,8 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, LocalRun], ABC):
         return local_step(ctx, work, batch, penalty=Penalty(self.pull(ctx), work.extra))
 
     def client_final(self, ctx: Context, shared: AttendedPeers, work: LocalRun, data: ClientData) -> ClientResult:
-        """Send w_i, and keep it; u_i was received."""
-        return local_result(ctx, work, data, state=OwnModel(work.models), down=tree.bits(work.extra))
+        """Send w_i, and keep it."""
+        return local_result(ctx, work, data, state=OwnModel(work.models))
 
     def server_step(self, ctx: Context, shared: AttendedPeers, reduced: Reduced, client_ids: Tensor) -> AttendedPeers:
         """Keep the new w_i, then ξ; u_i = Σ_j ξ_ij w_j is what client i is sent next."""
@@ -133,12 +134,9 @@ class FedAMP(AttentiveMessagePassing):
         step_size: α_k; null takes the maximum, σ/(T − 1), at which a client's weight in its cloud model may reach 0.
     """
 
-    prox_weight: float = 0.1
-    sigma: float = 1.0
-    step_size: float | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", sigma="> 0", step_size="> 0")
+    prox_weight: float = ranged(0.1, ">= 0")
+    sigma: float = ranged(1.0, "> 0")
+    step_size: float | None = ranged(None, "> 0")
 
     def shared_init(self, ctx: Context) -> AttendedPeers:
         """The common start; a step that could make ξ_ii negative is refused."""
@@ -179,12 +177,9 @@ class HeurFedAMP(AttentiveMessagePassing):
         self_attention: ξ_ii, weight of a client's own model in its cloud model.
     """
 
-    prox_weight: float = 1.0
-    sigma: float = 10.0
-    self_attention: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", sigma=">= 0", self_attention="[0, 1]")
+    prox_weight: float = ranged(1.0, ">= 0")
+    sigma: float = ranged(10.0, ">= 0")
+    self_attention: float = ranged(0.1, "[0, 1]")
 
     def attention(self, models: dict[str, Tensor]) -> Tensor:
         """ξ_ij = (1 − ξ_ii)·exp(σ·cos(w_i, w_j)) / Σ_{h≠i} exp(σ·cos(w_i, w_h)); 1 for a client without others."""

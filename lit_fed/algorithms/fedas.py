@@ -6,10 +6,10 @@ https://openaccess.thecvf.com/content/CVPR2024/html/Yang_FedAS_Bridging_Inconsis
 Symbols:
     θ        -> shared.models   the body, leaves [1, ...]
     θ_i, φ_i -> state.models    body and head of client i after its last local steps, leaves [1, ...]
-    p_i^c    -> work.means      means of the features of its samples of class c under θ_i, [C, D]
+    p_i^c    -> work.extra      means of the features of its samples of class c under θ_i, [C, D]
     stages   -> `align`, steps of the received body on Σ_c MSE(f(θ; x), p_i^c); `train`, of body and head on the loss;
                 `fisher`, a pass that moves nothing
-    F_i      -> work.trace      Σ over the batches of that pass of ‖∇ mean loss‖², trace of the Fisher information
+    F_i      -> work.extra      Σ over the batches of that pass of ‖∇ mean loss‖², trace of the Fisher information
     w_i      -> F_i/Σ_j F_j, weights of the average of the bodies
 Deviations:
     The authors' code aligns the server's model in place, so each client of a round passes an altered body to the next;
@@ -31,16 +31,24 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_result, local_run
+from lit_fed.core.algorithm import (
+    LocalRun,
+    MessageSpec,
+    OwnModel,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+    ranged,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, head_leaves
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
-from lit_fed.errors import check_settings
 
-__all__ = ["AlignedRun", "BodyWithHead", "FedAS", "WeighedBody"]
+__all__ = ["BodyWithHead", "FedAS", "WeighedBody"]
 
 
 class BodyWithHead(NamedTuple):
@@ -57,20 +65,8 @@ class WeighedBody(NamedTuple):
     trace: Tensor  # F_i, [] float64
 
 
-class AlignedRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_i and φ_i, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # optimizers of the alignment and of the local steps
-    loss: Tensor  # [] sum over local steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] local steps taken
-    means: Tensor  # p_i^c, [C, D]
-    has: Tensor  # [C] bool, classes present at the client
-    trace: Tensor  # F_i so far, [] float64
-
-
 @dataclass(frozen=True)
-class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
+class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
     """Personal heads on a shared body; clients align the body before training it, with Fisher information as weights.
 
     Args:
@@ -78,15 +74,13 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
         align_lr: learning rate of these steps; null takes that of the round.
     """
 
-    align_epochs: int = 1
-    align_lr: float | None = 0.01
+    align_epochs: int = ranged(1, ">= 0")
+    align_lr: float | None = ranged(0.01, ">= 0")
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
+    start_only = ("head",)
     incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a personal head itself"}
-
-    def __post_init__(self) -> None:
-        check_settings(self, align_epochs=">= 0", align_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> BodyWithHead:
         """The initial network in two parts."""
@@ -107,39 +101,38 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
 
     def client_init(
         self, ctx: Context, shared: BodyWithHead, state: OwnModel, data: ClientData, losses: None
-    ) -> AlignedRun:
-        """The received body under the personal head, and the class means of the client's features."""
+    ) -> LocalRun:
+        """The received body under the personal head; with p_i^c, a mask [C] of the classes that it has, and F_i."""
         own = class_sums(lambda x: ctx.task.features(state.models, x)[:, 0], data, ctx.task.target.num_classes)
-        run = local_run(ctx, whole_models(ctx.task.network, state.models, shared.models))
-        optimizers = (run.optimizer, run.optimizer)
         trace = torch.zeros((), dtype=torch.float64, device=ctx.lr.device)
-        return AlignedRun(run.models, optimizers, run.loss, run.steps, own.means, own.counts > 0, trace)
+        models = whole_models(ctx.task.network, state.models, shared.models)
+        run = local_run(ctx, models, (own.means, own.counts > 0, trace))
+        return run._replace(optimizer=(run.optimizer, run.optimizer))
 
-    def client_step(self, ctx: Context, shared: BodyWithHead, work: AlignedRun, batch: Batch) -> AlignedRun:
+    def client_step(self, ctx: Context, shared: BodyWithHead, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of the current stage."""
-        task, solver, (of_aligning, of_training) = ctx.task, ctx.solver, work.optimizer
+        (of_aligning, of_training), (means, has, trace) = work.optimizer, work.extra
         if ctx.stage == "align":
             lr = ctx.lr if self.align_lr is None else torch.full_like(ctx.lr, self.align_lr)
-            constants = (work.means.unsqueeze(0), work.has.unsqueeze(0))
+            constants = (means.unsqueeze(0), has.unsqueeze(0))
             objective = Objective(alignment, uses_features=True, over_batch=True, constants=constants)
-            moved, of_aligning, _ = solver.step(
-                task, work.models, of_aligning, batch, lr, objective=objective, moving=names_of(shared.models)
+            moved, of_aligning, _ = ctx.solver.step(
+                ctx.task, work.models, of_aligning, batch, lr, objective=objective, moving=names_of(shared.models)
             )
             return work._replace(models=moved, optimizer=(of_aligning, of_training))
         if ctx.stage == "fisher":
-            _, gradient, _ = task.value_and_grad(work.models, batch, training=False)
-            return work._replace(trace=work.trace + tree.norm(gradient).square())
-        models, of_training, loss = solver.step(task, work.models, of_training, batch, ctx.lr)
-        return work._replace(
-            models=models, optimizer=(of_aligning, of_training), loss=work.loss + loss.mean(), steps=work.steps + 1
-        )
+            _, gradient, _ = ctx.task.value_and_grad(work.models, batch, training=False)
+            return work._replace(extra=(means, has, trace + tree.norm(gradient).square()))
+        run = local_step(ctx, work._replace(optimizer=of_training), batch)
+        return run._replace(optimizer=(of_aligning, run.optimizer))
 
-    def client_final(self, ctx: Context, shared: BodyWithHead, work: AlignedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: BodyWithHead, work: LocalRun, data: ClientData) -> ClientResult:
         """Send F_i times the body, and F_i; keep the whole model."""
         body, one = named_part(work.models, names_of(shared.models)), torch.ones_like(data.num_samples)
-        value = WeighedBody(tree.map_leaves(lambda leaf: work.trace * leaf.double(), body), work.trace)
-        up, down = (tree.bits(sent, ctx.private) for sent in ((body, work.trace), shared.models))
-        return local_result(ctx, work, data, value, OwnModel(work.models), weight=one, up=up, down=down)
+        trace = work.extra[2]
+        value = WeighedBody(tree.map_leaves(lambda leaf: trace * leaf.double(), body), trace)
+        up = tree.bits((body, trace), ctx.private)
+        return local_result(ctx, work, data, value, OwnModel(work.models), weight=one, up=up)
 
     def server_step(self, ctx: Context, shared: BodyWithHead, reduced: Reduced, client_ids: Tensor) -> BodyWithHead:
         """θ ← Σ_i F_i·θ_i/Σ_i F_i; unchanged if all traces are 0."""
@@ -149,12 +142,6 @@ class FedAS(Personal[BodyWithHead, OwnModel, AlignedRun]):
             lambda new, old: torch.where(trace > 0, new / divisor, old.double()), reduced.value.models, shared.models
         )
         return shared._replace(models=models)
-
-    def sent(self, ctx: Context, shared: BodyWithHead, client_id: int) -> BodyWithHead:
-        """The body; the initial head only for clients without a model."""
-        if client_id >= ctx.num_clients or ctx.phase == "init":
-            return shared
-        return shared._replace(head={})
 
 
 def alignment(view: ModelView) -> Tensor:

@@ -19,17 +19,16 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Served, local_step, tuned
+from lit_fed.core.algorithm import GlobalModels, LocalRun, TunedCopy, local_step, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import Patterns, named_leaves
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, LocalWork, Tree
 
 __all__ = ["FedAvgPlus"]
 
 
 @dataclass(frozen=True)
-class FedAvgPlus(Served[GlobalModels, Tree, LocalRun]):
+class FedAvgPlus(TunedCopy[GlobalModels, Tree, LocalRun]):
     """FedAvg with local fine-tuning: a client is served by a copy of the global model tuned on its own samples.
 
     Args:
@@ -40,20 +39,14 @@ class FedAvgPlus(Served[GlobalModels, Tree, LocalRun]):
 
     serving_settings = ("fine_tune_epochs", "fine_tune_lr", "tune")
 
-    fine_tune_epochs: int = tuned(1, 1, 5, 10)
-    fine_tune_lr: float | None = None
+    fine_tune_epochs: int = tuned(1, 1, 5, 10, within=">= 0")
+    fine_tune_lr: float | None = ranged(None, ">= 0")
     tune: Patterns | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self, fine_tune_epochs=">= 0", fine_tune_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model; patterns that match nothing are refused before training."""
         self._tuned(ctx)
         return super().shared_init(ctx)
-
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> tuple[()]:
-        return ()
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client, seen or unseen, is tuned before it is served."""
@@ -66,15 +59,6 @@ class FedAvgPlus(Served[GlobalModels, Tree, LocalRun]):
         if self.fine_tune_lr is not None:
             ctx = ctx._replace(lr=torch.full_like(ctx.lr, self.fine_tune_lr))
         return local_step(ctx, work, batch, moving=self._tuned(ctx))
-
-    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """FedAvg's message; the tuned copy is the state of an adapted client."""
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=work.models) if ctx.phase == "adapt" else result
-
-    def served(self, ctx: Context, shared: GlobalModels, state: Tree) -> ModelState:
-        """The tuned copy."""
-        return state  # type: ignore[no-any-return]
 
     def _tuned(self, ctx: Context) -> frozenset[str] | None:
         """Names of the leaves that are tuned; None: all."""

@@ -25,11 +25,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun
+from lit_fed.core.algorithm import Algorithm, LocalRun, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import ModelState, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["FedAvgM", "Momentum"]
 
@@ -50,13 +49,10 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
         server_momentum: β, share of the last round's change that carries over to this one.
     """
 
-    server_lr: float = 1.0
-    server_momentum: float = 0.9
+    server_lr: float = ranged(1.0, "> 0")
+    server_momentum: float = ranged(0.9, "[0, 1)")
 
     server_only = ("momentum",)
-
-    def __post_init__(self) -> None:
-        check_settings(self, server_lr="> 0", server_momentum="[0, 1)")
 
     def shared_init(self, ctx: Context) -> Momentum:
         """The initial model and v = 0."""

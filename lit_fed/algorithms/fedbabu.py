@@ -22,17 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from lit_fed.core.algorithm import LocalRun, local_step
+from lit_fed.core.algorithm import LocalRun, TunedCopy, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import PartialModel, Patterns, SentPart, named_leaves, names_of
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, LocalWork
 
 __all__ = ["FedBABU"]
 
 
 @dataclass(frozen=True)
-class FedBABU(PartialModel):
+class FedBABU(TunedCopy[SentPart, Any, LocalRun], PartialModel):
     """Clients train the body under a head that is never trained; each client is served by a tuned copy of the model.
 
     Args:
@@ -47,10 +46,9 @@ class FedBABU(PartialModel):
 
     head: Patterns = ("head",)
     tune: Literal["all", "head", "body"] = "all"
-    adapt_epochs: int = 5
+    adapt_epochs: int = ranged(5, ">= 0")
 
-    def __post_init__(self) -> None:
-        check_settings(self, adapt_epochs=">= 0")
+    state_init = PartialModel.state_init
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The head."""
@@ -62,15 +60,6 @@ class FedBABU(PartialModel):
         moving = {"all": None, "head": names_of(shared.own), "body": names_of(shared.models)}[part]
         return local_step(ctx, work, batch, moving=moving)
 
-    def client_final(self, ctx: Context, shared: SentPart, work: LocalRun, data: ClientData) -> ClientResult:
-        """Send the body; the tuned model is the state of an adapted client."""
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=work.models) if ctx.phase == "adapt" else result
-
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client, seen or unseen, is tuned before it is served."""
         return LocalWork(epochs=self.adapt_epochs)
-
-    def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
-        """The tuned model."""
-        return state  # type: ignore[no-any-return]

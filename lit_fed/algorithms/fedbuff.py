@@ -34,13 +34,13 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.late_arrivals import BufferedArrivals, arrivals
 from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["FedBuff", "LateChange", "ModelsOnTheWay", "staleness_weight"]
+__all__ = ["FedBuff", "ModelsOnTheWay", "staleness_weight"]
 
 USUAL_BUFFER = 10  # the paper's K
 
@@ -54,13 +54,6 @@ class ModelsOnTheWay(NamedTuple):
     sent_parameters: Leaves  # models sent to the client in each slot, if since outdated, leaves [M_c, 1, ...]
     sent_buffers: Leaves  # their running statistics, leaves [M_c, 1, ...]
     last_step: Tensor  # [] int64, the last round with a step; later rounds still have `models`
-
-
-class LateChange(NamedTuple):
-    """A client's message value."""
-
-    change: dict[str, Tensor]  # s(τ)·Δ_i, leaves [1, ...]
-    buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
         return local_run(ctx, start, start.parameters)
 
     def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LocalRun, data: ClientData) -> ClientResult:
-        """Send s(τ)·Δ_i."""
+        """Send s(τ)·Δ_i, with the running statistics."""
         found = self.arrivals(ctx)
         factor = staleness_weight(found.of(found.staleness, data.client_id))
         change = tree.scale(tree.sub(work.models.parameters, work.extra), factor)
@@ -154,11 +147,11 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
             "staleness": found.of(found.staleness, data.client_id).to(work.loss.dtype),
             "time/fedbuff": torch.full_like(work.steps, found.time, dtype=torch.float64),
         }
-        return local_result(ctx, work, data, LateChange(change, work.models.buffers), **metrics)
+        return local_result(ctx, work, data, work.models._replace(parameters=change), **metrics)
 
     def server_step(self, ctx: Context, shared: ModelsOnTheWay, reduced: Reduced, client_ids: Tensor) -> ModelsOnTheWay:
         """w^{t+1} <- w^t + η_g·(1/K)·Σ_i s(τ_i)·Δ_i."""
-        step = tree.scale(reduced.value.change, self.server_lr)
+        step = tree.scale(reduced.value.parameters, self.server_lr)
         parameters = tree.map_leaves(lambda old, way: old.double() + way, shared.models.parameters, step)
         return self.stepped(ctx, shared, ModelState(parameters, reduced.value.buffers))
 
@@ -177,9 +170,9 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
     def sent(self, ctx: Context, shared: ModelsOnTheWay, client_id: int) -> ModelsOnTheWay:
         """The model of the client's staleness; the newest model for serving."""
         if ctx.phase == "train":
-            own = torch.tensor(client_id, device=shared.last_step.device)
+            own = torch.tensor(client_id, device=ctx.lr.device)
             shared = shared._replace(models=old_models(shared, self.arrivals(ctx), ctx.round_idx, own))
-        return shared._replace(sent_parameters={}, sent_buffers={})
+        return shared._replace(sent_parameters={}, sent_buffers={}, last_step=NOT_SENT)
 
     def num_payloads(self, ctx: Context, shared: ModelsOnTheWay, num_clients: int) -> int:
         """One message for each staleness."""

@@ -26,52 +26,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.products import full_precision
 from lit_fed.core.partial_models import module_leaves, whole_models, with_module
-from lit_fed.core.prototypes import feature_width, gradient_only, head_leaves
+from lit_fed.core.prototypes import PersonalHead, feature_width, gradient_only, head_leaves
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
-from lit_fed.errors import check_settings
 
-__all__ = ["FedCP", "PersonalPolicy"]
+__all__ = ["FedCP"]
 
 Leaves = dict[str, Tensor]
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the Gaussian kernels."""
 
 
-class PersonalPolicy(NamedTuple):
-    """A client's state."""
-
-    head: Leaves  # W_i^hd, leaves [1, ...]
-
-
 @dataclass(frozen=True)
-class FedCP(Personal[GlobalModels, PersonalPolicy, LocalRun]):
+class FedCP(Personal[GlobalModels, PersonalHead, LocalRun]):
     """Clients share a body, a global head and a policy that divides a sample's features between the heads.
 
     Args:
         weight: λ, weight of the distance to the features of the received body.
     """
 
-    weight: float = 5.0
+    weight: float = ranged(5.0, ">= 0")
 
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the personal head",
         "personal_parts": "keeps a personal head itself, beside the global one",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model, with a fresh policy."""
@@ -79,12 +69,12 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, LocalRun]):
         head_leaves(ctx.task, models)
         return GlobalModels(with_module(ctx, models, partial(_Policy, width), "policy"))
 
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PersonalPolicy:
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PersonalHead:
         """A copy of the global head."""
-        return PersonalPolicy(head_leaves(ctx.task, shared.models))
+        return PersonalHead(head_leaves(ctx.task, shared.models))
 
     def client_init(
-        self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, data: ClientData, losses: None
+        self, ctx: Context, shared: GlobalModels, state: PersonalHead, data: ClientData, losses: None
     ) -> LocalRun:
         """The received W^fe and Θ, the personal head, and its v_i."""
         models, leaves = _own(ctx.task, shared, state), module_leaves(shared.models, "policy")
@@ -94,7 +84,7 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, LocalRun]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of W^fe, W_i^hd and Θ on the loss; an unseen client steps its head only."""
         task, own = ctx.task, frozenset(head_leaves(ctx.task, work.models))
-        received = task.features(_own(task, shared, PersonalPolicy({})), batch.x)
+        received = task.features(_own(task, shared, PersonalHead({})), batch.x)
         constants = (work.extra, *_linear(task, head_leaves(task, shared.models)))
         objective = Objective(
             self.loss, uses_features=True, over_batch=True, constants=tuple(one.unsqueeze(0) for one in constants),
@@ -114,9 +104,9 @@ class FedCP(Personal[GlobalModels, PersonalPolicy, LocalRun]):
         own = head_leaves(ctx.task, work.models)
         both = {name: torch.lerp(shared.models.parameters[name], leaf, 0.5) for name, leaf in own.items()}
         sent = work.models._replace(parameters=work.models.parameters | both)
-        return local_result(ctx, work, data, sent, PersonalPolicy(own))
+        return local_result(ctx, work, data, sent, PersonalHead(own))
 
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalPolicy, x: Tensor, outputs: None) -> Tensor:
+    def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalHead, x: Tensor, outputs: None) -> Tensor:
         """The prediction of W_i^hd(r ⊙ h) + W^hd(s ⊙ h)."""
         models, leaves = _own(ctx.task, shared, state), module_leaves(shared.models, "policy")
         features = ctx.task.features(models, x)
@@ -137,7 +127,7 @@ POLICY = ("policy.0.weight", "policy.0.bias", "policy.1.weight", "policy.1.bias"
 """Names of the leaves of Θ."""
 
 
-def _own(task: Task, shared: GlobalModels, state: PersonalPolicy) -> ModelState:
+def _own(task: Task, shared: GlobalModels, state: PersonalHead) -> ModelState:
     """W^fe under the personal head, without Θ."""
     return whole_models(task.network, shared.models, ModelState(state.head, {}))
 

@@ -28,15 +28,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, Personal, local_result, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import named_part, names_of
 from lit_fed.core.prototypes import feature_width, gradient_only, masked_mean
 from lit_fed.core.reduce import server_average
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels"]
 
@@ -76,17 +74,14 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
         momentum: μ of the moving mean, in (0, 1]; 1: the mean of the batch.
     """
 
-    weight: float = 50.0
-    momentum: float = 1.0
+    weight: float = ranged(50.0, ">= 0")
+    momentum: float = ranged(1.0, "(0, 1]")
 
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "averages means of features beside models",
         "secure_sums": "sends means of features beside them, which no range bounds",
         "noise_in_steps": "the means of features and the personal biases",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", momentum="(0, 1]")
 
     def shared_init(self, ctx: Context) -> UnbiasedModels:
         """A fresh model; z̄^g is not known yet."""
@@ -131,7 +126,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
         mean = work.extra[1] / work.steps.clamp(min=1)
         sent = ModelsWithMean(named_part(work.models, names_of(shared.models)), mean)
         state = FeatureBias({BIAS: work.models.parameters[BIAS]})
-        return local_result(ctx, work, data, sent, state, down=tree.bits(shared, ctx.private))
+        return local_result(ctx, work, data, sent, state)
 
     def server_step(self, ctx: Context, shared: UnbiasedModels, reduced: Reduced, client_ids: Tensor) -> UnbiasedModels:
         """The average of the models; z̄^g after the first round."""

@@ -44,7 +44,6 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["DynamicModels", "FedDyn", "LinearTerm"]
 
@@ -73,7 +72,7 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, LocalRun]):
 
     serving_settings = ("serve_mean",)
 
-    alpha: float = tuned(0.01, 0.001, 0.01, 0.1)
+    alpha: float = tuned(0.01, 0.001, 0.01, 0.1, within="> 0")
     serve_mean: bool = False
 
     message = MessageSpec(accumulates=True)
@@ -82,9 +81,6 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, LocalRun]):
         "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once",
         "local_norm": "keeps linear terms that would hold a client's own normalisation where it is",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, alpha="> 0")
 
     def shared_init(self, ctx: Context) -> DynamicModels:
         """A fresh model θ^0, and h = 0."""

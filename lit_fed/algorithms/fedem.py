@@ -36,12 +36,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, average_chosen, batch_weights, choose, private_expectation
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.mixture_start import MixtureStart
 
 __all__ = ["FedEM", "MixtureState", "MixtureWork", "OfficialFedEM", "ResponsibilityFedEM"]
@@ -76,8 +75,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
-    num_components: int = 3
-    em_steps: int = 1
+    num_components: int = ranged(3, ">= 1")
+    em_steps: int = ranged(1, ">= 1")
     position_loss: PositionLoss = "mean"
     start: MixtureStart | None = None
 
@@ -85,9 +84,6 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     reads_losses = True  # ℓ(θ_m; s) of each sample s under each received component, [N, M]
     # Privacy of samples needs noise on π_t too, `mixture_noise`, since q_t weighs the local steps.
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps_alone": "the mixture weights"}
-
-    def __post_init__(self) -> None:
-        check_settings(self, num_components=">= 1", em_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

@@ -92,7 +92,6 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
             `accumulated`, the sum over rounds, the exact posterior if all models are requested.
         loss: `sum` over a client's samples, or their `mean`, a temperature of n_i; gradients are scaled likewise.
         exchange: `gradient` over all samples, once per round; or `pseudo_gradient`, the change by local steps.
-        most_models: number of models, by largest weight, that a client predicts with; null: all T, as in the paper.
         include_self: whether a client always selects its own model; otherwise it is ranked like the others.
         common_start: start all clients from the same model (they stay equal if all request all); otherwise from
             different ones.
@@ -106,7 +105,6 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
     tracking: Tracking = "ema"
     loss: Literal["sum", "mean"] = "sum"
     exchange: Exchange = "gradient"
-    most_models: int | None = None
     include_self: bool = True
     common_start: bool = False
     position_loss: PositionLoss = "mean"
@@ -121,9 +119,7 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
 
     def __post_init__(self) -> None:
         least = f">= {1 - self.include_self}"
-        check_settings(
-            self, num_neighbours=least, explore_probability="[0, 1]", loss_momentum="(0, 1]", most_models=">= 1"
-        )
+        check_settings(self, num_neighbours=least, explore_probability="[0, 1]", loss_momentum="(0, 1]")
 
     def shared_init(self, ctx: Context) -> Owned:
         """φ_i (line 1)."""
@@ -178,8 +174,8 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
         return states.weights
 
     def log_prob(self, ctx: Context, shared: Owned, state: Acquaintance, x: Tensor, outputs: None) -> Tensor:
-        """Log Σ_j w_ij p(y | x, φ_j) over the models of largest weight, [B, C]."""
-        weights, ids = state.weights.topk(min(self.most_models or ctx.num_clients, ctx.num_clients))
+        """Log Σ_j w_ij p(y | x, φ_j), the largest weights first, [B, C]."""
+        weights, ids = state.weights.topk(ctx.num_clients)
         weights = (weights / weights.sum()).to(ctx.task.dtype)
         return ctx.task.mix(weights, ctx.task.outputs(_borrow(shared, ids), x))
 

@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Served, local_result, local_run, tuned
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Served, local_result, local_run, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import greedy_neighbours
 from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["FedFOMO", "Mixed", "Offered", "first_order_step", "first_order_weights"]
 
@@ -66,20 +65,15 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
         keep: the client's model if no model helps: the `previous` one, or its own `trained` one.
     """
 
-    num_neighbours: int = tuned(5, 5, 10)
-    explore_probability: float = 0.3
-    explore_decay: float = 0.05
-    val_fraction: float = 0.2
+    num_neighbours: int = tuned(5, 5, 10, within=">= 0")
+    explore_probability: float = ranged(0.3, "[0, 1]")
+    explore_decay: float = ranged(0.05, ">= 0")
+    val_fraction: float = ranged(0.2, "[0, 1)")
     keep: Literal["previous", "trained"] = "previous"
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {"local_norm": "mixes in all leaves of the models of others"}
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self, num_neighbours=">= 0", explore_probability="[0, 1]", explore_decay=">= 0", val_fraction="[0, 1)"
-        )
 
     def shared_init(self, ctx: Context) -> Offered:
         """All models start equal; P = 0."""
@@ -110,7 +104,7 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
         """Send θ_i^l and keep θ_i^(l-1); then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and send w."""
         held, state = work.extra
         if ctx.phase == "train":
-            return local_result(ctx, work, data, state=state, down=0)
+            return local_result(ctx, work, data, state=state)
         ids = self._chosen(ctx, shared.affinity, data.client_id)
         step = first_order_step(ctx, work.models, shared.peers, ids, data, held, self.keep)
         down = tree.bits(work.models) * (ids != data.client_id).sum(dtype=torch.float64)
@@ -138,10 +132,6 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
         if ctx.phase == "train":
             return shared._replace(peers=put_models(shared.peers, client_ids, reduced.value))
         return shared._replace(affinity=shared.affinity.index_add(0, client_ids, reduced.value))
-
-    def num_payloads(self, ctx: Context, shared: Offered, num_clients: int) -> int:
-        """A choice of M models for each client."""
-        return num_clients if ctx.phase == "combine" else 0
 
     def collaboration(self, ctx: Context, shared: Offered, states: Mixed) -> Tensor:
         """w_n of the last step."""

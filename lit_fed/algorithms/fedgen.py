@@ -149,8 +149,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], LocalRun]):
     def client_final(self, ctx: Context, shared: GenerativeModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ_k and c_k (line 10)."""
         counts = class_counts(data, len(shared.labels), ctx.task.dtype)
-        down = tree.bits((shared.models, shared.generator, shared.labels), ctx.private)
-        return local_result(ctx, work, data, ModelsWithCounts(work.models, counts), down=down)
+        return local_result(ctx, work, data, ModelsWithCounts(work.models, counts))
 
     def server_step(
         self, ctx: Context, shared: GenerativeModels, reduced: Reduced, client_ids: Tensor

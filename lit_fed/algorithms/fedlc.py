@@ -25,12 +25,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run, local_step
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, class_counts, class_logits, per_sample, shifted
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData
-from lit_fed.errors import check_settings
 
 __all__ = ["FedLC"]
 
@@ -44,16 +43,13 @@ class FedLC(Algorithm[GlobalModels, tuple[()], LocalRun]):
         denominator: classes in the denominator of the calibrated softmax: `all`, or the `others`, without the true one.
     """
 
-    tau: float = 1.0
+    tau: float = ranged(1.0, ">= 0")
     denominator: Literal["all", "others"] = "all"
 
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "calibrates the cross-entropy",
         "noise_in_steps": "the client's counts of classes",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, tau=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         check_classes(ctx.task.target, "FedLC")

@@ -48,6 +48,8 @@ from lit_fed.core.algorithm import (
     Participation,
     local_result,
     local_run,
+    local_step,
+    ranged,
 )
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver, Penalty
@@ -74,8 +76,8 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
             clients, as in the paper.
     """
 
-    prox_weight: float = 0.0
-    effective_steps: float | None = None
+    prox_weight: float = ranged(0.0, ">= 0")
+    effective_steps: float | None = ranged(None, "> 0")
 
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
@@ -83,9 +85,6 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
         "privacy": "divides by the clients' numbers of steps, which are private themselves",
         "secure_sums": "sends numbers of steps beside them, which are larger than any change",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", effective_steps="> 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """A fresh model x; solvers with unknown weights a_i are refused."""
@@ -121,11 +120,10 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
         solver, mu, rho = ctx.solver, self.prox_weight, ctx.solver.momentum
         norm, velocity = work.extra  # ‖a_i‖₁ so far, and momentum if all gradients are 1, [] float64 each
         penalty = Penalty(mu, shared.models.parameters) if mu else None
-        models, optimizer, loss = solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=penalty)
         gradient = 1 - ctx.lr * mu * norm
         velocity = rho * velocity + gradient
         norm = norm + (gradient + rho * velocity if solver.nesterov else velocity)
-        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, (norm, velocity))
+        return local_step(ctx, work, batch, penalty=penalty)._replace(extra=(norm, velocity))
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send the normalised change η d_i = (x − x_i)/‖a_i‖₁ and ‖a_i‖₁, which is at least 1."""

@@ -13,8 +13,7 @@ Symbols:
 Deviations:
     The teacher predicts in evaluation mode, with running statistics and without dropout.
     The gradient of the KL falls with 1/τ². Later versions of the authors' code multiply it by τ², as is usual in
-    distillation: `scaled: true`; the paper has no such factor, and with τ = 1 there is no difference. PFLlib has it,
-    and averages models without weights.
+    distillation; the paper does not: give β·τ². PFLlib has the factor, and averages models without weights.
     With two classes one class is left, and FedNTD is FedAvg. Positions of sequences are distilled separately.
     An unseen client is served by the global model.
 """
@@ -26,12 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, class_logits, per_sample
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch
-from lit_fed.errors import check_settings
 
 __all__ = ["FedNTD", "not_true"]
 
@@ -43,15 +41,10 @@ class FedNTD(Algorithm[GlobalModels, tuple[()], LocalRun]):
     Args:
         beta: β, weight of the distillation; 0 is FedAvg.
         temperature: τ of both predictions.
-        scaled: whether the KL is multiplied by τ².
     """
 
-    beta: float = 1.0
-    temperature: float = 1.0
-    scaled: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self, beta=">= 0", temperature="> 0")
+    beta: float = ranged(1.0, ">= 0")
+    temperature: float = ranged(1.0, "> 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         check_classes(ctx.task.target, "FedNTD")
@@ -60,11 +53,7 @@ class FedNTD(Algorithm[GlobalModels, tuple[()], LocalRun]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on CE + β·L_NTD."""
         teacher = class_logits(ctx.task.outputs(shared.models, batch.x))
-        objective = Objective(self.loss, rows=teacher)
-        models, optimizer, loss = ctx.solver.step(
-            ctx.task, work.models, work.optimizer, batch, ctx.lr, objective=objective
-        )
-        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)
+        return local_step(ctx, work, batch, objective=Objective(self.loss, rows=teacher))
 
     def loss(self, view: ModelView) -> Tensor:
         """CE + β·KL(q^g ‖ q^l) of each sample, [B]."""
@@ -73,8 +62,7 @@ class FedNTD(Algorithm[GlobalModels, tuple[()], LocalRun]):
             for logits in (view.rows, class_logits(view.outputs))
         )
         divergence = per_sample((teacher.exp() * (teacher - own)).sum(-1))
-        weight = self.beta * (self.temperature**2 if self.scaled else 1.0)
-        return view.losses + weight * divergence
+        return view.losses + self.beta * divergence
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ Symbols:
 Deviations:
     The algorithms average Δ_i uniformly; the paper's experiments weight them by samples, as here unless
     `model.weighting: uniform` is given.
-    The square in v_t is that of Δ_t; an early version of the paper overwrites Δ_t by its moment and so squares m_t
-    (`square: moment`). As in the paper, moments have no bias correction, and v_0 is τ².
+    The square in v_t is that of Δ_t; an early version of the paper overwrites Δ_t by its moment and so squares m_t. As
+    in the paper, moments have no bias correction, and v_0 is τ².
     The paper tunes η for each task. Ours: 0.1.
     Ours: running statistics of BatchNorm are averaged as in FedAvg; they have no moments.
     FedOpt takes PyTorch's update rules with -Δ_t as the gradient, which have bias correction and no τ; their rate may
@@ -25,18 +25,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun, tuned
+from lit_fed.core.algorithm import Algorithm, LocalRun, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.types import ModelState, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["AdaptiveFedOpt", "FedAdagrad", "FedAdam", "FedOpt", "FedYogi", "Moments", "OptimizedModels"]
 
@@ -97,19 +96,13 @@ class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
         server_lr: η.
         tau: τ, adaptivity of the steps: larger values come closer to plain steps; v starts at τ².
         beta1: decay of the first moment.
-        square: `raw` squares the change of the round, `moment` its first moment.
     """
 
-    server_lr: float = tuned(0.1, 0.01, 0.0316, 0.1, 0.316, 1.0)
-    tau: float = tuned(1e-3, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
-    beta1: float = 0.9
-    square: Literal["raw", "moment"] = "raw"
+    server_lr: float = tuned(0.1, 0.01, 0.0316, 0.1, 0.316, 1.0, within="> 0")
+    tau: float = tuned(1e-3, 1e-5, 1e-4, 1e-3, 0.01, 0.1, within="> 0")
+    beta1: float = ranged(0.9, "[0, 1)")
 
     server_only = ("first", "second")
-
-    def __post_init__(self) -> None:
-        decays = {name: "[0, 1)" for name in ("beta1", "beta2") if hasattr(self, name)}
-        check_settings(self, decays, server_lr="> 0", tau="> 0")
 
     def shared_init(self, ctx: Context) -> Moments:
         """The initial model, m = 0 and v = τ²."""
@@ -125,7 +118,7 @@ class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
         average = exact_average(ctx, shared.models, reduced)
         change = tree.sub(average.parameters, shared.models.parameters)
         first = tree.lerp(change, shared.first, self.beta1)
-        squares = tree.map_leaves(torch.square, first if self.square == "moment" else change)
+        squares = tree.map_leaves(torch.square, change)
         second = tree.map_leaves(self.second_moment, shared.second, squares)
         step = tree.map_leaves(lambda m, v: self.server_lr * m / (v.sqrt() + self.tau), first, second)
         models = ModelState(tree.add(shared.models.parameters, step), average.buffers)
@@ -133,14 +126,14 @@ class AdaptiveFedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
 
     @abstractmethod
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The next v of a leaf from the last one and the square of Δ_t, or of m_t."""
+        """The next v of a leaf from the last one and the square of Δ_t."""
 
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveFedOpt):
     """The server's steps shrink as squared changes accumulate."""
 
-    beta1: float = 0.0
+    beta1: float = ranged(0.0, "[0, 1)")
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """A running sum: v_t = v_{t−1} + Δ_t²."""
@@ -155,7 +148,7 @@ class FedYogi(AdaptiveFedOpt):
         beta2: decay of the second moment.
     """
 
-    beta2: float = 0.99
+    beta2: float = ranged(0.99, "[0, 1)")
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """A step towards the square: v_t = v_{t−1} − (1 − β2) Δ_t² sign(v_{t−1} − Δ_t²)."""
@@ -170,7 +163,7 @@ class FedAdam(AdaptiveFedOpt):
         beta2: decay of the second moment.
     """
 
-    beta2: float = 0.99
+    beta2: float = ranged(0.99, "[0, 1)")
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """A decaying average: v_t = β2 v_{t−1} + (1 − β2) Δ_t²."""

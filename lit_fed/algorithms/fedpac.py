@@ -34,11 +34,18 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_result, local_run
+from lit_fed.core.algorithm import (
+    LocalRun,
+    MessageSpec,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+    ranged,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, own_models, put_models, same_start
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import (
     ClassSums,
@@ -53,7 +60,6 @@ from lit_fed.core.reduce import stacked_average
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
-from lit_fed.errors import check_settings
 from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
@@ -65,7 +71,6 @@ __all__ = [
     "AlignedClassifier",
     "BodyAndHeads",
     "FedPAC",
-    "HeadBodyRun",
     "OwnHead",
     "smallest_mixture",
     "statistics",
@@ -98,20 +103,8 @@ class OwnHead(NamedTuple):
     client_id: Tensor  # [] int64
 
 
-class HeadBodyRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # θ_i and φ_i, leaves [1, ...]
-    optimizer: tuple[OptimizerState, OptimizerState]  # of the head, and of the body
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
-    aims: Tensor  # c_k, or the client's own mean, [C, D]
-    centre: Tensor  # h_i, [C, D]
-    variance: Tensor  # v_i, []
-
-
 @dataclass(frozen=True)
-class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
+class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
     """Clients train a head, then the shared body towards global class means; the server mixes heads for each client.
 
     Args:
@@ -120,16 +113,13 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         head_lr: learning rate of these steps; null takes that of the round.
     """
 
-    weight: float = 1.0
-    head_epochs: int = 1
-    head_lr: float | None = 0.1
+    weight: float = ranged(1.0, ">= 0")
+    head_epochs: int = ranged(1, ">= 0")
+    head_lr: float | None = ranged(0.1, ">= 0")
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
-
-    def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", head_epochs=">= 0", head_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> BodyAndHeads:
         """Equal heads; no class has a centroid."""
@@ -153,32 +143,31 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
 
     def client_init(
         self, ctx: Context, shared: BodyAndHeads, state: OwnHead, data: ClientData, losses: None
-    ) -> HeadBodyRun:
-        """The received body and head, and statistics of the client's features."""
+    ) -> LocalRun:
+        """The received body and head; with the aims of the alignment [C, D], h_i and v_i."""
         head = _head(shared, state)
-        run = local_run(ctx, whole_models(ctx.task.network, shared.models, head))
-        own, centre, variance = statistics(ctx.task, run.models, data)
+        models = whole_models(ctx.task.network, shared.models, head)
+        own, centre, variance = statistics(ctx.task, models, data)
         aims = torch.where(shared.known.unsqueeze(-1), shared.prototypes, own)
-        optimizers = (ctx.solver.init(head), run.optimizer)
-        return HeadBodyRun(run.models, optimizers, run.loss, run.steps, aims, centre, variance)
+        run = local_run(ctx, models, (aims, centre, variance))
+        return run._replace(optimizer=(ctx.solver.init(head), run.optimizer))
 
-    def client_step(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, batch: Batch) -> HeadBodyRun:
+    def client_step(self, ctx: Context, shared: BodyAndHeads, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of the body under the head, or of the head on the body."""
-        task, solver, (of_head, of_body) = ctx.task, ctx.solver, work.optimizer
-        head = head_leaves(task, work.models)
+        of_head, of_body = work.optimizer
+        head = head_leaves(ctx.task, work.models)
         if ctx.stage == "body":
-            constants = (work.aims.unsqueeze(0), shared.known.any().unsqueeze(0))
+            constants = (work.extra[0].unsqueeze(0), shared.known.any().unsqueeze(0))
             objective = Objective(self.loss, uses_features=True, constants=constants)
-            moved, of_body, loss = solver.step(task, work.models, of_body, batch, ctx.lr, objective=objective)
-            models = moved._replace(parameters=moved.parameters | head)
-        else:
-            trains = ctx.phase != "adapt" and self.head_lr is not None
-            lr = torch.full_like(ctx.lr, self.head_lr) if trains else ctx.lr  # type: ignore[arg-type]
-            loss, gradient, _ = task.value_and_grad(work.models, batch)
-            moved_head, of_head = solver.update(head, {name: gradient[name] for name in head}, of_head, lr)
-            models = work.models._replace(parameters=work.models.parameters | moved_head)
-        total = work.loss + loss.mean()
-        return work._replace(models=models, optimizer=(of_head, of_body), loss=total, steps=work.steps + 1)
+            run = local_step(ctx, work._replace(optimizer=of_body), batch, objective=objective)
+            models = run.models._replace(parameters=run.models.parameters | head)
+            return run._replace(models=models, optimizer=(of_head, run.optimizer))
+        trains = ctx.phase != "adapt" and self.head_lr is not None
+        lr = torch.full_like(ctx.lr, self.head_lr) if trains else ctx.lr  # type: ignore[arg-type]
+        loss, gradient, _ = ctx.task.value_and_grad(work.models, batch)
+        moved, of_head = ctx.solver.update(head, {name: gradient[name] for name in head}, of_head, lr)
+        models = work.models._replace(parameters=work.models.parameters | moved)
+        return LocalRun(models, (of_head, of_body), work.loss + loss.mean(), work.steps + 1, work.extra)
 
     def loss(self, view: ModelView) -> Tensor:
         """The task's loss + λ·(mean squared distance to the centroid of the class), [B]."""
@@ -186,13 +175,12 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, HeadBodyRun]):
         away = (view.features - aims[view.y]).square().mean(-1)
         return view.losses + self.weight * torch.where(aligns, per_sample(away), 0.0)
 
-    def client_final(self, ctx: Context, shared: BodyAndHeads, work: HeadBodyRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: BodyAndHeads, work: LocalRun, data: ClientData) -> ClientResult:
         """Send body, head, class sums under the new body, h_i and v_i."""
         head, body = head_leaves(ctx.task, work.models), named_part(work.models, names_of(shared.models))
         classes = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
-        value = AlignedClassifier(body, head, classes, work.centre, work.variance)
-        down = tree.bits((shared.models, head, shared.prototypes, shared.known), ctx.private)
-        return local_result(ctx, work, data, value, OwnHead(head, data.client_id), down=down)
+        value = AlignedClassifier(body, head, classes, *work.extra[1:])
+        return local_result(ctx, work, data, value, OwnHead(head, data.client_id))
 
     def server_step(self, ctx: Context, shared: BodyAndHeads, reduced: Reduced, client_ids: Tensor) -> BodyAndHeads:
         """Means of bodies by samples and of features by class; Σ_j α_ij φ_j for each client of the round."""

@@ -21,12 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.partial_models import KeptPart, PersonalPart, SentPart
 from lit_fed.core.types import Batch, ClientData, LocalWork, ModelState
-from lit_fed.errors import check_settings
 
 __all__ = ["FedPer"]
 
@@ -40,10 +39,7 @@ class FedPer(PersonalPart):
             Local.
     """
 
-    private_layers: int = 1
-
-    def __post_init__(self) -> None:
-        check_settings(self, private_layers=">= 0")
+    private_layers: int = ranged(1, ">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layers."""

@@ -46,12 +46,12 @@ from lit_fed.core.algorithm import (
     local_result,
     local_run,
     local_step,
+    ranged,
 )
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["FedProto", "Prototypes"]
 
@@ -77,16 +77,14 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
 
     serving_settings = ("predict", "unseen_epochs")
 
-    weight: float = 1.0
+    weight: float = ranged(1.0, ">= 0")
     distance: Literal["class_means", "samples"] = "class_means"
     predict: Literal["prototypes", "head"] = "prototypes"
 
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
+    start_only = ("models",)
     incompatible: ClassVar[dict[str, str]] = {"local_norm": "keeps whole models at its clients anyway"}
-
-    def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0")
 
     def shared_init(self, ctx: Context) -> Prototypes:
         """No class has a prototype yet."""
@@ -128,19 +126,13 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         """Send sums and counts of the features of each class; keep the model."""
         sums = class_sums(lambda x: ctx.task.features(work.models, x)[:, 0], data, len(shared.known))
         one = torch.ones_like(data.num_samples)  # classes are weighted by their counts
-        down = tree.bits((shared.prototypes, shared.known))
-        return local_result(ctx, work, data, sums, OwnModel(work.models), weight=one, down=down)
+        return local_result(ctx, work, data, sums, OwnModel(work.models), weight=one)
 
     def server_step(self, ctx: Context, shared: Prototypes, reduced: Reduced, client_ids: Tensor) -> Prototypes:
         """The weighted mean of the clients' class means."""
         seen = reduced.value.counts > 0
         prototypes = torch.where(seen.unsqueeze(-1), reduced.value.means, shared.prototypes.double())
         return shared._replace(prototypes=prototypes, known=shared.known | seen)
-
-    def sent(self, ctx: Context, shared: Prototypes, client_id: int) -> Prototypes:
-        """The prototypes; the start only for clients without a model."""
-        starts = client_id >= ctx.num_clients or ctx.phase == "init"
-        return shared if starts else shared._replace(models=ModelState({}, {}))
 
     def log_prob(self, ctx: Context, shared: Prototypes, state: OwnModel, x: Tensor, outputs: None) -> Tensor:
         """Log softmax of −‖f(x) − C̄^(j)‖², in which ‖f(x)‖² cancels."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lit_fed.core.algorithm import LocalRun, Participation, passes
+from lit_fed.core.algorithm import LocalRun, Participation, passes, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import (
     SHARED,
@@ -45,7 +45,6 @@ from lit_fed.core.partial_models import (
     staged_step,
 )
 from lit_fed.core.types import Batch, ClientData, Phase, Stage
-from lit_fed.errors import check_settings
 
 __all__ = ["FedRep"]
 
@@ -63,12 +62,9 @@ class FedRep(PersonalPart):
     participation = Participation(weighting="uniform")
 
     head: Patterns = ("head",)
-    head_epochs: int = 10
-    body_steps: int | None = 1
+    head_epochs: int = ranged(10, ">= 0")
+    body_steps: int | None = ranged(1, ">= 1")
     unseen_epochs: int = passes(10)
-
-    def __post_init__(self) -> None:
-        check_settings(self, head_epochs=">= 0", body_steps=">= 1")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The head."""

@@ -24,30 +24,23 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import module_leaves, named_part, names_of
-from lit_fed.core.prototypes import check_classes, class_counts, gradient_only, head_leaves, shifted
+from lit_fed.core.prototypes import PersonalHead, check_classes, class_counts, gradient_only, head_leaves, shifted
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
-from lit_fed.errors import check_settings
 
-__all__ = ["FedRoD", "PersonalHead"]
+__all__ = ["FedRoD"]
 
 OWN = "h_P."
 """Prefix of the leaves of φ_m beside those of the network."""
-
-
-class PersonalHead(NamedTuple):
-    """A client's state."""
-
-    head: dict[str, Tensor]  # φ_m, leaves [1, ...]
 
 
 @dataclass(frozen=True)
@@ -58,16 +51,13 @@ class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
         gamma: γ, strength of the class balancing; 0 is the cross-entropy.
     """
 
-    gamma: float = 1.0
+    gamma: float = ranged(1.0, ">= 0")
 
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "balances the cross-entropy",
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, gamma=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial model; labels that are no classes are refused."""

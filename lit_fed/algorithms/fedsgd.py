@@ -5,7 +5,7 @@ Data". AISTATS 2017. https://arxiv.org/abs/1602.05629, Section 2 (Algorithm 1 wi
 
 Symbols:
     w_t -> shared.models    the global model, leaves [1, ...]
-    g_k -> message.value    ∇F_k(w_t) over all samples of client k, leaves [1, ...]
+    g_k -> message.value    ∇F_k(w_t) over all samples of client k, leaves [1, ...]; sent with running statistics
     n_k -> message.weight   samples of client k
     η   -> solver.lr
 Deviations:
@@ -32,7 +32,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["FedSGD", "Gradient", "GradientWork", "ServerSolver"]
+__all__ = ["FedSGD", "GradientWork", "ServerSolver"]
 
 
 class ServerSolver(NamedTuple):
@@ -49,13 +49,6 @@ class GradientWork(NamedTuple):
     gradient: dict[str, Tensor]  # sum over the samples so far, leaves [1, ...]
     loss: Tensor  # [] sum over the samples so far
     samples: Tensor  # [] number of samples so far
-
-
-class Gradient(NamedTuple):
-    """A client's message value."""
-
-    gradient: dict[str, Tensor]  # g_k, leaves [1, ...]
-    buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
 
 
 @dataclass(frozen=True)
@@ -100,11 +93,11 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
     def client_final(self, ctx: Context, shared: ServerSolver, work: GradientWork, data: ClientData) -> ClientResult:
         """Send the mean gradient g_k = ∇F_k(w_t)."""
         share = 1 / work.samples.clamp(min=1)
-        message = Gradient(tree.scale(work.gradient, share), work.buffers)
+        message = ModelState(tree.scale(work.gradient, share), work.buffers)
         return ClientResult(Message(message, ctx.client_weight(data)), (), {"loss": work.loss * share})
 
     def server_step(self, ctx: Context, shared: ServerSolver, reduced: Reduced, client_ids: Tensor) -> ServerSolver:
         """A step of the solver: w_{t+1} <- w_t − η Σ_k n_k/n g_k."""
-        mean: Gradient = cast_like(reduced.value, Gradient(*shared.models))
-        parameters, optimizer = ctx.solver.update(shared.models.parameters, mean.gradient, shared.optimizer, ctx.lr)
+        mean: ModelState = cast_like(reduced.value, shared.models)
+        parameters, optimizer = ctx.solver.update(shared.models.parameters, mean.parameters, shared.optimizer, ctx.lr)
         return ServerSolver(ModelState(parameters, mean.buffers), optimizer)

@@ -25,14 +25,23 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Personal, local_run, tuned
+from lit_fed.core.algorithm import (
+    LocalRun,
+    MessageSpec,
+    Participation,
+    Personal,
+    local_result,
+    local_run,
+    local_step,
+    tuned,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.plan import most_steps
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.errors import ConfigError
 
 __all__ = ["FedU", "TaskState", "laplacian"]
 
@@ -54,7 +63,7 @@ class FedU(Personal[Peers, TaskState, LocalRun]):
         exchange: via a `server`, or `decentralized`, with each neighbour; the arithmetic is the same.
     """
 
-    laplacian_weight: float = tuned(0.01, 0.001, 0.01, 0.1)
+    laplacian_weight: float = tuned(0.01, 0.001, 0.01, 0.1, within=">= 0")
     topology: Topology = Complete()  # noqa: RUF009 - frozen
     exchange: Literal["server", "decentralized"] = "server"
 
@@ -66,9 +75,6 @@ class FedU(Personal[Peers, TaskState, LocalRun]):
         "client_batch": "mixes models in proportion to the steps of the largest client, with one batch size for all",
         "local_norm": "sends a client's model whole, and keeps it with those of all",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, laplacian_weight=">= 0")
 
     def shared_init(self, ctx: Context) -> Peers:
         """All w_i start equal."""
@@ -91,16 +97,14 @@ class FedU(Personal[Peers, TaskState, LocalRun]):
 
     def client_step(self, ctx: Context, shared: Peers, work: LocalRun, batch: Batch) -> LocalRun:
         """w_i <- w_i − μ·∇f_i(w_i) on a batch."""
-        weight = work.extra.expand(len(batch.mask), 1)
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
-        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss[0], steps=work.steps + 1)
+        return local_step(ctx, work, batch, weight=work.extra.expand(len(batch.mask), 1))
 
     def client_final(self, ctx: Context, shared: Peers, work: LocalRun, data: ClientData) -> ClientResult:
         """Send w_i to the server, which returns it after the Laplacian step; or exchange it with each neighbour."""
         bits = traffic(ctx, None if self.has_server else self.topology, work.models.parameters, data.client_id)
-        message = Message(work.models, ctx.client_weight(data), bits, bits)
         state = TaskState(data.client_id, () if ctx.phase == "train" else work.models)
-        return ClientResult(message, state, {"loss": work.loss / work.extra / work.steps.clamp(min=1)})
+        work = work._replace(loss=work.loss / work.extra)
+        return local_result(ctx, work, data, state=state, up=bits, down=bits)
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """w_i <- w_i − μ̃·η·Σ_j a_ij·(w_i − w_j), for all i at once, over those j that took part."""

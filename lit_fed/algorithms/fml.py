@@ -23,10 +23,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
-from lit_fed.errors import check_settings
 
 __all__ = ["FML", "MutualClient"]
 
@@ -46,13 +45,10 @@ class FML(Personal[GlobalModels, MutualClient, LocalRun]):
         beta: share of the labels in the loss of the meme model, in [0, 1]; the rest is the personal prediction.
     """
 
-    alpha: float = 0.5
-    beta: float = 0.5
+    alpha: float = ranged(0.5, "[0, 1]")
+    beta: float = ranged(0.5, "[0, 1]")
 
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
-
-    def __post_init__(self) -> None:
-        check_settings(self, alpha="[0, 1]", beta="[0, 1]")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
         """φ_i starts from the initial weights, also if the meme model has moved away from them."""

@@ -18,7 +18,7 @@ Deviations:
     All start from the common initial models instead of 0; running statistics are sent with the models.
     The exact solve ignores the solver's settings; the inexact one takes its steps, from the last x_i.
     D-GADMM: distances of random places represent the cost of a link, and after a new draw the second group sends once
-    more. `warm` keeps λ_i − λ_{i−1} of each client as the authors' code does: a solution stays one in every chain.
+    more. Each client keeps its λ_i − λ_{i−1}, as in the authors' code: a solution stays one in every chain.
     Ours: an unseen client is attached to the end of the chain: it minimises f(x) + ρ/2·‖x − x_T‖², or takes
     `unseen_epochs` towards that.
 """
@@ -27,14 +27,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_result
+from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, local_result, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.group_admm import (
     GroupNetwork,
@@ -47,9 +47,8 @@ from lit_fed.core.graphs.group_admm import (
 from lit_fed.core.graphs.peers import own_models, put_models
 from lit_fed.core.seeds import generator
 from lit_fed.core.solvers.newton import solvable_start
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.solvers.penalised_solve import LocalSolve, PersonalSolve
+from lit_fed.core.types import ClientData, ClientResult, Phase, Reduced
 
 __all__ = ["GADMM", "Chain", "chain"]
 
@@ -63,20 +62,18 @@ class Chain(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
+class GADMM(PersonalSolve[GroupNetwork, OwnModel]):
     """The minimiser of Σ_i f_i without a server: each client communicates with its two neighbours in a chain.
 
     Args:
         penalty_weight: ρ; fastest near the curvature of the losses.
         redraw_every: τ, rounds between new draws of the chain (D-GADMM); 0 keeps the clients in their order.
-        redrawn_duals: multipliers after a new draw: `warm` keeps them, `reset` sets them to 0.
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
     """
 
-    penalty_weight: float = 0.1
-    redraw_every: int = 0
-    redrawn_duals: Literal["warm", "reset"] = "warm"
-    local_solve: Literal["exact", "inexact"] = "inexact"
+    penalty_weight: float = ranged(0.1, "> 0")
+    redraw_every: int = ranged(0, ">= 0")
+    local_solve: LocalSolve = "inexact"
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
@@ -85,20 +82,12 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
     }
     has_server = False
 
-    def __post_init__(self) -> None:
-        check_settings(self, penalty_weight="> 0", redraw_every=">= 0")
-
     def _chain(self, ctx: Context) -> Chain:
         draw = ctx.round_idx // self.redraw_every if self.redraw_every else None
         return chain(ctx.num_clients, ctx.seed, draw)
 
     def _is_redrawn(self, ctx: Context) -> bool:
         return self.redraw_every > 0 and ctx.round_idx > 0 and ctx.round_idx % self.redraw_every == 0
-
-    def _network(self, ctx: Context, shared: GroupNetwork) -> GroupNetwork:
-        """The state at the start of the round; λ = 0 in a new chain with `reset`."""
-        reset = self.redrawn_duals == "reset" and self._is_redrawn(ctx)
-        return shared._replace(dual=tree.zeros_like(shared.dual)) if reset else shared
 
     def shared_init(self, ctx: Context) -> GroupNetwork:
         """x_i = θ⁰ for all, and λ = 0."""
@@ -111,22 +100,17 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """Heads, then tails, which already have the heads' new models."""
-        work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
-        return group_phases(client_ids, self._chain(ctx).heads, work)
+        return group_phases(client_ids, self._chain(ctx).heads, self.local_work(ctx))
 
     def client_init(
         self, ctx: Context, shared: GroupNetwork, state: OwnModel, data: ClientData, losses: None
-    ) -> PenalisedRun:
+    ) -> LocalRun:
         """f_i(x) + ⟨λ_i − λ_{i−1} − ρ(x_{i−1} + x_{i+1}), x⟩ + ρ·d_i/2·‖x‖², with d_i neighbours, 1 or 2."""
-        return augmented(ctx, self._network(ctx, shared), state, data, self._chain(ctx).edges, self.penalty_weight)
+        return augmented(ctx, shared, state, data, self._chain(ctx).edges, self.penalty_weight)
 
-    def client_step(self, ctx: Context, shared: GroupNetwork, work: PenalisedRun, batch: Batch) -> PenalisedRun:
-        """A step of the inexact x-update."""
-        return penalised_step(ctx, work, batch)
-
-    def client_final(self, ctx: Context, shared: GroupNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GroupNetwork, work: LocalRun, data: ClientData) -> ClientResult:
         """The exact x-update, if chosen; send x_i to both neighbours at once, and receive theirs within the round."""
-        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
+        work = self.solved(ctx, work, data)
         bits = tree.bits(work.models) * torch.ones_like(data.num_samples)
         up, down = bits, bits * neighbours_of(self._chain(ctx).edges, data.client_id).sum()
         if self._is_redrawn(ctx):  # the heads have new neighbours, which send them their models
@@ -138,11 +122,7 @@ class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
         network = shared._replace(peers=put_models(shared.peers, client_ids, reduced.value))
         if ctx.phase == "heads":
             return network
-        return multiplier_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only an unseen client searches for a model."""
-        return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
+        return multiplier_step(network, self._chain(ctx).edges[:-1], self.penalty_weight)
 
 
 @lru_cache(maxsize=4)

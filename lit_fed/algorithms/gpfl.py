@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, local_result, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.products import full_precision
@@ -45,7 +45,6 @@ from lit_fed.core.prototypes import check_classes, class_counts, feature_width, 
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
-from lit_fed.errors import check_settings
 
 __all__ = ["GPFL", "OwnRoute"]
 
@@ -69,15 +68,12 @@ class GPFL(PersonalPart):
         decay: μ, weight decay of valve and embeddings.
     """
 
-    weight: float = 0.01
-    decay: float = 0.1
+    weight: float = ranged(0.01, ">= 0")
+    decay: float = ranged(0.1, ">= 0")
 
     incompatible: ClassVar[dict[str, str]] = PersonalPart.incompatible | {
         "noise_in_steps": "the client's head and its shares of classes"
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, weight=">= 0", decay=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""

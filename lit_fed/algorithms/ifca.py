@@ -39,6 +39,7 @@ from lit_fed.core.algorithm import (
     Participation,
     local_result,
     local_run,
+    ranged,
 )
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import ClusterChoice, best_fit, one_hot
@@ -46,7 +47,6 @@ from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["IFCA"]
 
@@ -64,9 +64,9 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, LocalRun]):
             over all clients. null: all layers.
     """
 
-    num_clusters: int = 4
+    num_clusters: int = ranged(4, ">= 1")
     averaging: Literal["model", "gradient"] = "model"
-    clustered_layers: int | None = None
+    clustered_layers: int | None = ranged(None, ">= 0")
 
     message = MessageSpec(complete=False)
     participation = Participation(weighting="uniform")
@@ -76,9 +76,6 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, LocalRun]):
         "noise_in_steps": "the choice of a cluster",
         "local_norm": "trains one of the k models at a client, which has no normalisation of its own for the others",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, num_clusters=">= 1", clustered_layers=">= 0")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.prototypes import check_classes, masked_mean
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.mixture_start import with_start
 
@@ -82,14 +82,11 @@ class KNNPer(Algorithm[Any, Any, Any]):
     program_holds: ClassVar[str] = "features and labels of the client's training samples"
     """Samples contained in an exported model; the export warns of them."""
 
-    neighbours: int = 10
-    knn_weight: float | None = 0.5
+    neighbours: int = ranged(10, "> 0")
+    knn_weight: float | None = ranged(0.5, "[0, 1]")
     kernel: Kernel = "distance"
-    capacity: int | None = None
+    capacity: int | None = ranged(None, "> 0")
     base: Algorithm | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self, neighbours="> 0", knn_weight="[0, 1]", capacity="> 0")
 
     @property
     def trained(self) -> Algorithm:

@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError
 
 __all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedState"]
 
@@ -59,9 +59,9 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
             be about N times that of other algorithms; `slides` omits N, for the sum over clients.
     """
 
-    communication_probability: float = 0.1
-    prox_weight: float = 1.0
-    flips_per_round: int = 1
+    communication_probability: float = ranged(0.1, "[0, 1]")
+    prox_weight: float = ranged(1.0, ">= 0")
+    flips_per_round: int = ranged(1, "[1, 1000000]")
     gradient: Literal["full", "stochastic"] = "full"
     scaling: Literal["paper", "slides"] = "paper"
 
@@ -73,10 +73,6 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         one_rate = {"client_lr": "moves all clients towards their mean at one rate"}
         reason = "averages the same clients several times a round with flips_per_round"
         return one_rate | {"privacy": reason} if self.flips_per_round > 1 else one_rate
-
-    def __post_init__(self) -> None:
-        numbers = {"communication_probability": "[0, 1]", "flips_per_round": "[1, 1000000]"}
-        check_settings(self, numbers, prox_weight=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> L2GDState:
         """x_i starts as x̄, which is the same initial model for all."""
@@ -133,9 +129,7 @@ class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
         adapts = ctx.phase == "adapt"  # on the client's part of the objective
         lr = ctx.lr / self._divisor(ctx, 1.0 if adapts else 1 - self.communication_probability)
         penalty = Penalty(self.prox_weight, shared.models.parameters) if adapts else None
-        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, lr, penalty=penalty)
-        work = work._replace(models=models, optimizer=optimizer)
-        return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)
+        return local_step(ctx._replace(lr=lr), work, batch, penalty=penalty)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Keep x_i; for averaging it is sent, and x̄ is returned."""

@@ -23,10 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lit_fed.core.algorithm import ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.partial_models import PersonalPart, leaf_order
-from lit_fed.errors import check_settings
 
 __all__ = ["LGFedAvg"]
 
@@ -40,15 +40,12 @@ class LGFedAvg(PersonalPart):
             FedAvg.
     """
 
-    shared_layers: int = 1
+    shared_layers: int = ranged(1, ">= 0")
 
     incompatible: ClassVar[dict[str, str]] = {
         **PersonalPart.incompatible,
         "local_norm": "keeps the normalisation of lower layers at the client already",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, shared_layers=">= 0")
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """All layers but the last ones."""

@@ -27,7 +27,7 @@ from lit_fed.core.algorithm import (
     local_run,
 )
 from lit_fed.core.context import Context
-from lit_fed.core.types import ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Reduced
 
 __all__ = ["Local"]
 
@@ -38,6 +38,7 @@ class Local(Personal[GlobalModels, OwnModel, LocalRun]):
 
     message = MessageSpec("nothing")
     participation = Participation(fills_in_absent=False)  # nothing is averaged
+    start_only = ("models",)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
@@ -47,13 +48,8 @@ class Local(Personal[GlobalModels, OwnModel, LocalRun]):
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """The model stays with the client: an empty message, no bits in either direction."""
-        return local_result(ctx, work, data, (), OwnModel(work.models), up=0, down=0)
+        return local_result(ctx, work, data, (), OwnModel(work.models))
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """There is no server."""
         return shared
-
-    def sent(self, ctx: Context, shared: GlobalModels, client_id: int) -> GlobalModels:
-        """The start, for clients without a model."""
-        starts = client_id >= ctx.num_clients or ctx.phase == "init"
-        return shared if starts else GlobalModels(ModelState({}, {}))

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_result
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, local_result, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.core.solvers.penalised_solve import LocalSolve, PersonalSolve, penalised_run
+from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.errors import ConfigError
 
 __all__ = ["MixtureADMM", "SharingClient", "SharingServer", "SharingWeights"]
 
@@ -67,7 +67,7 @@ class SharingClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
+class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
     """Personal models that are pulled towards their mean.
 
     Args:
@@ -81,12 +81,12 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
     """
 
-    prox_weight: float = 1.0
+    prox_weight: float = ranged(1.0, ">= 0")
     form: Literal["alternating_prox", "jacobi", "copies", "gauss_seidel"] = "alternating_prox"
-    penalty_weight: float | None = None
-    dual_step: float | None = None
-    copy_weight: float | None = None
-    local_solve: Literal["exact", "inexact"] = "inexact"
+    penalty_weight: float | None = ranged(None, "> 0")
+    dual_step: float | None = ranged(None, "> 0")
+    copy_weight: float | None = ranged(None, "> 0")
+    local_solve: LocalSolve = "inexact"
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
@@ -95,10 +95,6 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
         "personal_parts": "has a consensus constraint on all leaves",
         "local_norm": "adds up changes of whole models at the server, the clients' normalisation among them",
     }
-
-    def __post_init__(self) -> None:
-        positive = dict.fromkeys(("penalty_weight", "dual_step", "copy_weight"), "> 0")
-        check_settings(self, positive, prox_weight=">= 0")
 
     def _weights(self, ctx: Context) -> SharingWeights:
         """N, λ, ρ, β and ρ_i; none of those given is 0."""
@@ -119,14 +115,14 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """One phase; `gauss_seidel` takes one per client, which sees the others' new models in Σ."""
-        work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
+        work = self.local_work(ctx)
         ids = torch.unique(client_ids)  # a client drawn twice counts once
         turns = len(ids) - 1 if self.form == "gauss_seidel" else 0
         return (*(Phase("turn", ids[one : one + 1], work) for one in range(turns)), Phase("train", ids[turns:], work))
 
     def client_init(
         self, ctx: Context, shared: SharingServer, state: SharingClient, data: ClientData, losses: None
-    ) -> PenalisedRun:
+    ) -> LocalRun:
         """Penalty on f_i up to a constant, divided by the weight of f_i: curvature/2·‖x‖² + ⟨linear, x⟩."""
         weights, x = self._weights(ctx), state.models.parameters
         if self.form == "alternating_prox" or ctx.phase == "adapt":  # λ/2·‖x − z‖²
@@ -137,14 +133,11 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
             more, pull = weights.penalty, tree.add(tree.scale(x, weights.penalty), _others(shared, weights))
         return penalised_run(ctx, state, self.prox_weight + more, tree.scale(pull, -1), ctx.client_share(data))
 
-    def client_step(self, ctx: Context, shared: SharingServer, work: PenalisedRun, batch: Batch) -> PenalisedRun:
-        """A step of the inexact x-update."""
-        return penalised_step(ctx, work, batch)
-
-    def client_final(self, ctx: Context, shared: SharingServer, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: SharingServer, work: LocalRun, data: ClientData) -> ClientResult:
         """The exact x-update, if chosen, and that of the copy; send the change of either."""
-        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
-        old, new = work.state, work.state._replace(models=work.models)
+        work = self.solved(ctx, work, data)
+        old = work.extra[1]
+        new = old._replace(models=work.models)
         new = _move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
         now, before = ((one.copy or one.models.parameters, one.models.buffers) for one in (new, old))
         change = ModelState(*tree.sub(now, before))
@@ -165,10 +158,6 @@ class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
             others = _others(shared, self._weights(ctx))
             shared = shared._replace(models=shared.models._replace(parameters=others))
         return shared._replace(dual={}, total={})
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client without a model searches for one before it is served."""
-        return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 
 def _check_weights(weights: SharingWeights, *, copies: bool) -> None:

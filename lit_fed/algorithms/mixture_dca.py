@@ -28,19 +28,18 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal, local_result
+from lit_fed.core.algorithm import LocalRun, MessageSpec, OwnModel, Participation, local_result, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import solvable_start
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.solvers.penalised_solve import LocalSolve, PersonalSolve, penalised_run
+from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
 
 __all__ = ["DCAServer", "MixtureDCA", "ModelWithValues", "extrapolation"]
 
@@ -61,7 +60,7 @@ class ModelWithValues(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
+class MixtureDCA(PersonalSolve[DCAServer, OwnModel]):
     """Personal models that are pulled towards their mean, with or without Nesterov's acceleration.
 
     Args:
@@ -73,10 +72,10 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
 
     server_only = ("mean", "values")
 
-    prox_weight: float = 1.0
+    prox_weight: float = ranged(1.0, ">= 0")
     accelerated: bool = True
-    memory: int = 5
-    local_solve: Literal["exact", "inexact"] = "inexact"
+    memory: int = ranged(5, ">= 0")
+    local_solve: LocalSolve = "inexact"
 
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {
@@ -89,9 +88,6 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         """Models; the values of the objective sent with them belong to these models only."""
         return MessageSpec("multiples" if self.accelerated else "models")
 
-    def __post_init__(self) -> None:
-        check_settings(self, prox_weight=">= 0", memory=">= 0")
-
     def shared_init(self, ctx: Context) -> DCAServer:
         """x_i^0 = v̄ for all."""
         models = solvable_start(ctx, self.local_solve)
@@ -101,25 +97,19 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One exchange."""
-        return (Phase("train", client_ids, LocalWork() if self.local_solve == "exact" else ctx.solver.work),)
+        return (Phase("train", client_ids, self.local_work(ctx)),)
 
-    def client_init(
-        self, ctx: Context, shared: DCAServer, state: OwnModel, data: ClientData, losses: None
-    ) -> PenalisedRun:
+    def client_init(self, ctx: Context, shared: DCAServer, state: OwnModel, data: ClientData, losses: None) -> LocalRun:
         """x_i^{k+1} = argmin f_i(x) + λ/2·‖x‖² − ⟨λ·v̄, x⟩."""
         gradient = tree.scale(shared.models.parameters, self.prox_weight)
         return penalised_run(ctx, state, self.prox_weight, tree.scale(gradient, -1), ctx.client_share(data))
 
-    def client_step(self, ctx: Context, shared: DCAServer, work: PenalisedRun, batch: Batch) -> PenalisedRun:
-        """A step of the inexact solve."""
-        return penalised_step(ctx, work, batch)
-
-    def client_final(self, ctx: Context, shared: DCAServer, work: PenalisedRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: DCAServer, work: LocalRun, data: ClientData) -> ClientResult:
         """The exact solve, if chosen; send x_i, with the client's part of F(x) and F(z)."""
-        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
+        work = self.solved(ctx, work, data)
         value: ModelState | ModelWithValues = work.models
         if self.accelerated:
-            ahead = _extrapolated(work.state.models.parameters, work.models.parameters, ctx.round_idx + 1)
+            ahead = _extrapolated(work.extra[1].models.parameters, work.models.parameters, ctx.round_idx + 1)
             points = work.models, work.models._replace(parameters=ahead)
             parts = torch.stack([self._part(ctx, shared, one, data) for one in points])
             value = ModelWithValues(work.models, parts)
@@ -144,10 +134,6 @@ class MixtureDCA(Personal[DCAServer, OwnModel, PenalisedRun]):
         values = torch.cat([shared.values[1:], at_x[None]])
         share = (at_z <= values.max()).to(at_z.dtype)
         return DCAServer(models._replace(parameters=tree.lerp(*points, share)), points[0], values)
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client without a model searches for one before it is served."""
-        return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
 
 def _extrapolated(old: dict[str, Tensor], new: dict[str, Tensor], k: int) -> dict[str, Tensor]:

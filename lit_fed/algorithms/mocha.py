@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_result, passes, tuned
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_result, passes, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
@@ -52,7 +52,7 @@ from lit_fed.core.solvers.linear_models import (
 )
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError
 
 __all__ = ["MOCHA", "DualRun", "DualState", "Related", "coordinate_step", "learned_relations"]
 
@@ -103,10 +103,10 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         epsilon: added to the eigenvalues of Σ, in units of their mean.
     """
 
-    regularisation: float = tuned(0.01, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
-    rounds_per_relation: int = 10
+    regularisation: float = tuned(0.01, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, within="> 0")
+    rounds_per_relation: int = ranged(10, ">= 0")
     loss: MarginLoss = "hinge"
-    epsilon: float = 0.01
+    epsilon: float = ranged(0.01, "> 0")
     unseen_epochs: int = passes(10)
 
     message = MessageSpec("rows", reduce="stack")
@@ -115,9 +115,6 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         "loss": "minimises a loss of its own, by --model.algorithm.loss",
         "local_norm": "trains linear classifiers",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, regularisation="> 0", rounds_per_relation=">= 0", epsilon="> 0")
 
     def shared_init(self, ctx: Context) -> Related:
         """W = 0 and Σ = I/T."""
@@ -148,10 +145,10 @@ class MOCHA(Personal[Related, DualState, DualRun]):
         return coordinate_step(self.loss, ctx.task.target, work, batch)
 
     def client_final(self, ctx: Context, shared: Related, work: DualRun, data: ClientData) -> ClientResult:
-        """Send Δb_t; w_t and ρ·Σ_tt were received."""
+        """Send Δb_t."""
         own = from_columns(work.local_columns.unsqueeze(0), shared.peers.mean.parameters)
         state = DualState(_resized(work.dual, ctx.most_samples), ModelState(own, {}), data.client_id)
-        return local_result(ctx, work, data, work.change, state, down=tree.bits((work.columns, work.reach)))
+        return local_result(ctx, work, data, work.change, state)
 
     def server_step(self, ctx: Context, shared: Related, reduced: Reduced, client_ids: Tensor) -> Related:
         """B after the clients' changes, every few rounds Σ, and the resulting models W."""

@@ -33,7 +33,6 @@ from lit_fed.core.context import Context
 from lit_fed.core.prototypes import per_sample
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
-from lit_fed.errors import check_settings
 
 __all__ = ["MOON", "PreviousModel"]
 
@@ -53,11 +52,8 @@ class MOON(Algorithm[GlobalModels, PreviousModel, LocalRun]):
         temperature: τ.
     """
 
-    mu: float = tuned(5.0, 0.1, 1.0, 5.0, 10.0)
-    temperature: float = tuned(0.5, 0.1, 0.5, 1.0)
-
-    def __post_init__(self) -> None:
-        check_settings(self, mu=">= 0", temperature="> 0")
+    mu: float = tuned(5.0, 0.1, 1.0, 5.0, 10.0, within=">= 0")
+    temperature: float = tuned(0.5, 0.1, 0.5, 1.0, within="> 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PreviousModel:
         """The initial network."""

@@ -29,18 +29,18 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Served
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, TunedCopy, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
 from lit_fed.core.networks.products import full_precision
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Tree
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.core.types import Batch, LocalWork, ModelState, Phase, Tree
+from lit_fed.errors import ConfigError
 
 __all__ = ["PerFedAvg"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Served[GlobalModels, Tree, LocalRun]):
+class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
     """A global model for tuning: it minimises the loss after a gradient step on the client's data.
 
     Args:
@@ -56,15 +56,12 @@ class PerFedAvg(Served[GlobalModels, Tree, LocalRun]):
     serving_settings = ("adapt_steps",)
 
     variant: Literal["exact", "first_order", "hessian_free"] = "exact"
-    inner_lr: float = 0.01
-    difference: float = 0.001
-    adapt_steps: int = 1
+    inner_lr: float = ranged(0.01, ">= 0")
+    difference: float = ranged(0.001, "> 0")
+    adapt_steps: int = ranged(1, ">= 0")
 
     participation = Participation(weighting="uniform")
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
-
-    def __post_init__(self) -> None:
-        check_settings(self, inner_lr=">= 0", difference="> 0", adapt_steps=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w; `hessian_free` needs two gradients of one function."""
@@ -127,18 +124,6 @@ class PerFedAvg(Served[GlobalModels, Tree, LocalRun]):
 
     # server_step: w <- the mean of the w_i is the default
 
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> tuple[()]:
-        return ()
-
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client takes the inner step before it is served, seen or unseen."""
         return LocalWork(steps=self.adapt_steps, batch_size=0)
-
-    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """Send w_i, not w̃_i; the tuned copy is the state of an adapted client."""
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=work.models) if ctx.phase == "adapt" else result
-
-    def served(self, ctx: Context, shared: GlobalModels, state: Tree) -> ModelState:
-        """w̃_i."""
-        return state  # type: ignore[no-any-return]

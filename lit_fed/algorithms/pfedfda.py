@@ -34,17 +34,24 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, Served, local_result, local_run, local_step
+from lit_fed.core.algorithm import LocalRun, Served, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import named_part, names_of, whole_models
-from lit_fed.core.prototypes import check_classes, class_counts, class_features, feature_width, head_leaves
+from lit_fed.core.prototypes import (
+    PersonalHead,
+    check_classes,
+    class_counts,
+    class_features,
+    feature_width,
+    head_leaves,
+)
 from lit_fed.core.reduce import server_average
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError
 
-__all__ = ["GaussianBody", "Gaussians", "LDAHead", "PFedFDA"]
+__all__ = ["GaussianBody", "Gaussians", "PFedFDA"]
 
 PRIOR_FLOOR = 1e-4
 """Added to the share of each class, so that one that a client lacks can be predicted."""
@@ -64,12 +71,6 @@ class GaussianBody(NamedTuple):
     features: Gaussians
 
 
-class LDAHead(NamedTuple):
-    """A client's state for serving; nothing is kept between rounds."""
-
-    head: dict[str, Tensor]  # h, leaves [1, ...]
-
-
 @dataclass(frozen=True)
 class PFedFDA(Served[GaussianBody, Any, LocalRun]):
     """Clients train a body under a global Gaussian classifier, and are served by one fitted closer to their features.
@@ -80,9 +81,9 @@ class PFedFDA(Served[GaussianBody, Any, LocalRun]):
         grid: number of values in [0, 1] tried as β.
     """
 
-    ridge: float = 1e-4
+    ridge: float = ranged(1e-4, "> 0")
     separate: bool = True
-    grid: int = 11
+    grid: int = ranged(11, ">= 2")
 
     incompatible: ClassVar[dict[str, str]] = {
         "privacy": "averages class means and a covariance of features beside models",
@@ -91,9 +92,6 @@ class PFedFDA(Served[GaussianBody, Any, LocalRun]):
         "robust": "averages class means and a covariance of features beside them, which no rule judges",
         "personal_parts": "makes a head for each client itself",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, ridge="> 0", grid=">= 2")
 
     def shared_init(self, ctx: Context) -> GaussianBody:
         """A fresh body; μ_g ~ U[0, 1), Σ_g = I."""
@@ -127,8 +125,8 @@ class PFedFDA(Served[GaussianBody, Any, LocalRun]):
         features = self.mixed(ctx.task, shared.features, work.models, data)
         value = GaussianBody(named_part(work.models, names_of(shared.models)), features)
         adapts = ctx.phase == "adapt"
-        state = LDAHead(lda_head(ctx.task, features, prior(ctx.task, data))) if adapts else ()
-        return local_result(ctx, work, data, value, state, down=tree.bits(shared, ctx.private))
+        state = PersonalHead(lda_head(ctx.task, features, prior(ctx.task, data))) if adapts else ()
+        return local_result(ctx, work, data, value, state)
 
     def mixed(self, task: Task, received: Gaussians, models: ModelState, data: ClientData) -> Gaussians:
         """(μ̃_i, Σ̃_i) with the β_i of a two-fold cross-validation, in the type of models."""
@@ -155,7 +153,7 @@ class PFedFDA(Served[GaussianBody, Any, LocalRun]):
         """Every client mixes the distributions, without a step."""
         return LocalWork()
 
-    def served(self, ctx: Context, shared: GaussianBody, state: LDAHead) -> ModelState:
+    def served(self, ctx: Context, shared: GaussianBody, state: PersonalHead) -> ModelState:
         """The body under the client's h."""
         return whole_models(ctx.task.network, shared.models, ModelState(state.head, {}))
 

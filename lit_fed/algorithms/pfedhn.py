@@ -45,14 +45,13 @@ from lit_fed.core.algorithm import (
     local_step,
 )
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.partial_models import Patterns, joined, measured, named_leaves, named_part, names_of
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import check_settings
 
-__all__ = ["EmbeddingRun", "HyperModels", "PFedHN", "PFedHNPC", "ServedByEmbedding"]
+__all__ = ["HyperModels", "PFedHN", "PFedHNPC", "ServedByEmbedding"]
 
 Leaves = dict[str, Tensor]
 
@@ -76,16 +75,6 @@ class ServedByEmbedding(NamedTuple):
     client_id: Tensor  # [] int64
     embedding: Tensor  # [D], fitted by an unseen client; 0 at seen clients, whose embedding the server has
     own: ModelState  # ω_i and running statistics, leaves [1, ...]
-
-
-class EmbeddingRun(NamedTuple):
-    """Work of an unseen client."""
-
-    models: ModelState  # h(v; φ) with the client's classifier, leaves [1, ...]
-    embedding: Tensor  # v, [D]
-    optimizer: OptimizerState  # of v and the client's classifier
-    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
-    steps: Tensor  # [] steps taken
 
 
 @dataclass(frozen=True)
@@ -148,40 +137,35 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
 
     def client_init(
         self, ctx: Context, shared: HyperModels, state: ServedByEmbedding, data: ClientData, losses: None
-    ) -> LocalRun | EmbeddingRun:
+    ) -> LocalRun:
         """θ̃_i = θ_i, with the client's classifier; an embedding for an unseen client."""
         run = local_run(ctx, self.served(ctx, shared, state))
         if ctx.phase != "adapt":
             return run
         fitted = ModelState({EMBEDDINGS: state.embedding[None]} | state.own.parameters, {})
-        return EmbeddingRun(run.models, state.embedding, ctx.solver.init(fitted), run.loss, run.steps)
+        return run._replace(optimizer=ctx.solver.init(fitted), extra=state.embedding)
 
-    def client_step(
-        self, ctx: Context, shared: HyperModels, work: LocalRun | EmbeddingRun, batch: Batch
-    ) -> LocalRun | EmbeddingRun:
+    def client_step(self, ctx: Context, shared: HyperModels, work: LocalRun, batch: Batch) -> LocalRun:
         """θ̃_i <- θ̃_i - η ∇L_i(θ̃_i); of an unseen client v <- v - η (∂h/∂v)ᵀ ∇L(h(v; φ))."""
-        if isinstance(work, LocalRun):
+        if ctx.phase != "adapt":
             return local_step(ctx, work, batch)
         loss, gradient, _ = ctx.task.value_and_grad(work.models, batch)
-        made, back = vjp(lambda v: _generated(ctx, shared, v), work.embedding)  # type: ignore[misc]
-        fitted = {EMBEDDINGS: work.embedding[None]} | tree.named(work.models.parameters, shared.own[0])
+        made, back = vjp(lambda v: _generated(ctx, shared, v), work.extra)  # type: ignore[misc]
+        fitted = {EMBEDDINGS: work.extra[None]} | tree.named(work.models.parameters, shared.own[0])
         slopes = {EMBEDDINGS: back(tree.named(gradient, made))[0][None]} | tree.named(gradient, shared.own[0])
         fitted, optimizer = ctx.solver.update(fitted, slopes, work.optimizer, ctx.lr)
         embedding = fitted.pop(EMBEDDINGS)[0]
         parameters = joined(ctx.task.network, _generated(ctx, shared, embedding), fitted)
         models = work.models._replace(parameters=parameters)
-        return EmbeddingRun(models, embedding, optimizer, work.loss + loss.mean(), work.steps + 1)
+        return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, embedding)
 
-    def client_final(
-        self, ctx: Context, shared: HyperModels, work: LocalRun | EmbeddingRun, data: ClientData
-    ) -> ClientResult:
+    def client_final(self, ctx: Context, shared: HyperModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send θ̃_i to the server, which knows θ_i; keep the classifier."""
         own = names_of(shared.own)
         sent = tree.named(work.models.parameters, work.models.parameters.keys() - own)
-        bits = tree.bits(sent)
-        embedding = work.embedding if isinstance(work, EmbeddingRun) else work.loss.new_zeros(self._size(ctx))
+        embedding = work.extra if ctx.phase == "adapt" else work.loss.new_zeros(self._size(ctx))
         state = ServedByEmbedding(data.client_id, embedding, named_part(work.models, own))
-        return local_result(ctx, work, data, sent, state, up=bits, down=bits)
+        return local_result(ctx, work, data, sent, state, down=tree.bits(sent))
 
     def server_step(self, ctx: Context, shared: HyperModels, reduced: Reduced, client_ids: Tensor) -> HyperModels:
         """φ <- φ + α mean_i (∂θ_i/∂φ)ᵀ Δθ_i, likewise v_i."""

@@ -6,7 +6,7 @@ https://arxiv.org/abs/1905.10497, Algorithms 1 (q-FedSGD) and 2 (q-FedAvg).
 Symbols:
     w    -> shared.models    the global model, leaves [1, ...]
     w_k  -> work.models      the model of client k, leaves [1, ...]
-    F_k  -> work.risk        mean loss of its samples under the received w, plus 1e-10 as in the authors' code
+    F_k  -> work.loss        mean loss of its samples under the received w, plus 1e-10 as in the authors' code
     q    -> fairness_power
     L    -> lipschitz        1/η by default, η being the local learning rate of the round
     Δw_k = L (w - w_k);  Δ_k = F_k^q Δw_k;  h_k = q F_k^{q-1} ‖Δw_k‖² + L F_k^q
@@ -27,24 +27,24 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, tuned
+from lit_fed.core.algorithm import (
+    Algorithm,
+    GlobalModels,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+    ranged,
+    tuned,
+)
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced
 
-__all__ = ["FairRun", "FairUpdate", "QFedAvg", "QFedSGD"]
+__all__ = ["FairUpdate", "QFedAvg", "QFedSGD"]
 
 FLOOR = 1e-10
 """Added to each F_k, so that negative powers of it are finite."""
-
-
-class FairRun(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # w_k, leaves [1, ...]
-    optimizer: OptimizerState
-    risk: Tensor  # [] mean loss of the local samples under w
 
 
 class FairUpdate(NamedTuple):
@@ -56,7 +56,7 @@ class FairUpdate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
+class QFedAvg(Algorithm[GlobalModels, tuple[()], LocalRun]):
     """FedAvg with larger weights for clients with high losses.
 
     Args:
@@ -64,8 +64,8 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
         lipschitz: L, an estimate of the Lipschitz constant of the gradient; null takes 1/η.
     """
 
-    fairness_power: float = tuned(1.0, 0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
-    lipschitz: float | None = None
+    fairness_power: float = tuned(1.0, 0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, within=">= 0")
+    lipschitz: float | None = ranged(None, "> 0")
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
@@ -75,35 +75,30 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
         "client_lr": "divides all changes by one rate at the server",
     }
 
-    def __post_init__(self) -> None:
-        check_settings(self, fairness_power=">= 0", lipschitz="> 0")
-
     def step_size(self, ctx: Context) -> Tensor:
         """1/L, [] float64."""
         return ctx.lr.clamp(min=1e-30) if self.lipschitz is None else torch.full_like(ctx.lr, 1 / self.lipschitz)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: Tensor
-    ) -> FairRun:
+    ) -> LocalRun:
         """F_k of the received model, before any training."""
         risk = (losses[:, 0] * data.mask).sum() / data.num_samples.clamp(min=1)
-        return FairRun(shared.models, ctx.solver.init(shared.models), risk.to(ctx.task.dtype))
+        return local_run(ctx, shared.models)._replace(loss=risk.to(ctx.task.dtype))
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: FairRun, batch: Batch) -> FairRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of local SGD."""
         models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr)
         return work._replace(models=models, optimizer=optimizer)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: FairRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """The terms of ΣΔ_k and Σh_k."""
-        q, risk = self.fairness_power, work.risk.double() + FLOOR
+        q, risk = self.fairness_power, work.loss.double() + FLOOR
         moved = tree.norm(tree.sub(shared.models.parameters, work.models.parameters))
         power, curvature = risk**q, q * risk ** (q - 1) * (moved / self.step_size(ctx)) ** 2
-        weight = ctx.client_weight(data)
-        bits_up = torch.full_like(weight, tree.bits((work.models, work.risk), ctx.private))
         models = tree.map_leaves(lambda leaf: power * leaf.double(), work.models)
-        message = Message(FairUpdate(models, power, curvature), weight, bits_up)
-        return ClientResult(message, (), {"loss": work.risk})
+        up = tree.bits((work.models, work.loss), ctx.private)
+        return local_result(ctx, work, data, FairUpdate(models, power, curvature), up=up)
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """Step: w <- w - ΣΔ_k / Σh_k."""
@@ -123,6 +118,6 @@ class QFedSGD(QFedAvg):
         """One step on the whole local set."""
         return (Phase("train", client_ids, LocalWork(steps=1, batch_size=0)),)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: FairRun, batch: Batch) -> FairRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """w_k = w - ∇F_k(w)/L, so that Δw_k = ∇F_k(w)."""
         return super().client_step(ctx._replace(lr=self.step_size(ctx)), shared, work, batch)

@@ -31,13 +31,21 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run, local_step
+from lit_fed.core.algorithm import (
+    Algorithm,
+    LocalRun,
+    MessageSpec,
+    Participation,
+    local_result,
+    local_run,
+    local_step,
+    ranged,
+)
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.layers import check_sample_losses
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
-from lit_fed.errors import check_settings
 
 __all__ = ["SCAFFOLD", "Control", "Controlled", "ScaffoldUpdate"]
 
@@ -73,13 +81,10 @@ class SCAFFOLD(Algorithm[Controlled, Control, LocalRun]):
     """
 
     option: Literal["I", "II"] = "II"
-    server_lr: float = 1.0
+    server_lr: float = ranged(1.0, "> 0")
 
     message = MessageSpec(beside_models=True)
     participation = Participation(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        check_settings(self, server_lr="> 0")
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
@@ -116,7 +121,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, LocalRun]):
         (kept, _), renewed, moved = work.extra, self._renewed(ctx, shared, work, data), work.steps * ctx.lr > 0
         control = tree.map_leaves(lambda new, old: torch.where(moved, new, old), renewed, kept)
         update = ScaffoldUpdate(work.models, tree.sub(control, kept))
-        return local_result(ctx, work, data, update, Control(control), down=tree.bits(shared, ctx.private))
+        return local_result(ctx, work, data, update, Control(control))
 
     def _renewed(self, ctx: Context, shared: Controlled, work: LocalRun, data: ClientData) -> dict[str, Tensor]:
         """c_i⁺: (I) the gradient at x, or (II) c_i - c + (x - y_i)/(K η_l) (line 12)."""

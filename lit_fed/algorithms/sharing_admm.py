@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.products import full_precision
@@ -43,7 +43,7 @@ from lit_fed.core.solvers.linear_models import (
     with_constant,
 )
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import ConfigError
 
 __all__ = ["JointFit", "PartFit", "PartWork", "Regulariser", "SharingADMM", "label_prox", "regularised_solution"]
 
@@ -87,11 +87,11 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
         inner_steps: steps of the lasso's x-update.
     """
 
-    regularisation: float = 1.0
+    regularisation: float = ranged(1.0, "> 0")
     regulariser: Regulariser = "ridge"
     loss: MarginLoss = "logistic"
-    penalty_weight: float = 1.0
-    inner_steps: int = 50
+    penalty_weight: float = ranged(1.0, "> 0")
+    inner_steps: int = ranged(50, ">= 1")
 
     message = MessageSpec("multiples")
     participation = Participation(
@@ -103,9 +103,6 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
         "personal_parts": "divides one linear model by features",
         "local_norm": "trains a linear model with one output",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, regularisation="> 0", penalty_weight="> 0", inner_steps=">= 1")
 
     def shared_init(self, ctx: Context) -> JointFit:
         """Āx, z̄, u and all weights start at 0."""

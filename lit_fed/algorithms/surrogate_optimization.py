@@ -6,7 +6,7 @@ https://arxiv.org/abs/2108.10252, Algorithm 3 (Section 3.4, Appendix D); FedEM a
 Symbols:
     u       -> shared.models   the shared models, leaves [M, ...]
     v_t     -> state           the local variable of client t, a tree of the surrogate's choice; never leaves the client
-    g_t     -> work.bound      the surrogate near (u, v_t), a tree of the surrogate's choice
+    g_t     -> work.extra      the surrogate near (u, v_t), a tree of the surrogate's choice
     u_t     -> work.models     u after client t's local steps, leaves [M, ...]
     ω_t     -> message.weight  the client's samples or 1, by `surrogate.weighting` (`model.weighting` overrides it)
     LocalSolver -> solver      any solver that reduces g_t by a fixed share of the distance to its minimum
@@ -19,41 +19,28 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_result, local_run, ranged
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
-from lit_fed.errors import check_settings
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
 
-__all__ = ["SurrogateOptimization", "SurrogateWork"]
-
-
-class SurrogateWork(NamedTuple):
-    """A client's phase."""
-
-    models: ModelState  # u_t, leaves [M, ...]
-    optimizer: OptimizerState
-    local: Tree  # v_t
-    bound: Tree  # g_t
-    loss: Tensor  # [] f_t(u, v_t) as received, before v_t is fitted
+__all__ = ["SurrogateOptimization"]
 
 
 @dataclass(frozen=True)
-class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
+class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
     """Majorise and minimise: each client builds a surrogate at the received models, and trains on it.
 
     Args:
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (FedEM), `MoreauSurrogate` (pFedMe),
-            `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.Surrogate`, which
-            `check_surrogate` there examines.
+            `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.Surrogate`.
         unseen_steps: fits of the local variable of an unseen client before it is served.
         refresh_at_eval: let a seen client fit its local variable once more before it is served, since the stored one
             belongs to the models of its last round.
@@ -62,16 +49,13 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
     serving_settings = ("unseen_steps", "refresh_at_eval")
 
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen
-    unseen_steps: int = 1
+    unseen_steps: int = ranged(1, ">= 1")
     refresh_at_eval: bool = False
 
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the bounds of its surrogates",
         "loss": "minimises an upper bound of the log-loss, which is none of another loss",
     }
-
-    def __post_init__(self) -> None:
-        check_settings(self, unseen_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -93,7 +77,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: Tree, data: ClientData, losses: Tensor | None
-    ) -> SurrogateWork:
+    ) -> LocalRun:
         """The surrogate near (u, v_t), and its best v_t (Alg. 3: g_t, then v_t <- argmin_v g_t(u, v))."""
         bound, local = self._fit(ctx, shared, state, data, losses)
         loss = bound.value
@@ -101,7 +85,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         for _ in range(self.unseen_steps - 1 if ctx.phase == "adapt" else 0):
             more = self._fit(ctx, shared, local, data, losses)
             bound, local = tree.map_leaves(lambda new, old: torch.where(unseen, new, old), more, (bound, local))
-        return SurrogateWork(shared.models, ctx.solver.init(shared.models), local, bound, loss)
+        return local_run(ctx, shared.models, (local, bound))._replace(loss=loss)
 
     def _fit(
         self, ctx: Context, shared: GlobalModels, local: Tree, data: ClientData, losses: Tensor | None
@@ -109,16 +93,16 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         bound = self.surrogate.build(ctx.task, shared.models, local, data, losses)
         return bound, self.surrogate.argmin_local(bound)
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: SurrogateWork, batch: Batch) -> SurrogateWork:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on u -> g_t(u, v_t) (Alg. 3: LocalSolver)."""
-        gradient, buffers = self.surrogate.gradient(ctx.task, work.bound, work.local, work.models, batch)
+        local, bound = work.extra
+        gradient, buffers = self.surrogate.gradient(ctx.task, bound, local, work.models, batch)
         parameters, optimizer = ctx.solver.update(work.models.parameters, gradient, work.optimizer, ctx.lr)
         return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: SurrogateWork, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """Send u_t with weight ω_t; keep v_t."""
-        message = Message(work.models, ctx.client_weight(data))
-        return ClientResult(message, work.local, {"loss": work.loss})
+        return local_result(ctx, work, data, state=work.extra[0])
 
     # server_step: u <- Σ_t ω_t u_t is the default
 

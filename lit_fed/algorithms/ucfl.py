@@ -33,9 +33,8 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Served, local_result, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
+from lit_fed.core.graphs.peers import Peers, draws, own_models, put_models, same_start, some_peers
 from lit_fed.core.graphs.similarity import square_distances
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 from lit_fed.errors import check_settings
@@ -48,7 +47,6 @@ class Statistics(NamedTuple):
 
     gradient: dict[str, Tensor]  # leaves [1, ...]
     variance: Tensor  # [] of the gradients of batches, in the gradient's type
-    optimizer: OptimizerState  # fresh and never stepped, as measuring takes no local steps
 
 
 UserRun = LocalRun | Statistics
@@ -129,18 +127,18 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
     ) -> UserRun:
         """A copy of the user's model; or ḡ_i and σ_i² at θ̂ (Eq. 7)."""
         models = shared.common if ctx.phase == "adapt" else own_models(shared.peers, data.client_id)
-        if ctx.phase == "train":
+        if ctx.phase in ("train", "init"):
             return local_run(ctx, models)
         return _statistics(ctx, models, data, self.num_batches)
 
     def client_final(self, ctx: Context, shared: UserCentric, work: UserRun, data: ClientData) -> ClientResult:
         """Exchange θ_i^t-1/2 for θ_i^t with the server; in the special round ḡ_i and σ_i² for θ̂."""
-        weight, state, down = ctx.client_weight(data), ServedUser(data.client_id), tree.bits(shared.common)
+        state = ServedUser(data.client_id)
         if isinstance(work, LocalRun):
-            return local_result(ctx, work, data, state=state, down=down)
+            return local_result(ctx, work, data, state=state)
         if ctx.phase == "adapt":
             state = ServedUser(_closest_user(shared.similarity, work, self.min_variance))
-        return ClientResult(Message(work[:2], weight, bits_down=torch.full_like(weight, down)), state, {})
+        return ClientResult(Message(work, ctx.client_weight(data)), state, {})
 
     def server_step(self, ctx: Context, shared: UserCentric, reduced: Reduced, client_ids: Tensor) -> UserCentric:
         """θ_i^t <- Σ_j w_ij θ_j^t-1/2 (Eq. 5); in the special round w_i (Eq. 6) and the streams (Section III-B)."""
@@ -149,17 +147,11 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
             return UserCentric(shared.peers, found, tree.index(shared.peers.each, 0))
         return shared._replace(peers=_served_models(ctx, shared.similarity, shared.peers, reduced, client_ids))
 
-    def sent(self, ctx: Context, shared: UserCentric, client_id: int) -> ModelState | UserCentric:
+    def sent(self, ctx: Context, shared: UserCentric, client_id: int) -> UserCentric:
         """The user's model; an unseen client compares itself with all users, and gets one model per different row."""
         if client_id < ctx.num_clients or ctx.round_idx <= self.warmup_rounds:
-            return own_models(shared.peers, torch.tensor(client_id, device=shared.similarity.rows.device))
+            return super().sent(ctx, shared._replace(similarity=NOT_SENT, common=NOT_SENT), client_id)  # type: ignore[no-any-return]
         return shared._replace(peers=some_peers(shared.peers, _who_differ(shared.similarity.rows)))
-
-    def received(self, ctx: Context, sent: ModelState | UserCentric, client_id: int) -> UserCentric:
-        """The user's model, also in place of θ̂."""
-        if isinstance(sent, UserCentric):
-            return sent
-        return UserCentric(lone_peer(sent, client_id, ctx.num_clients), NOT_SENT, sent)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """An unseen client measures its gradient, once similarity has been measured."""
@@ -211,7 +203,7 @@ def _statistics(ctx: Context, models: ModelState, data: ClientData, num_batches:
     squares = torch.stack([tree.norm(tree.sub(one, mean)).square() for one in each])
     counts = (sizes > 0).double()
     variance = (squares @ counts) / counts.sum().clamp(min=1)
-    return Statistics(mean, variance.to(ctx.task.dtype), ctx.solver.init(models))
+    return Statistics(mean, variance.to(ctx.task.dtype))
 
 
 def _batch_numbers(ctx: Context, data: ClientData, num_batches: int) -> Tensor:
@@ -224,7 +216,7 @@ def _batch_numbers(ctx: Context, data: ClientData, num_batches: int) -> Tensor:
 
 def _closest_user(known: Similarity, found: Statistics, min_variance: float) -> Tensor:
     """The client whose row is closest to that of an unseen client who measured this, [] int64."""
-    gradient, variance = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), found[:2])
+    gradient, variance = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), found)
     row = user_weights(gradient, variance, (known.gradients, known.variances), known.weight, min_variance)
     return (known.rows - row).square().sum(1).argmin()
 

@@ -133,12 +133,12 @@ def augmented(ctx: Context, work: LocalWork, x: Tensor, y: Tensor, client_id: in
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:
-    """The result with default bits filled in: the sizes of the payloads."""
+    """The result with default bits filled in: the size of the message, and of what each client of the phase is sent."""
     message = result.message
     like = message.weight.double()
     up, down = message.bits_up, message.bits_down
     up = torch.full_like(like, tree.bits(message.value)) if up is None else up
-    down = torch.full_like(like, sum(map(tree.bits, tree.models(job.shared)))) if down is None else down
+    down = torch.full_like(like, tree.bits(job.algorithm.sent(job.ctx, job.shared, 0))) if down is None else down
     return result._replace(message=Message(message.value, like, up, down))
 
 

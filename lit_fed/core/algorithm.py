@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, row_of
 from lit_fed.core.reduce import server_average
@@ -16,7 +17,7 @@ from lit_fed.errors import check_settings
 
 __all__ = [
     "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
-    "Served", "local_result", "local_run", "local_step", "passes", "tuned", "tuning_space",
+    "Served", "TunedCopy", "local_result", "local_run", "local_step", "passes", "ranged", "tuned", "tuning_space",
 ]  # fmt: skip
 
 NOT_SENT: Any = None
@@ -126,6 +127,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     server_only: ClassVar[tuple[str, ...]] = ()
     """Fields of the shared state that no function of a client reads; clients are not sent them."""
 
+    start_only: ClassVar[tuple[str, ...]] = ()
+    """Fields of the shared state that only a client without a state reads; others are sent the names of its leaves."""
+
     serving_settings: ClassVar[tuple[str, ...]] = ()
     """Fields that only change how clients are served: a checkpoint may be served with other values."""
 
@@ -134,6 +138,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters outside their range."""
+        check_settings(self)
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:
@@ -188,7 +196,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     def sent(self, ctx: Context, shared: Shared, client_id: int) -> Tree:
         """The part of the shared state that is sent to one client: only what it needs.
 
-        By default fields of `server_only` are left out, and a server sends of each `Peers` the client's row.
+        By default fields of `server_only` are left out, as are the leaves of `start_only` for clients that have a
+        state, and a server sends of each `Peers` the client's row.
 
         Args:
             ctx: the context. Its phase is that of the client's work, or `adapt` for adapting and serving
@@ -203,6 +212,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         if isinstance(shared, Peers):
             return row_of(shared, client_id, ctx.num_clients) if self.has_server else shared
         parts: dict[str, Any] = dict.fromkeys(self.server_only)
+        for name in self.start_only if client_id < ctx.num_clients and ctx.phase != "init" else ():
+            parts[name] = tree.map_leaves(lambda leaf: leaf.new_empty(0), getattr(shared, name))
         for name in getattr(shared, "_fields", ()) if self.has_server else ():
             if isinstance(one := getattr(shared, name), Peers):
                 parts[name] = row_of(one, client_id, ctx.num_clients)
@@ -271,7 +282,7 @@ def local_result(
         state: the client's new state.
         weight: weight of the message, [] float64; None: the client's.
         up: bits that the client sends; None: the size of `value`.
-        down: bits that it received; None: the size of the shared models.
+        down: bits that it received; None: the size of what it is `sent`.
         metrics: what else is logged, [].
     """
     weight = ctx.client_weight(data) if weight is None else weight
@@ -323,11 +334,29 @@ class Personal(Served[Shared, State, Work]):
 
     unseen_epochs: int = passes(1)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         return None if seen else LocalWork(epochs=self.unseen_epochs)
+
+
+class TunedCopy(Served[Shared, State, Work]):
+    """An algorithm that serves each client by a copy of the model that is tuned first; no state is kept."""
+
+    @abstractmethod
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
+        """The tuning of a client, seen or unseen."""
+
+    def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
+        """No state."""
+        return ()  # type: ignore[return-value]
+
+    def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
+        """The update of FedAvg; the tuned copy is the state of an adapted client."""
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(state=work.models) if ctx.phase == "adapt" else result
+
+    def served(self, ctx: Context, shared: Shared, state: State) -> ModelState:
+        """The tuned copy."""
+        return state
 
 
 def local_run(ctx: Context, models: ModelState, extra: Any = ()) -> LocalRun:
@@ -343,8 +372,13 @@ def local_step(ctx: Context, work: Work, batch: Batch, **options: Any) -> Work:
     return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)  # type: ignore[no-any-return]
 
 
-def tuned(default: Any, *values: Any) -> Any:
-    """A hyper-parameter to tune: its default, and the values that a benchmark tries.
+def ranged(default: Any, within: str) -> Any:
+    """A hyper-parameter with its default and its range, as for `check_settings`."""
+    return field(default=default, metadata={"range": within})
+
+
+def tuned(default: Any, *values: Any, within: str = "") -> Any:
+    """A hyper-parameter to tune: its default, the values that a benchmark tries, and its range; "": any.
 
     The values are those of the paper or of its authors' program, and include the default. A class has at most two
     such fields; the learning rate is tuned for every algorithm.
@@ -353,11 +387,11 @@ def tuned(default: Any, *values: Any) -> Any:
         >>> from dataclasses import dataclass
         >>> @dataclass(frozen=True)
         ... class Pulled(Algorithm):
-        ...     prox_weight: float = tuned(1.0, 0.1, 1.0, 10.0)
+        ...     prox_weight: float = tuned(1.0, 0.1, 1.0, 10.0, within=">= 0")
         >>> Pulled().prox_weight, tuning_space(Pulled)
         (1.0, {'prox_weight': (0.1, 1.0, 10.0)})
     """
-    return field(default=default, metadata={"tuned": values})
+    return field(default=default, metadata={"tuned": values, "range": within})
 
 
 def tuning_space(algorithm: type[Algorithm]) -> dict[str, tuple[Any, ...]]:

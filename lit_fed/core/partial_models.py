@@ -157,9 +157,7 @@ def staged_run(ctx: Context, models: ModelState) -> LocalRun:
     return run._replace(optimizer=Optimizers(run.optimizer, run.optimizer))
 
 
-def staged_step(
-    ctx: Context, shared: SentPart, work: LocalRun, batch: Batch, lr: float | None = None, **options: Any
-) -> LocalRun:
+def staged_step(ctx: Context, shared: SentPart, work: LocalRun, batch: Batch, lr: float | None = None) -> LocalRun:
     """A step of the part that the current stage trains; the loss of a round is that of the shared part's steps.
 
     Args:
@@ -168,14 +166,13 @@ def staged_step(
         work: the work.
         batch: the samples.
         lr: learning rate of the personal part, see `rate_of`.
-        options: options of the solver's step, for the personal part only.
     """
     optimizers, is_own = work.optimizer, ctx.stage == OWN
     work = work._replace(optimizer=optimizers.own if is_own else optimizers.shared)
     if not is_own:
         run = local_step(ctx, work, batch, moving=names_of(shared.models))
         return run._replace(optimizer=optimizers._replace(shared=run.optimizer))
-    run = local_step(ctx._replace(lr=rate_of(ctx, lr)), work, batch, moving=names_of(shared.own), **options)
+    run = local_step(ctx._replace(lr=rate_of(ctx, lr)), work, batch, moving=names_of(shared.own))
     return work._replace(models=run.models, optimizer=optimizers._replace(own=run.optimizer))
 
 
@@ -191,6 +188,8 @@ class PartialModel(Served[SentPart, Any, Any]):
         "noise_in_steps": "the private part of the model",
         "personal_parts": "keeps a private part of the model itself",
     }
+
+    start_only = ("own",)
 
     @abstractmethod
     def own_names(self, ctx: Context) -> frozenset[str]:
@@ -219,12 +218,6 @@ class PartialModel(Served[SentPart, Any, Any]):
         """Send the shared part; keep the personal part."""
         sent, own = (named_part(work.models, names_of(part)) for part in (shared.models, shared.own))
         return local_result(ctx, work, data, sent, KeptPart(own))
-
-    def sent(self, ctx: Context, shared: SentPart, client_id: int) -> SentPart:
-        """The shared part and the names of the other; initial values only for clients without a personal part."""
-        if client_id >= ctx.num_clients or ctx.phase == "init":
-            return shared
-        return shared._replace(own=tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.own))
 
     def served(self, ctx: Context, shared: SentPart, state: Any) -> ModelState:
         """The shared part with the client's personal part."""

@@ -132,6 +132,12 @@ def feature_width(task: Task, algorithm: str) -> int:
     return width
 
 
+class PersonalHead(NamedTuple):
+    """State of a client that keeps a personal head."""
+
+    head: dict[str, Tensor]  # leaves [1, ...]
+
+
 def head_leaves(task: Task, models: ModelState) -> dict[str, Tensor]:
     """Trained parameters of the last layer, leaves [M, ...].
 

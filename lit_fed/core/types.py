@@ -198,7 +198,7 @@ class Message(NamedTuple):
     value: Tree
     weight: Tensor  # [] float64, a whole number wherever possible
     bits_up: Tensor | None = None  # [] float64; None: the size of `value`
-    bits_down: Tensor | None = None  # [] float64; None: the size of the shared models
+    bits_down: Tensor | None = None  # [] float64; None: the size of what `Algorithm.sent` returns
 
 
 class Chosen(NamedTuple):

@@ -179,7 +179,7 @@ class AlgorithmWrapper:
         result: ClientResult = self.inner.client_final(ctx, seen, own, data)
         message, metrics = result.message, result.metrics
         if self.has_server_state and message.bits_down is None:  # its size excludes the wrapper's memory
-            bits = sum(map(tree.bits, tree.models(seen)))
+            bits = tree.bits(self.inner.sent(ctx, seen, 0))
             message = message._replace(bits_down=torch.full_like(message.weight, bits))
         if ctx.phase != "adapt" and tree.leaves(message.value):
             message, memory, more = self.encode(ctx, shared, message, memory, data)

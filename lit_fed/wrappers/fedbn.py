@@ -21,13 +21,12 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.partial_models import leaf_order, named_part
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
-from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, own_work, wrapper_of
 from lit_fed.wrappers.personal import PersonalParts
 
-__all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
+__all__ = ["LocalNorm", "NormState", "averages_statistics"]
 
 
 class NormState(NamedTuple):
@@ -40,14 +39,6 @@ class NormState(NamedTuple):
     def mixture(self) -> Tensor:
         """Mixture weights of the client, [M], where the algorithm has some."""
         return self.inner.mixture  # type: ignore[no-any-return]
-
-
-class NormWork(NamedTuple):
-    """A client's phase."""
-
-    inner: Any  # the algorithm's own work
-    norm: dict[str, Tensor]  # the client's batch normalisation before the phase
-    optimizer: OptimizerState
 
 
 @dataclass(frozen=True)
@@ -74,36 +65,35 @@ class LocalNorm(AlgorithmWrapper):
     def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> None:
         """No loss depends on the shared state alone."""
 
-    def client_init(self, ctx: Context, shared: Tree, state: NormState, data: ClientData, losses: None) -> NormWork:
+    def client_init(self, ctx: Context, shared: Tree, state: NormState, data: ClientData, losses: None) -> WrappedWork:
         """The algorithm's, with its losses under the client's own normalisation."""
         shared = _put(shared, state.norm)
         index = torch.arange(len(data.mask), device=data.mask.device)
         own = self.inner.shared_losses(ctx, shared, Batch(data.x, data.y, index, data.mask))
         work = self.inner.client_init(ctx, shared, state.inner, data, own)
-        return NormWork(work, state.norm, work.optimizer)
+        return WrappedWork(work, state.norm, work.optimizer)
 
-    def client_step(self, ctx: Context, shared: Tree, work: NormWork, batch: Batch) -> NormWork:
-        inner = work.inner._replace(optimizer=work.optimizer)
-        inner = self.inner.client_step(ctx, _put(shared, work.norm), inner, batch)
-        return NormWork(inner, work.norm, inner.optimizer)
+    def client_step(self, ctx: Context, shared: Tree, work: WrappedWork, batch: Batch) -> WrappedWork:
+        inner = self.inner.client_step(ctx, _put(shared, work.memory), own_work(work), batch)
+        return WrappedWork(inner, work.memory, inner.optimizer)
 
-    def client_final(self, ctx: Context, shared: Tree, work: NormWork, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: Tree, work: WrappedWork, data: ClientData) -> ClientResult:
         """The algorithm's result; the client keeps its normalisation and sends the received one instead."""
-        inner = work.inner._replace(optimizer=work.optimizer)
-        names = frozenset(work.norm)  # without a private head's
-        result = self.inner.client_final(ctx._replace(private=names), _put(shared, work.norm), inner, data)
+        inner, kept = own_work(work), work.memory
+        names = frozenset(kept)  # without a private head's
+        result = self.inner.client_final(ctx._replace(private=names), _put(shared, kept), inner, data)
         sent = tree.models(result.message.value)
         if not sent:  # a client that sends no models keeps whole ones anyway
-            return result._replace(state=NormState(result.state, work.norm))  # type: ignore[no-any-return]
+            return result._replace(state=NormState(result.state, kept))  # type: ignore[no-any-return]
         trained = tree.models(getattr(inner, "models", None)) or sent  # a message may hold multiples of models
         norm, initial = _take(trained[0], names), _take(tree.models(shared)[0], names)
         message = result.message._replace(value=_put(result.message.value, initial))
         if isinstance(message.value, Chosen):
-            norm = _trained_where_sent(message.value, norm, work.norm)
+            norm = _trained_where_sent(message.value, norm, kept)
         if message.bits_up is None:
             message = message._replace(bits_up=torch.full_like(message.weight, tree.bits(message.value, names)))
         if message.bits_down is None:
-            bits = sum(tree.bits(one, names) for one in tree.models(shared))
+            bits = tree.bits(self.inner.sent(ctx, shared, 0), names)
             message = message._replace(bits_down=torch.full_like(message.weight, bits))
         return result._replace(message=message, state=NormState(result.state, norm))  # type: ignore[no-any-return]
 

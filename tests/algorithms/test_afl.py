@@ -200,10 +200,10 @@ def test_the_loss_is_that_of_the_received_model(client_trainer):
 
 
 def test_one_model_goes_each_way_and_a_number_up():
-    """Neither the average nor the weights are sent."""
+    """Of average and weights only its own weight λ, in float64, is sent to a client."""
     federation = Federation(AFL(), make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32))
     federation.round()
-    assert federation.bits.tolist() == [3 * 6 * 32, 3 * 5 * 32]
+    assert federation.bits.tolist() == [3 * 6 * 32, 3 * (5 * 32 + 64)]
 
 
 def test_a_client_keeps_its_own_normalisation():

@@ -36,8 +36,8 @@ COHORTS = [[0, 1, 2], [2, 0], [0, 1, 2]]
     "fields",
     [
         {"alpha": 0.3, "alpha_update": "fixed"},
-        {"alpha": 0.3, "alpha_update": "first_step", "alpha_lr": 0.7, "alpha_decay": 0.02},
-        {"alpha": 0.3, "alpha_update": "every_step", "gradient_factor": False},
+        {"alpha": 0.3, "alpha_update": "first_step"},
+        {"alpha": 0.3, "alpha_update": "every_step"},
     ],
     ids=str,
 )
@@ -47,13 +47,10 @@ def test_rounds_are_those_of_the_reference(fields, options, client_trainer):
     federation = Federation(APFL(**fields), train, solver=solver, trainer=client_trainer, batch_size=2)
     w = federation.weights[0].numpy()
     own, alphas = [w] * 3, [0.3] * 3
-    settings = {"update": fields["alpha_update"], "alpha_lr": fields.get("alpha_lr", options["lr"])}
-    settings |= {"alpha_decay": fields.get("alpha_decay", 0.0), "factor": fields.get("gradient_factor", True)}
     for cohort in COHORTS:
         batches = batch_orders(federation)
-        w, own, alphas = apfl_round(
-            w, own, alphas, as_arrays(train), batches, present=cohort, **settings, **options
-        )  # fmt: skip
+        update = fields["alpha_update"]
+        w, own, alphas = apfl_round(w, own, alphas, as_arrays(train), batches, present=cohort, update=update, **options)
         federation.round(cohort)
         np.testing.assert_allclose(federation.weights[0].numpy(), w, rtol=0, atol=1e-10)
         np.testing.assert_allclose(flat(federation.states.personal).numpy(), np.stack(own), rtol=0, atol=1e-10)
@@ -169,8 +166,9 @@ def test_the_fixed_point_is_each_clients_optimum():
 
 @pytest.mark.parametrize("start", [0.05, 0.95])
 def test_the_share_stays_between_zero_and_one(start, client_trainer):
-    algorithm = APFL(start, "every_step", alpha_lr=50.0)
-    federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=4)
+    algorithm = APFL(start, "every_step")
+    solver = LocalSolver(lr=50.0)
+    federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=4, solver=solver)
     assert float(federation.states.alpha.min()) >= 0
     assert float(federation.states.alpha.max()) <= 1
     assert {0.0, 1.0} & set(federation.states.alpha.tolist())
@@ -188,6 +186,6 @@ def test_unseen_clients_may_train_a_model_of_their_own(client_trainer):
     w = federation.weights[0].numpy()
     predictions = federation.predictions(unseen, seen=False)
     for found, order, (x, y) in zip(predictions, orders, as_arrays(unseen), strict=True):
-        _, v, alpha = local(w, w, 0.3, x, y, order, lr=0.4, update="every_step", alpha_lr=0.4)
+        _, v, alpha = local(w, w, 0.3, x, y, order, lr=0.4, update="every_step")
         np.testing.assert_allclose(found.exp().numpy(), predict(w, v, alpha, x), rtol=0, atol=1e-10)
     assert same_bits(federation.serve(), federation.states)

@@ -290,7 +290,7 @@ def test_one_model_goes_each_way():
     task = make_task(dtype=torch.float32)
     algorithm = ClusteredFL(**EAGER)
     federation = run_rounds(algorithm, None, make_clients(SIZES, dtype=torch.float32), rounds=3, task=task)
-    assert federation.bits.tolist() == [6 * 5 * 32] * 2
+    assert federation.bits.tolist() == [6 * 5 * 32, 6 * (5 * 32 + 64)]  # with the number of the cluster
 
 
 def test_what_it_asks_of_a_run():

@@ -169,7 +169,7 @@ class Frozen(ConsensusADMM):
 
     def client_final(self, ctx, shared, work, data):
         result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=result.state._replace(dual=work.state.dual))
+        return result._replace(state=result.state._replace(dual=work.extra[1].dual))
 
 
 def test_frozen_duals_are_fedprox(client_trainer):

@@ -8,7 +8,7 @@ from lit_fed.algorithms import FedAlt, FedSim
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
 
-GIVEN = {"personal_lr": 0.2, "personal_l2": 0.3, "server_lr": 0.7}
+GIVEN = {"personal_lr": 0.2, "server_lr": 0.7}
 
 
 def orders_of(algorithm, federation):
@@ -34,7 +34,7 @@ def test_rounds_are_those_of_the_reference(algorithm, reference, solver, client_
     federation = Federation(algorithm, trainer=client_trainer, **options)
     u = arrays(federation.shared.models)
     personal = [arrays(federation.states.own, one) for one in range(3)]
-    given = [GIVEN[name] for name in ("personal_lr", "personal_l2", "server_lr")]
+    given = [GIVEN[name] for name in ("personal_lr", "server_lr")]
     rest = {name: value for name, value in solver.items() if name != "lr"}
     for _ in range(3):
         orders = orders_of(algorithm, federation)

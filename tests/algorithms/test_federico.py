@@ -307,17 +307,6 @@ def test_models_without_weight_do_not_matter(client_trainer):
         assert distance(found, alone) < 1e-12
 
 
-def test_few_models_of_largest_weight(client_trainer):
-    train = make_clients(SIZES)
-    federation = run_rounds(FedeRiCo(loss="mean"), client_trainer, train, rounds=2)
-    assert int((federation.states.weights > 0.01).sum()) > 10
-    federation.algorithm = FedeRiCo(loss="mean", most_models=2)
-    weights, ids = federation.states.weights.topk(2)
-    for found, w, rows, (x, _) in zip(federation.predictions(), weights, ids, as_arrays(train), strict=True):
-        owners = [Owner(theta, 0.1) for theta in thetas(federation)[rows].numpy()]
-        np.testing.assert_allclose(found.exp().numpy(), predict((w / w.sum()).numpy(), owners, x), rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("exchange", ["gradient", "pseudo_gradient"])
 def test_each_neighbour_costs_a_model_and_a_gradient(exchange, client_trainer):
     task = make_task(dtype=torch.float32)

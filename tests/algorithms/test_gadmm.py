@@ -50,8 +50,7 @@ def run_reference(federation, rounds, solver=None, samples=False):
     for t in range(rounds):
         old, order = order, chain(num, federation.seed, t // every if every else None).order.tolist()
         if every and t and t % every == 0:
-            reset = algorithm.redrawn_duals == "reset"
-            lambdas = [0 * one for one in lambdas] if reset else rewire(lambdas, old, order)
+            lambdas = rewire(lambdas, old, order)
         batches = {group: batch_orders(federation, group) for group in ("heads", "tails")}
         xs, lambdas = gadmm_round(
             xs, lambdas, as_arrays(federation.train), batches, order=order, rho=algorithm.penalty_weight,
@@ -82,12 +81,10 @@ def test_exact_rounds_are_those_of_the_reference(weighting, client_trainer):
     run_reference(federation, 3, samples=weighting == "samples")
 
 
-@pytest.mark.parametrize("duals", ["warm", "reset"])
 @pytest.mark.parametrize("every", [1, 2])
-def test_redrawn_chains_are_those_of_the_reference(every, duals, client_trainer):
-    algorithm = GADMM(0.7, every, duals)
+def test_redrawn_chains_are_those_of_the_reference(every, client_trainer):
     federation = Federation(
-        algorithm, make_clients(SIZES), solver=LocalSolver(lr=0.3), trainer=client_trainer, batch_size=2
+        GADMM(0.7, every), make_clients(SIZES), solver=LocalSolver(lr=0.3), trainer=client_trainer, batch_size=2
     )
     run_reference(federation, 5, {"lr": 0.3})
 
@@ -141,20 +138,6 @@ def test_quadratics_reach_the_optimum_of_the_sum(num, algorithm, weighting, roun
     np.testing.assert_allclose(models(federation).numpy(), np.stack([optimum] * num), rtol=0, atol=within)
 
 
-def test_duals_from_zero_in_every_chain_keep_clients_from_the_optimum(newton_step):
-    """At a solution the multipliers hold the gradients apart; without them all move off again."""
-    train = make_clients([6, 9, 12, 5], num_features=3, target=REGRESSION)
-    task = make_task(REGRESSION, num_features=3)
-    warm, reset = (
-        run_rounds(GADMM(1.0, 5, duals, **EXACT), VectorizedTrainer(), train, rounds=25, task=task)
-        for duals in ("warm", "reset")
-    )
-    optimum = torch.from_numpy(least_squares(train, [1] * 4))
-    assert float((models(warm) - optimum).abs().max()) < 1e-3
-    assert float((models(reset) - optimum).abs().max()) > 1e-2
-
-
-# ---------------------------------------------------------------------- identities
 @pytest.mark.parametrize("algorithm", [GADMM(0.7), GADMM(0.7, **EXACT), GADMM(0.7, 1)], ids=["sgd", "exact", "redrawn"])
 def test_linear_terms_sum_to_zero(algorithm, client_trainer):
     federation = Federation(algorithm, make_clients(SIZES), trainer=client_trainer)
@@ -218,14 +201,6 @@ def test_redraws_are_the_same_in_every_run_and_change_the_chain():
     assert same_bits((one.shared, one.states), (other.shared, other.states))
     fixed = run_rounds(GADMM(0.7), None, train, rounds=5)
     assert distance(one.states, fixed.states) > 1e-4
-
-
-def test_a_chain_that_is_never_drawn_again_keeps_its_multipliers():
-    """Until the first redraw both ways are one."""
-    one, other = (run_rounds(GADMM(0.7, 3, duals), None, make_clients(SIZES)) for duals in ("warm", "reset"))
-    assert same_bits((one.shared, one.states), (other.shared, other.states))
-    one, other = (run_rounds(GADMM(0.7, 3, duals), None, make_clients(SIZES), rounds=4) for duals in ("warm", "reset"))
-    assert distance(one.states, other.states) > 1e-4
 
 
 # ---------------------------------------------------------------------- traffic, serving

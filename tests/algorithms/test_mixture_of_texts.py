@@ -11,7 +11,6 @@ from references.mixture_of_texts_numpy import expectation
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, OfficialFedEM, SurrogateOptimization
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
-from lit_fed.core.mixtures.surrogate import check_surrogate
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 
@@ -81,11 +80,6 @@ def test_samples_without_positions_know_no_difference(cls):
 def test_other_rules_are_refused(cls):
     with pytest.raises(ConfigError, match=r"position_loss is product; give mean or sum"):
         with_rule(cls, "product")
-
-
-@pytest.mark.parametrize("rule", ["mean", "sum"])
-def test_the_bound_of_texts_is_a_surrogate(rule):
-    check_surrogate(MixtureSurrogate(2, rule), make_task(POSITIONS, network=Tagger), texts().client(0), scale=0.3)
 
 
 # ---------------------------------------------------------------------- before a client is served

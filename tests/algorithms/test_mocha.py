@@ -263,11 +263,11 @@ def test_an_unseen_client_without_training_gets_the_mean():
 
 # ---------------------------------------------------------------------- traffic and settings
 def test_one_model_each_way(client_trainer):
-    """And with the model, for each class, how far it may move: 5 and 6 numbers of 32 bits."""
+    """And with the model, for each class, how far it may move, in float64."""
     train = make_clients(SIZES, dtype=torch.float32)
     options = {"task": make_task(dtype=torch.float32), "cohorts": [[0, 2, 3]], "rounds": 1}
     federation = run_rounds(MOCHA(), client_trainer, train, **options)
-    assert federation.bits.tolist() == [3 * 5 * 32, 3 * 6 * 32]
+    assert federation.bits.tolist() == [3 * 5 * 32, 3 * (5 * 32 + 64)]
     assert federation.algorithm.num_payloads(federation.context("train"), federation.shared, 3) == 3
 
 

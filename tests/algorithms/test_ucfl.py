@@ -297,10 +297,11 @@ def test_one_model_goes_each_way_and_in_the_special_round_two():
     task, train = make_task(dtype=torch.float32), make_clients(SIZES, dtype=torch.float32)
     federation = Federation(UCFL(2, 1), train, task, num_rounds=3)
     model = 5 * 32
+    sent = model + 64  # with the number of the client
     for cohort, expected in (
-        ([0, 1, 3], [3 * model] * 2),
-        ([0, 1, 3], [3 * model + 6 * (model + 32), 3 * model + 6 * model]),
-        ([2, 5], [2 * model] * 2),
+        ([0, 1, 3], [3 * model, 3 * sent]),
+        ([0, 1, 3], [3 * model + 6 * (model + 32), 3 * sent + 6 * sent]),
+        ([2, 5], [2 * model, 2 * sent]),
     ):
         federation.round(cohort)
         assert federation.bits.tolist() == expected

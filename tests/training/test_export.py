@@ -65,7 +65,7 @@ TRACED = {*STORED, "FedAvg", "FedAvgPlus", "ClusteredFL"}
 def fitted(name, tmp_path, **arguments):
     """An algorithm after two rounds, with trainer and data."""
     seed_everything(3, verbose=False)
-    options = OPTIONS | {"FedeRiCo": {"most_models": 2, "loss": "mean"}}
+    options = OPTIONS | {"FedeRiCo": {"loss": "mean"}}
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**options.get(name, {}))
     vertical = algorithm.participation.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import LocalRun
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, same_start
 from lit_fed.core.graphs.topology import Topology, adjacency, two_colours
-from lit_fed.core.solvers.penalised_solve import PenalisedRun, penalised_run
+from lit_fed.core.solvers.penalised_solve import penalised_run
 from lit_fed.core.types import ClientData, LocalWork, ModelState, Phase, Tree
 
 __all__ = [
@@ -78,7 +79,7 @@ def neighbours_of(edges: Tensor, client_id: Tensor) -> Tensor:
 
 def augmented(
     ctx: Context, network: GroupNetwork, state: Tree, data: ClientData, edges: Tensor, penalty: float
-) -> PenalisedRun:
+) -> LocalRun:
     """Work on f_i(x) + ⟨x, α_i − ρ·Σ_j x_j⟩ + ρ·d_i/2·‖x‖², over the d_i neighbours j; an unseen client has no α_i.
 
     Args:

@@ -97,30 +97,6 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
         """The components' probabilities, mixed with the weights π_i."""
         return task.mix(local.mixture, outputs)
 
-    def objective(self, task: Task, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
-        """f_i: the mean negative log-likelihood of the mixture."""
-        return self.build(task, models, local, data, self.losses(task, models, data.batch)).value
-
-    def value(self, task: Task, bound: MixtureBound, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
-        """g: the negative evidence lower bound with the posterior q, divided by the number of samples and by F."""
-        q, losses = bound.responsibility, self.losses(task, models, data.batch)
-        information = torch.xlogy(q, q) - torch.xlogy(q, local.mixture)
-        return _mean((q * losses + information / num_factors(task, data, self.position_loss)).sum(1), data.mask)
-
-    def distance(self, old: Mixture, new: Mixture) -> Tensor:
-        """KL(new ‖ old) of the mixture weights, for samples of one factor."""
-        return (torch.xlogy(new.mixture, new.mixture) - torch.xlogy(new.mixture, old.mixture)).sum()
-
-    def distance_on(self, task: Task, data: ClientData, old: Mixture, new: Mixture) -> Tensor:
-        """KL(new ‖ old) of the mixture weights, divided by the number F of factors of a sample."""
-        each = self.distance(old, new) / num_factors(task, data, self.position_loss)
-        return _mean(each[:, 0], data.mask) if each.ndim else each
-
-    def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Mixture:
-        """Mixture weights drawn evenly from the simplex."""
-        drawn = torch.empty(self.num_components, dtype=task.dtype).exponential_(generator=rng)
-        return Mixture(drawn / drawn.sum())
-
 
 class ProxPoint(NamedTuple):
     """State of a client of pFedMe, for predictions only; f_i and g do not depend on it."""
@@ -132,7 +108,6 @@ class MoreauBound(NamedTuple):
     """g(w) = ℓ_i(θ_i) + λ/2·‖θ_i − w‖², with θ_i the proximal point at the received w⁰."""
 
     point: ModelState  # θ_i, leaves [1, ...]
-    loss: Tensor  # ℓ_i(θ_i), []
     value: Tensor  # []
 
 
@@ -167,7 +142,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
         penalty = Penalty(self.prox_weight, models.parameters)
         point = minimise(task, models, data, penalty)
         loss = _mean(task.losses_of(point, data.x, data.y)[:, 0], data.mask)
-        return MoreauBound(point, loss, loss + penalty.value(point.parameters)[0])
+        return MoreauBound(point, loss + penalty.value(point.parameters)[0])
 
     def argmin_local(self, bound: MoreauBound) -> ProxPoint:
         """The proximal point, which the client keeps for its predictions; g does not depend on it."""
@@ -186,22 +161,6 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
         """The prediction of the client's proximal point."""
         own = task.outputs(local.models, x)
         return task.mix(own.new_ones(1), own)
-
-    def objective(self, task: Task, models: ModelState, local: ProxPoint, data: ClientData) -> Tensor:
-        """f_i: the Moreau envelope of the local loss at w."""
-        return self.build(task, models, local, data, None).value
-
-    def value(self, task: Task, bound: MoreauBound, models: ModelState, local: ProxPoint, data: ClientData) -> Tensor:
-        """g: ℓ_i(θ_i) + λ/2·‖θ_i − w‖²."""
-        return bound.loss + Penalty(self.prox_weight, bound.point.parameters).value(models.parameters)[0]
-
-    def distance(self, old: ProxPoint, new: ProxPoint) -> Tensor:
-        """0: f_i and g have no local variable."""
-        return torch.zeros((), dtype=torch.float64)
-
-    def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> ProxPoint:
-        """The initial local variable, since neither f_i nor g depends on it."""
-        return ProxPoint(models)
 
 
 class IdentityBound(NamedTuple):
@@ -241,21 +200,6 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
     def log_prob(self, task: Task, local: tuple[()], x: Tensor, outputs: Tensor) -> Tensor:
         """The prediction of the shared model."""
         return task.mix(outputs.new_ones(1), outputs)
-
-    def objective(self, task: Task, models: ModelState, local: tuple[()], data: ClientData) -> Tensor:
-        """f_i: the client's mean loss."""
-        return _mean(self.losses(task, models, data.batch)[:, 0], data.mask)
-
-    def value(self, task: Task, bound: IdentityBound, models: ModelState, local: tuple[()], data: ClientData) -> Tensor:
-        """g, which is f_i: the client's mean loss."""
-        return self.objective(task, models, local, data)
-
-    def distance(self, old: tuple[()], new: tuple[()]) -> Tensor:
-        """0: there is no local variable."""
-        return torch.zeros((), dtype=torch.float64)
-
-    def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> tuple[()]:
-        return ()
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -7,19 +7,17 @@ import numpy as np
 from references.logistic import gradient, probability
 
 
-def local(
-    w, v, alpha, x, y, batches, *, lr, update, alpha_lr, alpha_decay=0.0, factor=True, momentum=0.0, weight_decay=0.0
-):
+def local(w, v, alpha, x, y, batches, *, lr, update, momentum=0.0, weight_decay=0.0):
     """Local steps of one client: its copy of the global model, its own model and its mixing weight afterwards."""
     of_w, of_v = np.zeros_like(w), np.zeros_like(v)
     for step, batch in enumerate(batches):
         mixed = gradient(alpha * v + (1 - alpha) * w, x[batch], y[batch])
-        slope = (v - w) @ mixed + alpha_decay * alpha
+        slope = (v - w) @ mixed
         of_w = momentum * of_w + gradient(w, x[batch], y[batch]) + weight_decay * w
-        of_v = momentum * of_v + (alpha if factor else 1.0) * mixed + weight_decay * v
+        of_v = momentum * of_v + alpha * mixed + weight_decay * v
         w, v = w - lr * of_w, v - lr * of_v
         if update == "every_step" or (update == "first_step" and step == 0):
-            alpha = min(max(alpha - alpha_lr * slope, 0.0), 1.0)
+            alpha = min(max(alpha - lr * slope, 0.0), 1.0)
     return w, v, alpha
 
 

@@ -17,11 +17,11 @@ def averaged_change(x, clients, batches, present, lr, momentum=0.0, all_samples=
     return total / (all_samples or count)
 
 
-def adaptive(state, change, method, *, server_lr, tau, beta1, square, beta2=None):
+def adaptive(state, change, method, *, server_lr, tau, beta1, beta2=None):
     """One step of Adagrad, Yogi or Adam from (x, m, v)."""
     x, m, v = state
     m = beta1 * m + (1 - beta1) * change
-    squared = m**2 if square == "moment" else change**2
+    squared = change**2
     if method == "adagrad":
         v = v + squared
     elif method == "yogi":

@@ -7,9 +7,10 @@ import pytest
 import torch
 from running import run
 from scipy.optimize import linprog
+from stochastic import check_mixing
 
 from lit_fed.core.graphs.fastest_mixing import Jumps, certified, fastest_mixing, lower_bound
-from lit_fed.core.graphs.mixing import check_mixing, second_eigenvalue, weights_of
+from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
 
 GRAPHS = {
     "two": nx.path_graph(2),

@@ -66,7 +66,7 @@ def test_what_is_added_to_a_clients_loss(client, weighting):
     near = [[1, 2], [0], [0], [1]][client]
     expected = alpha + rho * sum(theta - flat(given.peers.parameters)[j] for j in near)
     share = 3 * len(data.y) / 20 if weighting == "samples" else 1.0
-    found = torch.cat([leaf.flatten() for leaf in run.penalty.gradient(point).values()])
+    found = torch.cat([leaf.flatten() for leaf in run.extra[0].gradient(point).values()])
     np.testing.assert_allclose(found.numpy(), (expected / share).numpy(), atol=1e-12)
 
 
