@@ -24,7 +24,7 @@ ODD = [
     ".x.K", "x..K", "x.", ".", "..", "canary.", ".canary.K", "canary..K", "canary.K.", "canary .K", "canary\n.K",
     "lit_fed", "lit_fed.", "lit_fed.x.K", "lit_fed.core", "lit_fed.FedEM.sent", "lit_fed.models", "lit_fed..MLP",
     "lit_fed.models.base.__builtins__", "lit_fed.FedEM.__init__.__globals__", "lit_fed.errors.ConfigError",
-    "lit_fed.core.algorithm.importlib.import_module", "lit_fed.system.discovery.find_classes", "torchmetrics.Metric",
+    "lit_fed.core.algorithm.importlib.import_module", "lit_fed.system.discovery.import_all", "torchmetrics.Metric",
     "torchmetrics.AUROC.update", "torchmetrics.classification.auroc.torch", "torch.nn.Module", "torch.load",
     "torch.hub.load", "os.system", "os.path.join", "builtins.eval", "posix.system", "__main__.K", "None", "K",
     "{class_path: canary.K}", '{"class_path": "canary.K"}', "[canary.K]", "!!python/object:canary.K {}", "a\x00b.K",
