@@ -73,6 +73,9 @@ class FederatedTrainer(Trainer):
         kwargs["use_distributed_sampler"] = False
         kwargs["reload_dataloaders_every_n_epochs"] = 1
         kwargs["inference_mode"] = False  # adaptation trains inside validation
+        several = any(kwargs.get(name) not in (None, 1, "1", "auto") for name in ("devices", "num_nodes"))
+        if several and kwargs.get("strategy") in (None, "auto"):
+            kwargs["strategy"] = "fed_ddp"  # Lightning's choice, ddp, names no lost rank
         kwargs["num_sanity_val_steps"] = 0
         if kwargs.get("log_every_n_steps") is None:
             kwargs["log_every_n_steps"] = 1

@@ -78,7 +78,8 @@ RELATIVES = {
     "mapper": "APFL", "pfedmac": "PFedMe", "reptile": "FedAvgPlus, with --model.weighting uniform",
     "maml": "PerFedAvg", **dict.fromkeys(["proxskip", "scaffnew"], "SCAFFOLD"),
     "flhc": "ClusteredFL with --model.algorithm.linkage complete",
-    "fedasync": "FedBuff with --model.algorithm.buffer_size 1", "mime": "SCAFFOLD, or FedAvgM", "apple": "FedFOMO",
+    "fedasync": "FedBuff with --model.algorithm.buffer_size 1", "apple": "FedFOMO",
+    **dict.fromkeys(["mime", "mimelite"], "SCAFFOLD, or FedAvgM"),
     "fedcac": "FedALA", "pfldyn": "FedDyn", **dict.fromkeys(["fedpd", "fedsplit", "feddr"], "FedADMM"),
     **dict.fromkeys(["feddistill", "fd"], "FedProto"), "feddf": "FedGen", "ccvr": "PFedFDA",
     "dittol2sgd": "L2SGDPlus", "meanregularizedmtl": "MOCHA, or FedU", "fedemapfl": "APFL",
@@ -107,7 +108,8 @@ def near_class(place: str, given: str) -> str:
     if gone := instead_of(f"{setting} {given.rpartition('.')[2]}"):
         return "; ".join(gone)
     base = CLASSES[setting]
-    relative = RELATIVES.get(re.sub("[^a-z0-9]", "", given.lower())) if base is Algorithm else None
+    name = given.rpartition(".")[2] if lies_below(given, "lit_fed") else given  # a config.yaml has paths
+    relative = RELATIVES.get(re.sub("[^a-z0-9]", "", name.lower())) if base is Algorithm else None
     if relative is not None:
         return f"its nearest relative here is {relative}"
     paths = {one.__name__: _written(one) for one in subclasses(base)}

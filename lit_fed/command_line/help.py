@@ -20,7 +20,7 @@ MEANING = {
     "config": "path of a configuration, YAML or JSON; may be given often, later ones win.",
     "seed_everything": "seed of the training: initial models, cohorts, batches. `--data.seed` is that of the data.",
     "trainer.accelerator": "`cpu`, `gpu` or `auto`.",
-    "trainer.strategy": "`fed_ddp` shares the clients of a round out over `devices`; `auto` takes one device.",
+    "trainer.strategy": "`fed_ddp` divides the clients of a round among `devices`; `auto` is `fed_ddp` for several.",
     "trainer.devices": "number of processes on this machine, each with its own GPU if there is one, else at most "
     "one for each core; on a GPU also a list of indices.",
     "trainer.num_nodes": "number of machines.",

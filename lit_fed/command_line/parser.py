@@ -48,6 +48,9 @@ UNKNOWN = re.compile(
 )
 """Its words before a command, an option or a class that does not exist, and the name."""
 
+BARE_LIST = re.compile(r"Expected a <class '(?:list|tuple)'>.* value: ([\w.+-]+(?:,[\w.+-]+)+)$")
+"""Its words for a list without brackets, and the list."""
+
 HINTS = ("did you mean", "`--help`", "its nearest relative", " takes ", " was removed ", "options come after")
 """Words of hints; a message about an option of a class holds that of the class's own parser."""
 
@@ -125,6 +128,8 @@ class FederatedParser(LightningArgumentParser):
         text = " ".join(PLACE.sub(r"--\1:", str(message)).split())
         found = None if any(one in text for one in HINTS) else UNKNOWN.search(text)
         hint = self._hint(found[1], found[2], text) if found else ""
+        bare = BARE_LIST.search(text)
+        hint = f"a list has brackets, as in '[{bare[1]}]'" if bare else hint
         raise ConfigError(f"{text}; {hint}" if hint else text) from ex
 
     def _hint(self, words: str, name: str, text: str) -> str:

@@ -120,9 +120,11 @@ class Whitelist:
             return False
 
     def cannot_import(self, path: str, place: str, error: Exception) -> NoReturn:
+        fix = "start where it can be, or install what it needs"
+        if lies_below(path, "lit_fed"):
+            fix = "docs/removed.md has what was removed of lit_fed; use the version that wrote the checkpoint"
         raise ConfigError(
-            f"--ckpt_path {self.checkpoint} names {path} ({place}), which cannot be imported ({error}); start where it "
-            "can be, or install what it needs"
+            f"--ckpt_path {self.checkpoint} names {path} ({place}), which cannot be imported ({error}); {fix}"
         ) from error
 
     def distrust(self, path: str, place: str) -> NoReturn:

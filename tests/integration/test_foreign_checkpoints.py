@@ -215,6 +215,11 @@ def test_no_command_imports_what_a_checkpoint_names(command, whole, place, capsy
     assert not (place / "code_ran").exists()
 
 
+def test_a_class_of_lit_fed_that_was_removed_is_looked_up_on_its_page(whole, place, capsys):
+    path = changed(whole, place / "old.ckpt", network("lit_fed.RemovedNet"))
+    assert "docs/removed.md has what was removed" in ended(["test", "--ckpt_path", str(path)], capsys)
+
+
 def test_a_pickle_in_a_checkpoint_is_not_run(place, capsys):
     class Evil:
         def __reduce__(self):

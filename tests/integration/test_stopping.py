@@ -23,7 +23,7 @@ TINY = [
     "--data.dataset", "Digits", "--data.num_clients", "4", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3",
     "--trainer.enable_progress_bar", "false",
 ]  # fmt: skip
-SAMPLES = ["--model.algorithm", "FedEM"]  # a run says what `auto` is
+SAMPLES = ["--model.algorithm", "FedEM"]
 NO_PICTURES = ["--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures=false"]
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
 COMPLETE = "the training is complete: the same fit with --ckpt_path last makes the test and its files again"

@@ -2,7 +2,9 @@
 
 import pytest
 
+from lit_fed import FederatedTrainer
 from lit_fed.cli import main
+from lit_fed.training.strategy import FederatedStrategy
 
 FIT = [
     "fit",
@@ -57,3 +59,12 @@ def test_every_seed_that_generators_take(monkeypatch, seed):
     monkeypatch.setattr("lit_fed.cli.FederatedCLI.before_instantiate_classes", stop)
     with pytest.raises(ParsedError):
         main([*FIT, "--seed_everything", seed])
+
+
+@pytest.mark.parametrize(("given", "divided"), [({"devices": 2}, True), ({"devices": "1"}, False), ({}, False)])
+def test_several_devices_divide_the_clients_unless_told_otherwise(given, divided):
+    """Lightning's own choice is ddp, which names no lost rank."""
+    for strategy in ({}, {"strategy": "auto"}):
+        trainer = FederatedTrainer(accelerator="cpu", logger=False, **strategy, **given)
+        assert isinstance(trainer.strategy, FederatedStrategy) == divided
+    assert not isinstance(FederatedTrainer(accelerator="cpu", strategy="ddp", **given).strategy, FederatedStrategy)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lit_fed.errors import ConfigError
 
-__all__ = ["LIMB_BITS", "FixedPoint", "error_of_mean", "modulo", "most_fraction_bits", "widest_range"]
+__all__ = ["LIMB_BITS", "FixedPoint", "modulo", "most_fraction_bits", "widest_range"]
 
 LIMB_BITS = 32
 """Bits of the parts that numbers are sent in: float64 adds such whole numbers exactly, 2^21 of them."""
@@ -139,11 +139,3 @@ def widest_range(modulus_bits: int, num_messages: int, most_weight: int, fractio
     exact = (2 ** (modulus_bits - 1) - 1) / (num_messages * most_weight * 2.0**fraction_bits * float(ROUNDED_UP))
     step = 10.0 ** (math.floor(math.log10(exact)) - 3)
     return float(f"{math.floor(exact / step) * step:.4g}")
-
-
-def error_of_mean(fraction_bits: int, num_messages: int = 1, total_weight: float = 1.0) -> float:
-    """The largest error of a weighted mean of values in the range, m·2^-f / (2 Σw): weighting comes before rounding.
-
-    Without numbers, a bound for any mean whose weights are at least 1.
-    """
-    return num_messages * 2.0**-fraction_bits / (2 * total_weight)
