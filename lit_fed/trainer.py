@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -55,6 +56,15 @@ __all__ = ["FederatedStrategy", "FederatedTrainer"]
 Unknown = Literal["error", "zeros"] | None
 
 
+def is_several(given: Any) -> bool:
+    """Whether a number or a list of devices or machines is of more than one; `auto` is left to Lightning."""
+    if isinstance(given, str) and "," in given:
+        given = [one for one in given.split(",") if one]
+    if isinstance(given, list | tuple):
+        return len(given) > 1
+    return given not in (None, 0, 1, "0", "1", "auto")
+
+
 class FederatedTrainer(Trainer):
     """Lightning's trainer with federated loops: `max_epochs` counts rounds, `global_step` is the rounds done.
 
@@ -73,8 +83,8 @@ class FederatedTrainer(Trainer):
         kwargs["use_distributed_sampler"] = False
         kwargs["reload_dataloaders_every_n_epochs"] = 1
         kwargs["inference_mode"] = False  # adaptation trains inside validation
-        several = any(kwargs.get(name) not in (None, 1, "1", "auto") for name in ("devices", "num_nodes"))
-        if several and kwargs.get("strategy") in (None, "auto"):
+        several = any(is_several(kwargs.get(name)) for name in ("devices", "num_nodes"))
+        if several and kwargs.get("strategy") in (None, "auto") and not _IS_INTERACTIVE:  # notebooks fork their ranks
             kwargs["strategy"] = "fed_ddp"  # Lightning's choice, ddp, names no lost rank
         kwargs["num_sanity_val_steps"] = 0
         if kwargs.get("log_every_n_steps") is None:

@@ -4,6 +4,7 @@ import pytest
 
 from lit_fed import FederatedTrainer
 from lit_fed.cli import main
+from lit_fed.trainer import is_several
 from lit_fed.training.strategy import FederatedStrategy
 
 FIT = [
@@ -68,3 +69,13 @@ def test_several_devices_divide_the_clients_unless_told_otherwise(given, divided
         trainer = FederatedTrainer(accelerator="cpu", logger=False, **strategy, **given)
         assert isinstance(trainer.strategy, FederatedStrategy) == divided
     assert not isinstance(FederatedTrainer(accelerator="cpu", strategy="ddp", **given).strategy, FederatedStrategy)
+
+
+@pytest.mark.parametrize("given", [2, "2", -1, "-1", [0, 1], "0,1"])
+def test_several_devices(given):
+    assert is_several(given)
+
+
+@pytest.mark.parametrize("given", [None, "auto", 1, "1", [0], "0,", 0])
+def test_one_device(given):
+    assert not is_several(given)
