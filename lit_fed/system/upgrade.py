@@ -34,12 +34,32 @@ GONE: dict[str, str] = {
     "model.algorithm.start SplitAndMerge": "write --model.algorithm.start Clustering, or leave it out",
     "model.secure_aggregation.masks": "leave it out; masks of one process hid nothing and changed no number",
     "data.public": "leave it out; no algorithm trains on samples of the server any more",
+    "model.algorithm.alpha_lr": "leave it out; α of APFL takes the learning rate of the models",
+    "model.algorithm.alpha_decay": "leave it out; APFL has no penalty on α",
+    "model.algorithm.gradient_factor": "leave it out; APFL multiplies the gradient for v_i by α_i, as in its paper",
+    "model.algorithm.start_rounds": "leave it out; FedALA begins in round 1",
+    "model.algorithm.scaled": "leave it out; for true give FedNTD beta times the square of its temperature",
+    "model.algorithm.square": "leave it out; the squares are those of the round's change, as in the paper",
+    "model.algorithm.personal_l2": "leave it out; --model.solver.weight_decay is on all leaves",
+    "model.algorithm.most_models": "leave it out; a client of FedeRiCo predicts with all models, as in the paper",
+    "model.algorithm.redrawn_duals": "leave it out; GADMM keeps the multipliers after a new draw",
     **dict.fromkeys(
         [f"model.solver.optimizer {name}" for name in ("rmsprop", "adagrad", "adadelta", "adamax", "radam")],
         "write --model.solver.optimizer adam, or the path of a function such as my_file.lion",
     ),
 }
 """Options that were removed after version 0.2, some with a value → what to write instead."""
+
+UNSET: dict[str, dict[str, Any]] = {
+    "APFL": {"alpha_lr": None, "alpha_decay": 0.0, "gradient_factor": True},
+    "FedALA": {"start_rounds": 1},
+    "FedNTD": {"scaled": False},
+    **{name: {"square": "raw"} for name in ("FedAdagrad", "FedAdam", "FedYogi")},
+    **{name: {"personal_l2": 0.0} for name in ("FedSim", "FedAlt")},
+    "FedeRiCo": {"most_models": None},
+    "GADMM": {"redrawn_duals": "warm"},
+}
+"""Algorithms with options that are gone, and what these had to be for today's algorithm to be the same."""
 
 HABITS = ("shuffle_per_component", "refresh_mixture_at_eval")
 """Options that are those of OfficialFedEM now."""
@@ -116,6 +136,7 @@ def _today(settings: Any, averages: set[str], place: str, *, inside: str = "") -
     if str(settings.get("class_path")).endswith("SecureSum"):  # masks changed no number
         settings.pop("masks", None)
         (settings.get("init_args") or {}).pop("masks", None)
+    _drop_unset(settings, place)
     name, is_argument = _mixture_of(settings), "init_args" in settings
     options = settings["init_args"] if is_argument else {key: v for key, v in settings.items() if key != "class_path"}
     if not name or not isinstance(options, dict) or not {"average", "min_weight"} & options.keys():
@@ -135,6 +156,16 @@ def _today(settings: Any, averages: set[str], place: str, *, inside: str = "") -
     today = {"class_path": name} | options
     wrapped = options.get("start") and inside != "base"  # KNNPer puts the start around its base itself
     return {"class_path": "StartByClustering", "inner": today} if wrapped else today
+
+
+def _drop_unset(settings: dict[str, Any], place: str) -> None:
+    """Leave out what an algorithm of lit_fed lost since, if it was not used."""
+    package, _, name = str(settings.get("class_path")).rpartition(".")
+    inside = package.partition(".")[0] in ("", "lit_fed")
+    for held in (settings, settings.get("init_args")):
+        for option, unset in UNSET.get(name, {}).items() if inside and isinstance(held, dict) else ():
+            if held.pop(option, unset) != unset:
+                raise ConfigError(f"{place} is of version 0.2, of a run of {name} with {option}, which is gone; {PAGE}")
 
 
 def _refuse_gone(name: str, average: str, habits: list[str], options: dict[str, Any], place: str) -> None:
