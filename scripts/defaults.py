@@ -14,8 +14,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,7 @@ def cell(runs: Runs, task: Task, algorithm: str) -> dict[str, tuple[float, float
     """
     found = {rate: runs[key_of(task.name, algorithm, rate)] for rate in SGD_RATES}
     final = {rate: run["curve"][-1][1] for rate, run in found.items() if "curve" in run}
-    by_loss, by_score = (halved({rate: _after(run, sign, column) for rate, run in found.items()}, task.rounds)
-        for sign, column in ((1, 2), (-1, 1)))  # fmt: skip
+    by_loss, by_score = (halved(SGD_RATES, task.rounds, partial(_after, found, *judge)) for judge in ((1, 2), (-1, 1)))
     chosen = {
         "default": LocalSolver().rate,
         "auto": best_rate(by_loss, algorithm),
@@ -122,10 +122,10 @@ def _points(run: dict[str, Any]) -> float:
     return score if score > LEAST else math.nan
 
 
-def _after(run: dict[str, Any], sign: int, column: int) -> Callable[[int], float]:
-    """What `halved` minimises, from a column of a run's curve by the number of rounds."""
-    held = {row[0]: row[column] for row in run.get("curve", ())}
-    return lambda rounds: math.inf if held.get(rounds) is None else sign * held[rounds]
+def _after(found: Mapping[float, dict[str, Any]], sign: int, column: int, rate: float, rounds: int) -> float:
+    """What `halved` minimises: a column of a rate's curve."""
+    value = next((row[column] for row in found[rate].get("curve", ()) if row[0] == rounds), None)
+    return math.inf if value is None else sign * value
 
 
 def table(cells: dict[tuple[str, str], dict[str, tuple[float, float]]]) -> list[str]:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from optuna.distributions import CategoricalDistribution
 
 from lit_fed.command_line.compare import WIDTH, markdown_table
-from lit_fed.command_line.sweep_file import Point, Sweep, choices_of
+from lit_fed.command_line.sweep_file import Point, Sweep
 from lit_fed.pictures.style import STYLE, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
@@ -37,9 +36,8 @@ class Result(NamedTuple):
     diverged: int = 0  # runs whose summary says so
 
 
-def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) -> Result | str:
-    """The results of a point's runs, one folder for each seed; or what is wrong with them."""
-    found = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+def result_of(sweep: Sweep, number: int, point: Point, found: Sequence[dict[str, Any]]) -> Result | str:
+    """The result of a point from its runs' summaries, one for each seed; or what is wrong with them."""
     split, _, rest = sweep.metric.partition("/")
     for summary in found:
         value = summary.get(sweep.metric)
@@ -48,8 +46,8 @@ def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) 
             hint = f"; there are {', '.join(known[:4])}" if known else ""
             needed = "; it needs --data.val_fraction and --trainer.check_val_every_n_epoch up to --trainer.max_epochs"
             return f"{sweep.metric} is {value} in summary.json{hint}{needed if split == 'val' and not known else ''}"
-    tested = [summary.get(f"test/{rest}") for summary in found]
-    known_test = () if None in tested else tuple(tested)
+    tested = [summary[key] for summary in found if (key := f"test/{rest}") in summary]
+    known_test = tuple(tested) if len(tested) == len(found) else ()
     seconds = sum(summary["seconds"] for summary in found)
     values = tuple(summary[sweep.metric] for summary in found)
     return Result(number, point, values, known_test, seconds, sum("diverged" in summary for summary in found))
@@ -144,14 +142,15 @@ def _label(value: Any) -> str:
 # ---------------------------------------------------------------------- figure
 def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
     """Draw the metric against the keys that vary: two with choices as a heat map, else a panel for each."""
-    choices = all(isinstance(one, CategoricalDistribution) for one in sweep.parameters.values())
+    choices = all(isinstance(one, list) for one in sweep.parameters.values())
     with mpl.rc_context(STYLE):
         save((_heat_map if len(sweep.parameters) == 2 and choices else _panels)(sweep, results), path)
 
 
 def _choices(sweep: Sweep, key: str) -> list[Any]:
-    """The values of a key: numbers in ascending order, others in that of the file."""
-    values = choices_of(sweep.parameters[key])
+    """The values of a key: numbers in ascending order, others in that of the file; [] of a range."""
+    kind = sweep.parameters[key]
+    values = kind if isinstance(kind, list) else []
     return sorted(values) if all(map(_is_number, values)) else values
 
 
@@ -217,8 +216,7 @@ def _panels(sweep: Sweep, results: Sequence[Result]) -> Any:
 
 def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> np.ndarray:
     """Positions of the points: their numbers, or the indices of their choices if these are no numbers."""
-    kind = sweep.parameters[key]
-    choices = _choices(sweep, key) if isinstance(kind, CategoricalDistribution) else []
+    choices = _choices(sweep, key)
     if not all(map(_is_number, choices)):
         labels = [_label(one) for one in choices]
         turned = {"rotation": 30, "ha": "right"} if max(map(len, labels)) * len(labels) > 28 else {}
@@ -226,5 +224,5 @@ def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> 
         axes.margins(x=0.15)
         return np.array([choices.index(one.point[key]) for one in results], dtype=float)
     numbers = np.array([one.point[key] for one in results], dtype=float)
-    axes.set_xscale("log" if getattr(kind, "log", False) else scale_of(numbers))
+    axes.set_xscale("log" if getattr(sweep.parameters[key], "log", False) else scale_of(numbers))
     return numbers
