@@ -108,7 +108,7 @@ def run_sweep(arguments: list[str], parse: Callable[[list[str]], Namespace], run
 
 def _sweep_points(sweep: Sweep, folder: SweepFolder, total: int, given: Namespace, run: Any) -> int:
     """Run the missing points and show all results; returns the number of points that failed."""
-    from lit_fed.command_line.sweep_results import print_results, write_results
+    from lit_fed.command_line.sweep_results import write_results
 
     points = _Points(sweep, folder, total, given.seeds or [None])
     jobs = min(given.jobs or len(cores()), max(1, points.runs_left))
@@ -120,8 +120,6 @@ def _sweep_points(sweep: Sweep, folder: SweepFolder, total: int, given: Namespac
         )  # fmt: skip
     note = f"±: one standard deviation over seeds of {' and '.join(folder.seeds_of)}" if len(points.seeds) > 1 else ""
     write_results(sweep, points.results, points.errors, folder.path, note)
-    if points.results:
-        print_results(sweep, points.results, note)
     for number, error in points.errors.items():
         print_line(f"point {number:03d} failed: {error}")
     print_line(f"results: {folder.path}")

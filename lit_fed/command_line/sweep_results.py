@@ -19,7 +19,7 @@ from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training.output import print_rows, write_table
 
-__all__ = ["Result", "best_of_each", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
+__all__ = ["Result", "best_of_each", "draw_sweep", "result_of", "spread", "write_results"]
 
 MOST_PANELS_IN_ROW = 3
 INK, BEST = "#1b4f8a", "#d1701f"
@@ -65,31 +65,16 @@ def spread(values: Sequence[float]) -> str:
 
 
 # ---------------------------------------------------------------------- tables
-def print_results(sweep: Sweep, results: Sequence[Result], note: str = "") -> None:
-    """Print the table, the best point first, and the best point of each algorithm; the note stands below."""
-    options: dict[str, Any] = {"width": WIDTH, "overflow": "fold", "caption": note or None}
-    if best := best_of_each(sweep, results):
-        print_rows("best point of each algorithm", *_table(sweep, best), **options)
-    head, rows = _table(sweep, results)
-    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows, **options)
-
-
-def best_of_each(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
-    """The best point of each algorithm; empty unless algorithms and something else vary."""
-    if "model.algorithm" not in sweep.parameters or len(sweep.parameters) < 2:
-        return []
-    best: dict[str, Result] = {}
-    for one in _in_order(sweep, results):
-        best.setdefault(json.dumps(one.point["model.algorithm"], sort_keys=True), one)
-    return list(best.values()) if len(best) > 1 else []
-
-
 def write_results(
     sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path, note: str = ""
 ) -> None:
-    """Write sweep.csv, with full names and numbers, sweep.md with the command of the best point, and sweep.png."""
+    """Print the best point of each algorithm and all points, the best first, and write them.
+
+    `sweep.csv` has full names and numbers, `sweep.md` the tables and the command of the best point.
+    """
+    results = sorted(results, key=lambda one: statistics.mean(one.values), reverse=sweep.goal == "maximize")
     rows = []
-    for one in _in_order(sweep, results):
+    for one in results:
         row: dict[str, Any] = {"point": one.number, **one.point, "seeds": len(one.values), "diverged": one.diverged}
         for name, some in ((sweep.metric, one.values), (f"test/{sweep.metric.partition('/')[2]}", one.test_values)):
             if some:
@@ -97,37 +82,42 @@ def write_results(
                 row[f"{name}_std"] = statistics.stdev(some) if len(some) > 1 else math.nan
         rows.append(row | {"seconds": round(one.seconds, 3)})
     write_table(pd.DataFrame(rows), folder / "sweep.csv")
-    head, cells = _table(sweep, results)
     lines = [f"# Sweep of {sweep.path.name}", "", f"{sweep.method}, {sweep.goal} {sweep.metric}", ""]
+    tables = {f"{sweep.path.name}: {len(results)} points": ("All points:", _table(sweep, results))}
     if chosen := best_of_each(sweep, results):
-        lines += [
-            "The best point of each algorithm:",
-            "",
-            *markdown_table(*_table(sweep, chosen)),
-            "",
-            "All points:",
-            "",
-        ]
-    lines += [*markdown_table(head, cells), *(["", note] if note else [])]
+        title = "best point of each algorithm"
+        tables = {title: (f"The {title}:", _table(sweep, chosen)), **tables}
+    for title, (heading, table) in tables.items():
+        lines += [*([heading, ""] if chosen else []), *markdown_table(*table), ""]
+        if results:
+            print_rows(title, *table, width=WIDTH, overflow="fold", caption=note or None)
+    lines += [note, ""] if note else []
     if results:
-        best = sweep.arguments(_in_order(sweep, results)[0].point)
-        lines += ["", "The best point again:", "", "```bash", f"python -m lit_fed {shlex.join(best)}", "```"]
+        best = shlex.join(sweep.arguments(results[0].point))
+        lines += ["The best point again:", "", "```bash", f"python -m lit_fed {best}", "```", ""]
         draw_sweep(sweep, results, folder / "sweep.png")
     if failed:
-        lines += ["", "Failed:", "", *(f"- point {number:03d}: {error}" for number, error in failed.items())]
-    write_atomically(folder / "sweep.md", "\n".join([*lines, ""]))
+        lines += ["Failed:", "", *(f"- point {number:03d}: {error}" for number, error in failed.items()), ""]
+    write_atomically(folder / "sweep.md", "\n".join(lines))
 
 
-def _in_order(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
-    return sorted(results, key=lambda one: statistics.mean(one.values), reverse=sweep.goal == "maximize")
+def best_of_each(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    """The first point of each algorithm, the best one; empty unless algorithms and something else vary."""
+    if "model.algorithm" not in sweep.parameters or len(sweep.parameters) < 2:
+        return []
+    best: dict[str, Result] = {}
+    for one in results:
+        best.setdefault(json.dumps(one.point["model.algorithm"], sort_keys=True), one)
+    return list(best.values()) if len(best) > 1 else []
 
 
 def _table(sweep: Sweep, results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells."""
     names = sweep.short_names()
     tested = any(one.test_values for one in results)
     head = ["point", *names.values(), sweep.metric, *(["on the test split"] if tested else []), "seconds"]
     rows = []
-    for one in _in_order(sweep, results):
+    for one in results:
         test = [spread(one.test_values) if one.test_values else ""] if tested else []
         shown = (_label(one.point[key]) for key in names)
         value = f"{spread(one.values)} (diverged)" if one.diverged else spread(one.values)
