@@ -155,7 +155,8 @@ def _distribution(key: str, given: Any) -> Any:
     fitting = [one for one, some in FIELDS.items() if fields.keys() == set(some) and (whole or one != "int_uniform")]
     kind = fields.get("distribution", next(iter(fitting), ""))
     choices = fields.get("values", [fields.get("value")])
-    if fields.keys() - {"distribution"} != set(FIELDS.get(kind, ())) or not isinstance(choices, list) or not choices:
+    complete = fields.keys() - {"distribution"} == set(FIELDS.get(kind, "?"))
+    if not complete or not isinstance(choices, list) or not choices:
         known = ", ".join(f"{one} ({', '.join(some)})" for one, some in FIELDS.items())
         raise ConfigError(
             f"parameters.{key} is {given}; give its full name with dots, and the fields of one of {known}"
