@@ -155,7 +155,7 @@ def _distribution(key: str, given: Any) -> Any:
     fitting = [one for one, some in FIELDS.items() if fields.keys() == set(some) and (whole or one != "int_uniform")]
     kind = fields.get("distribution", next(iter(fitting), ""))
     choices = fields.get("values", [fields.get("value")])
-    complete = fields.keys() - {"distribution"} == set(FIELDS.get(kind, "?"))
+    complete = kind in FIELDS and fields.keys() - {"distribution"} == set(FIELDS[kind])
     if not complete or not isinstance(choices, list) or not choices:
         known = ", ".join(f"{one} ({', '.join(some)})" for one, some in FIELDS.items())
         raise ConfigError(
