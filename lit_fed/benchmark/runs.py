@@ -10,8 +10,7 @@ import platform
 import re
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,13 +29,13 @@ from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.progress import time_left
-from lit_fed.command_line.runner import Job, Outcome, run_many
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.machine import forget_peak_memory, peak_memory
 from lit_fed.system.names import did_you_mean
+from lit_fed.system.trials import Outcome, Plan, executor_of, run_trials
 from lit_fed.training.output import print_line
 
 __all__ = ["Entry", "Work", "algorithm_class", "entry_of", "make_records", "make_run"]
@@ -128,111 +127,105 @@ def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, 
         for cut in task.cuts:
             given = task.at(root, task.arguments("FedAvg", {"lr": 0.1}, cut))
             task.check_samples(_cut_of(json.dumps(given["data"]["dataset"])))
-    schedule = _Schedule(entries, output, partial(make_run, fit, root))
-    if jobs > 1:
-        run_many(schedule.next_job, schedule.ended, jobs)
-    while (job := schedule.next_job()) is not None:
-        try:
-            outcome = Outcome(job.task, job.call(), None)
-        except (ClientError, ConfigError) as error:
-            outcome = Outcome(job.task, None, str(error))
-        schedule.ended(outcome)
+    unfinished = Unfinished(output / "unfinished", entries)
+    plans = [record_plan(entry, output, unfinished) for entry in entries]
+    with executor_of(jobs) as executor:
+        made = run_trials(
+            plans, partial(make_run, fit, root), executor, jobs, find=unfinished.find, keep=unfinished.keep,
+            failures=(ClientError, ConfigError),
+        )  # fmt: skip
     with contextlib.suppress(OSError):  # runs without a record stay
-        schedule.folder.rmdir()
-    return schedule.recorded
+        unfinished.folder.rmdir()
+    return [entry for entry in made if entry is not None]
 
 
-class _Schedule:
-    """The runs that are left: trials, and final runs of each algorithm once its trials are over."""
+class Unfinished:
+    """Results of runs whose record is not made yet, a file for each."""
 
-    def __init__(self, entries: Sequence[Entry], output: Path, run: Callable[[Work], dict[str, Any]]) -> None:
-        self.folder, self.output, self.run = output / "unfinished", output, run
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.found: dict[Work, dict[str, Any]] = {}  # results of this and of earlier processes
-        self.trials = {
-            entry: [Work(entry, number, point, 0) for number, point in enumerate(entry.points)] for entry in entries
-        }
-        self.finals: dict[Entry, list[Work]] = {}
-        self.recorded: list[Entry] = []
-        self.waiting: deque[Work] = deque()
-        self.made, self.left, self.began = 0, 0, time.monotonic()
-        for entry, works in self.trials.items():
-            self.left += len(entry.task.cuts)
-            self.waiting.extend(self._missing(works))
-            self._follow(entry)
+    def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        trials = [work for entry in entries for work in trials_of(entry)]
+        self.made, self.began = 0, time.monotonic()
+        self.left = sum(len(entry.task.cuts) for entry in entries) + sum(
+            not self.path(work).is_file() for work in trials
+        )
 
-    def _missing(self, works: Sequence[Work]) -> list[Work]:
-        """The runs that have no result; takes in those that earlier processes left."""
-        for work in works:
-            if self._path(work).is_file():
-                self.found[work] = json.loads(self._path(work).read_text())
-        missing = [work for work in works if work not in self.found]
-        self.left += len(missing)
-        return missing
-
-    def _follow(self, entry: Entry) -> None:
-        """Queue the final runs of an algorithm if its trials are over; write its record if all is done."""
-        trials, finals = self.trials[entry], self.finals.get(entry)
-        if finals is None and all(work in self.found for work in trials):
-            self.left -= len(entry.task.cuts)
-            scores = [self.found[work].get("score") for work in trials]
-            point = chosen([json.loads(one) for one in entry.points], scores)
-            cuts = entry.task.cuts if point is not None else ()
-            finals = self.finals[entry] = [Work(entry, None, json.dumps(point), cut) for cut in cuts]
-            self.waiting.extendleft(reversed(self._missing(finals)))
-        if finals is not None and all(work in self.found for work in finals):
-            refused = [self.found[work]["refused"] for work in (*trials, *finals) if "refused" in self.found[work]]
-            if not finals or any("refused" in self.found[work] for work in finals):
-                reason = [*refused, "every trial diverged"][0]
-                write_refusal(self.output, entry.task.name, entry.name, reason)
-                print_line(f"{entry.task.name} {entry.name}: no record: {reason}")
-                return
-            write_record(self.output, record_of(entry, trials, finals, self.found))
-            self.recorded.append(entry)
-            for work in (*trials, *finals):
-                self._path(work).unlink(missing_ok=True)
-
-    def _path(self, work: Work) -> Path:
+    def path(self, work: Work) -> Path:
+        """The file of a run; another one if its algorithm's source has changed."""
         told = json.dumps([work.arguments, work.trial is None, work.entry.source], sort_keys=True)
         key = hashlib.sha256(told.encode()).hexdigest()[:16]
         return self.folder / f"{work.entry.task.name}-{work.entry.name}-{key}.json"
 
-    def next_job(self) -> Job | None:
-        """The next run; None if none is ready."""
-        work = self.waiting.popleft() if self.waiting else None
-        return None if work is None else Job(work, partial(self.run, work))
+    def find(self, work: Work) -> dict[str, Any] | None:
+        """The result of a run that an earlier process made."""
+        if not self.path(work).is_file():
+            return None
+        self.left -= work.trial is None
+        result: dict[str, Any] = json.loads(self.path(work).read_text())
+        return result
 
-    def ended(self, outcome: Outcome) -> None:
-        """Take in the end of a run."""
-        work, result, error = outcome
+    def keep(self, work: Work, outcome: Outcome) -> None:
+        """Keep and print the result of a run; one that was refused is made again the next time."""
+        result, error = outcome
         said = None if error is not None else result.pop("said", None)
         if error is None:
-            write_atomically(self._path(work), json.dumps(result))
-        else:
-            result = {"refused": error}  # in memory alone: it may succeed the next time
-        self.found[work] = result
+            write_atomically(self.path(work), json.dumps(result))
+            told = result.get("diverged") or "; ".join(filter(None, (f"validation {result['score']}", said)))
         self.made, self.left = self.made + 1, self.left - 1
-        told = next((result[one] for one in ("refused", "diverged") if one in result), None)
-        told = "; ".join(filter(None, (f"validation {result['score']}", said))) if told is None else str(told)
         left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
-        print_line(f"{work.said}: {told} ({self.left} runs, {left} left)")
-        self._follow(work.entry)
+        print_line(f"{work.said}: {told if error is None else error} ({self.left} runs, {left} left)")
 
 
-def record_of(
-    entry: Entry, trials: Sequence[Work], finals: Sequence[Work], found: Mapping[Work, dict[str, Any]]
-) -> Record:
-    """The record of an algorithm on a task."""
-    task, versions = entry.task, {name: version(name) for name in ("lit-fed", "torch", "numpy")}
+def trials_of(entry: Entry) -> list[Work]:
+    """The runs that choose the point of an algorithm."""
+    return [Work(entry, number, point, 0) for number, point in enumerate(entry.points)]
+
+
+def record_plan(entry: Entry, output: Path, unfinished: Unfinished) -> Plan:
+    """Trials of an algorithm, final runs with the best point, and the record.
+
+    Returns:
+        The entry; None if it has no record.
+    """
+    trials = trials_of(entry)
+    tried = yield trials
+    scores = [None if one.error is not None else one.value.get("score") for one in tried]
+    point = chosen([json.loads(one) for one in entry.points], scores)
+    finals = [Work(entry, None, json.dumps(point), cut) for cut in entry.task.cuts if point is not None]
+    unfinished.left -= len(entry.task.cuts) - len(finals)
+    made = yield finals
+    if not finals or any(one.error is not None for one in made):
+        errors = [one.error for one in (*tried, *made) if one.error is not None]
+        reason = [*errors, "every trial diverged"][0]
+        write_refusal(output, entry.task.name, entry.name, reason)
+        print_line(f"{entry.task.name} {entry.name}: no record: {reason}")
+        return None
+    write_record(output, record_of(finals, [one.value or {} for one in tried], [one.value for one in made]))
+    for work in (*trials, *finals):
+        unfinished.path(work).unlink(missing_ok=True)
+    return entry
+
+
+def record_of(finals: Sequence[Work], tried: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]) -> Record:
+    """The record of an algorithm on a task.
+
+    Args:
+        finals: its final runs.
+        tried: results of its trials, {} of a refused one.
+        made: results of the final runs.
+    """
+    entry, versions = finals[0].entry, {name: version(name) for name in ("lit-fed", "torch", "numpy")}
+    task = entry.task
     tuning = {
-        "cut": 0, "split": "val", "points": [json.loads(work.point) for work in trials],
-        "scores": [found[work].get("score") for work in trials],
-        "cpu_seconds": round(sum(found[work].get("cpu_seconds", 0.0) for work in trials), 1),
+        "cut": 0, "split": "val", "points": [json.loads(point) for point in entry.points],
+        "scores": [one.get("score") for one in tried],
+        "cpu_seconds": round(sum(one.get("cpu_seconds", 0.0) for one in tried), 1),
     }  # fmt: skip
     return {
         "algorithm": entry.name, "task": task.name, "metric": task.metric, "score": task.score, "protocol": PROTOCOL,
         "source": entry.source, "versions": versions | {"python": platform.python_version()}, "tuning": tuning,
-        "chosen": json.loads(finals[0].point), "runs": [found[work] for work in finals],
+        "chosen": json.loads(finals[0].point), "runs": list(made),
         "arguments": finals[0].arguments,  # those of other cuts differ in their number and seed alone
     }  # fmt: skip
 

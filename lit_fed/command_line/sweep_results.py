@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from optuna.distributions import CategoricalDistribution
 
 from lit_fed.command_line.compare import WIDTH, markdown_table
-from lit_fed.command_line.sweep_file import Point, Sweep, choices_of
+from lit_fed.command_line.sweep_file import Point, Sweep
 from lit_fed.pictures.style import STYLE, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training.output import print_rows, write_table
 
-__all__ = ["Result", "best_of_each", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
+__all__ = ["Result", "best_of_each", "draw_sweep", "result_of", "spread", "write_results"]
 
 MOST_PANELS_IN_ROW = 3
 INK, BEST = "#1b4f8a", "#d1701f"
@@ -37,9 +36,8 @@ class Result(NamedTuple):
     diverged: int = 0  # runs whose summary says so
 
 
-def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) -> Result | str:
-    """The results of a point's runs, one folder for each seed; or what is wrong with them."""
-    found = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+def result_of(sweep: Sweep, number: int, point: Point, found: Sequence[dict[str, Any]]) -> Result | str:
+    """The result of a point from its runs' summaries, one for each seed; or what is wrong with them."""
     split, _, rest = sweep.metric.partition("/")
     for summary in found:
         value = summary.get(sweep.metric)
@@ -48,8 +46,8 @@ def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) 
             hint = f"; there are {', '.join(known[:4])}" if known else ""
             needed = "; it needs --data.val_fraction and --trainer.check_val_every_n_epoch up to --trainer.max_epochs"
             return f"{sweep.metric} is {value} in summary.json{hint}{needed if split == 'val' and not known else ''}"
-    tested = [summary.get(f"test/{rest}") for summary in found]
-    known_test = () if None in tested else tuple(tested)
+    tested = [summary[key] for summary in found if (key := f"test/{rest}") in summary]
+    known_test = tuple(tested) if len(tested) == len(found) else ()
     seconds = sum(summary["seconds"] for summary in found)
     values = tuple(summary[sweep.metric] for summary in found)
     return Result(number, point, values, known_test, seconds, sum("diverged" in summary for summary in found))
@@ -67,31 +65,16 @@ def spread(values: Sequence[float]) -> str:
 
 
 # ---------------------------------------------------------------------- tables
-def print_results(sweep: Sweep, results: Sequence[Result], note: str = "") -> None:
-    """Print the table, the best point first, and the best point of each algorithm; the note stands below."""
-    options: dict[str, Any] = {"width": WIDTH, "overflow": "fold", "caption": note or None}
-    if best := best_of_each(sweep, results):
-        print_rows("best point of each algorithm", *_table(sweep, best), **options)
-    head, rows = _table(sweep, results)
-    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows, **options)
-
-
-def best_of_each(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
-    """The best point of each algorithm; empty unless algorithms and something else vary."""
-    if "model.algorithm" not in sweep.parameters or len(sweep.parameters) < 2:
-        return []
-    best: dict[str, Result] = {}
-    for one in _in_order(sweep, results):
-        best.setdefault(json.dumps(one.point["model.algorithm"], sort_keys=True), one)
-    return list(best.values()) if len(best) > 1 else []
-
-
 def write_results(
     sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path, note: str = ""
 ) -> None:
-    """Write sweep.csv, with full names and numbers, sweep.md with the command of the best point, and sweep.png."""
+    """Print the best point of each algorithm and all points, the best first, and write them.
+
+    `sweep.csv` has full names and numbers, `sweep.md` the tables and the command of the best point.
+    """
+    results = sorted(results, key=lambda one: statistics.mean(one.values), reverse=sweep.goal == "maximize")
     rows = []
-    for one in _in_order(sweep, results):
+    for one in results:
         row: dict[str, Any] = {"point": one.number, **one.point, "seeds": len(one.values), "diverged": one.diverged}
         for name, some in ((sweep.metric, one.values), (f"test/{sweep.metric.partition('/')[2]}", one.test_values)):
             if some:
@@ -99,37 +82,42 @@ def write_results(
                 row[f"{name}_std"] = statistics.stdev(some) if len(some) > 1 else math.nan
         rows.append(row | {"seconds": round(one.seconds, 3)})
     write_table(pd.DataFrame(rows), folder / "sweep.csv")
-    head, cells = _table(sweep, results)
     lines = [f"# Sweep of {sweep.path.name}", "", f"{sweep.method}, {sweep.goal} {sweep.metric}", ""]
+    tables = {f"{sweep.path.name}: {len(results)} points": ("All points:", _table(sweep, results))}
     if chosen := best_of_each(sweep, results):
-        lines += [
-            "The best point of each algorithm:",
-            "",
-            *markdown_table(*_table(sweep, chosen)),
-            "",
-            "All points:",
-            "",
-        ]
-    lines += [*markdown_table(head, cells), *(["", note] if note else [])]
+        title = "best point of each algorithm"
+        tables = {title: (f"The {title}:", _table(sweep, chosen)), **tables}
+    for title, (heading, table) in tables.items():
+        lines += [*([heading, ""] if chosen else []), *markdown_table(*table), ""]
+        if results:
+            print_rows(title, *table, width=WIDTH, overflow="fold", caption=note or None)
+    lines += [note, ""] if note else []
     if results:
-        best = sweep.arguments(_in_order(sweep, results)[0].point)
-        lines += ["", "The best point again:", "", "```bash", f"python -m lit_fed {shlex.join(best)}", "```"]
+        best = shlex.join(sweep.arguments(results[0].point))
+        lines += ["The best point again:", "", "```bash", f"python -m lit_fed {best}", "```", ""]
         draw_sweep(sweep, results, folder / "sweep.png")
     if failed:
-        lines += ["", "Failed:", "", *(f"- point {number:03d}: {error}" for number, error in failed.items())]
-    write_atomically(folder / "sweep.md", "\n".join([*lines, ""]))
+        lines += ["Failed:", "", *(f"- point {number:03d}: {error}" for number, error in failed.items()), ""]
+    write_atomically(folder / "sweep.md", "\n".join(lines))
 
 
-def _in_order(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
-    return sorted(results, key=lambda one: statistics.mean(one.values), reverse=sweep.goal == "maximize")
+def best_of_each(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    """The first point of each algorithm, the best one; empty unless algorithms and something else vary."""
+    if "model.algorithm" not in sweep.parameters or len(sweep.parameters) < 2:
+        return []
+    best: dict[str, Result] = {}
+    for one in results:
+        best.setdefault(json.dumps(one.point["model.algorithm"], sort_keys=True), one)
+    return list(best.values()) if len(best) > 1 else []
 
 
 def _table(sweep: Sweep, results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells."""
     names = sweep.short_names()
     tested = any(one.test_values for one in results)
     head = ["point", *names.values(), sweep.metric, *(["on the test split"] if tested else []), "seconds"]
     rows = []
-    for one in _in_order(sweep, results):
+    for one in results:
         test = [spread(one.test_values) if one.test_values else ""] if tested else []
         shown = (_label(one.point[key]) for key in names)
         value = f"{spread(one.values)} (diverged)" if one.diverged else spread(one.values)
@@ -144,14 +132,15 @@ def _label(value: Any) -> str:
 # ---------------------------------------------------------------------- figure
 def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
     """Draw the metric against the keys that vary: two with choices as a heat map, else a panel for each."""
-    choices = all(isinstance(one, CategoricalDistribution) for one in sweep.parameters.values())
+    choices = all(isinstance(one, list) for one in sweep.parameters.values())
     with mpl.rc_context(STYLE):
         save((_heat_map if len(sweep.parameters) == 2 and choices else _panels)(sweep, results), path)
 
 
 def _choices(sweep: Sweep, key: str) -> list[Any]:
-    """The values of a key: numbers in ascending order, others in that of the file."""
-    values = choices_of(sweep.parameters[key])
+    """The values of a key: numbers in ascending order, others in that of the file; [] of a range."""
+    kind = sweep.parameters[key]
+    values = kind if isinstance(kind, list) else []
     return sorted(values) if all(map(_is_number, values)) else values
 
 
@@ -217,8 +206,7 @@ def _panels(sweep: Sweep, results: Sequence[Result]) -> Any:
 
 def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> np.ndarray:
     """Positions of the points: their numbers, or the indices of their choices if these are no numbers."""
-    kind = sweep.parameters[key]
-    choices = _choices(sweep, key) if isinstance(kind, CategoricalDistribution) else []
+    choices = _choices(sweep, key)
     if not all(map(_is_number, choices)):
         labels = [_label(one) for one in choices]
         turned = {"rotation": 30, "ha": "right"} if max(map(len, labels)) * len(labels) > 28 else {}
@@ -226,5 +214,5 @@ def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> 
         axes.margins(x=0.15)
         return np.array([choices.index(one.point[key]) for one in results], dtype=float)
     numbers = np.array([one.point[key] for one in results], dtype=float)
-    axes.set_xscale("log" if getattr(kind, "log", False) else scale_of(numbers))
+    axes.set_xscale("log" if getattr(sweep.parameters[key], "log", False) else scale_of(numbers))
     return numbers

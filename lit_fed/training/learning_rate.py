@@ -9,7 +9,7 @@ where lower ones win in the end. All trials together take about 1.3 times the ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, NotFiniteError, notice
 from lit_fed.rounds import FederatedRounds, in_memory
+from lit_fed.system.trials import InProcess, Plan, run_trials
 from lit_fed.training.planner import Planner
 
 __all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search", "validation_loss"]
@@ -146,36 +147,43 @@ def search(
                 f"--model.solver.lr is auto, and client states of {len(rates)} trials exceed "
                 f"--model.client_memory_gb {settings.client_memory_gb}; give more, or a number"
             )
-        runs[rate] = _Run(federation, data, trainer).loss_after
+        runs[rate] = _Run(federation, data, trainer)
 
     def tell(stage: Sequence[Trial]) -> None:
         if trainer.is_global_zero:
             losses = ", ".join(f"{one.lr:g}: {one.loss:.3g}" for one in stage)
             notice(f"--model.solver.lr is auto; rates and validation losses after round {stage[0].rounds}: {losses}")
 
-    return halved(runs, facts.num_rounds, tell)
+    return halved(rates, facts.num_rounds, lambda rate, rounds: runs[rate].loss_after(rounds), tell)
 
 
 def halved(
-    runs: Mapping[float, Callable[[int], float]], num_rounds: int, tell: Callable[[Sequence[Trial]], None] | None = None
-) -> list[Trial]:
+    rates: Sequence[float], num_rounds: int, loss_after: Callable[[float, int], float],
+    tell: Callable[[Sequence[Trial]], None] = lambda stage: None,
+) -> list[Trial]:  # fmt: skip
     """Compare rates after each stage; half of them are left after it.
 
     Args:
-        runs: for each rate the loss after some rounds, infinite if it diverged.
+        rates: that compete.
         num_rounds: rounds of the run.
+        loss_after: the loss of a rate after some rounds, infinite if it diverged.
         tell: called with the trials after each stage.
     """
     trials: list[Trial] = []
-    for rounds in dict.fromkeys(max(1, round(share * num_rounds)) for share in STAGES):  # short runs have fewer stages
-        found = [Trial(rate, rounds, loss_after(rounds)) for rate, loss_after in runs.items()]
-        trials += found
-        if tell is not None:
+
+    def plan() -> Plan:
+        left = rates
+        for rounds in dict.fromkeys(max(1, round(share * num_rounds)) for share in STAGES):  # short runs have fewer
+            losses = yield [(rate, rounds) for rate in left]
+            found = [Trial(rate, rounds, loss.value) for rate, loss in zip(left, losses, strict=True)]
+            trials.extend(found)
             tell(found)
-        best = sorted(found, key=lambda one: (one.loss, one.lr))
-        runs = {one.lr: runs[one.lr] for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)}
-        if not runs:
-            break
+            best = sorted(found, key=lambda one: (one.loss, one.lr))
+            left = [one.lr for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)]
+            if not left:
+                return
+
+    run_trials([plan()], lambda trial: loss_after(*trial), InProcess())
     return trials
 
 

@@ -119,11 +119,11 @@ def make_missing(
     A run that is refused, say since its data are not there, leaves the others alone: it has no record. Of one that
     diverges the round is kept, and it is not made again.
     """
-    from lit_fed.command_line.runner import Job, Outcome, run_many
     from lit_fed.errors import ClientError, ConfigError
+    from lit_fed.system.trials import Outcome, executor_of, independent, run_trials
 
-    def ended(outcome: Outcome) -> None:
-        run, record, error = outcome
+    def keep(trial: tuple[Run, Sequence[str]], outcome: Outcome) -> None:
+        run, (record, error) = trial[0], outcome
         if error is not None:
             print(f"{run.name} is not run: {error}", file=sys.stderr, flush=True)
             return
@@ -133,15 +133,14 @@ def make_missing(
         else:
             done(run)
 
-    missing = kept.missing(runs)
-    waiting = (Job(run, partial(make, run, extra(run), unfinished)) for run in missing)
-    if min(jobs, len(missing)) > 1:
-        run_many(lambda: next(waiting, None), ended, min(jobs, len(missing)))
-    for run, call, _ in waiting:
-        try:
-            ended(Outcome(run, call(), None))
-        except (ClientError, ConfigError) as error:
-            ended(Outcome(run, None, str(error)))
+    missing = [(run, extra(run)) for run in kept.missing(runs)]
+    jobs, refused = min(jobs, len(missing)), (ClientError, ConfigError)
+    with executor_of(jobs) as executor:
+        run_trials([independent(missing)], partial(_make, unfinished), executor, jobs, keep=keep, failures=refused)
+
+
+def _make(unfinished: Path | None, trial: tuple[Run, Sequence[str]]) -> Record:
+    return make(*trial, unfinished)
 
 
 def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Record:

@@ -24,10 +24,10 @@ from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.command_line import paired as paired_clients
 from lit_fed.command_line.paired import bootstrap
-from lit_fed.command_line.runner import Outcome
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
+from lit_fed.system.trials import Outcome
 
 TASK = {
     "metric": "accuracy", "rounds": 2, "cuts": 2, "network": {"class_path": "Linear"}, "batch_size": 0,
@@ -135,11 +135,10 @@ def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
 
 def test_a_run_that_learns_nothing_is_said_and_the_record_is_as_it_was(folder, tmp_path, capsys):
     entry = runs.entry_of(read_task(str(folder / "my.yaml")), runs.algorithm_class("mine_bench.Worse"))
-    schedule = runs._Schedule([entry], tmp_path, lambda work: runs.make_run(UntestedCLI, folder, work))
-    job = schedule.next_job()
-    result = job.call()
+    unfinished, work = runs.Unfinished(tmp_path / "unfinished", [entry]), runs.trials_of(entry)[0]
+    result = runs.make_run(UntestedCLI, folder, work)
     assert re.search("training loss ended at .*, above the first round .* clients above guessing", result["said"])
-    schedule.ended(Outcome(job.task, dict(result), None))
+    unfinished.keep(work, Outcome(dict(result)))
     assert f"validation {result['score']}; {result['said']}" in capsys.readouterr().out
     (kept,) = (json.loads(path.read_text()) for path in (tmp_path / "unfinished").iterdir())
     assert kept.keys() == result.keys() - {"said"}

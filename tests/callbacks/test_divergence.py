@@ -87,12 +87,13 @@ def test_a_command_says_what_to_try_and_advises_no_use(tmp_path, capsys):
     assert said.endswith(f"{CALMER}, or with --model.solver.lr auto --data.val_fraction 0.1")
     assert "next: " not in shown.out
     folder = tmp_path / "run/version_0"
-    assert json.loads((folder / "summary.json").read_text())["diverged"] == said.removeprefix("lit_fed: ")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["diverged"] == said.removeprefix("lit_fed: ")
 
     write_report([folder], tmp_path / "report.html")
     assert f"{said.removeprefix('lit_fed: ')}.</strong>" in (tmp_path / "report.html").read_text()
     sweep = Sweep(Path("one.yaml"), "grid", "train/seen/loss", "minimize", ("${args}",), {}, {}, None)
-    assert result_of(sweep, 0, {}, [folder]).diverged == 1
+    assert result_of(sweep, 0, {}, [summary]).diverged == 1
 
     main([*line, *root, "--model.solver.lr", "0.1"])
     shown = capsys.readouterr()
