@@ -29,12 +29,12 @@ from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.progress import time_left
+from lit_fed.command_line.classes import near_class
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.machine import forget_peak_memory, peak_memory
-from lit_fed.system.names import did_you_mean
 from lit_fed.system.trials import Outcome, Plan, executor_of, run_trials
 from lit_fed.training.output import print_line
 
@@ -79,15 +79,14 @@ def algorithm_class(name: str) -> type[Algorithm]:
     Raises:
         ConfigError: if there is none.
     """
-    own = {one: getattr(lit_fed.algorithms, one) for one in lit_fed.algorithms.__all__}
+    own = name in lit_fed.algorithms.__all__
     try:
-        found = import_object(name) if "." in name else own.get(name)
+        found = getattr(lit_fed.algorithms, name) if own else import_object(name) if "." in name else None
     except (ImportError, AttributeError, ValueError) as error:
         fix = "correct the path, and start in the folder of the module or set PYTHONPATH"
         raise ConfigError(f"--algorithms {name}: cannot be imported ({error}); {fix}") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        fix = "give the name of one, or the path of your own, such as my_file.MyAlgorithm"
-        raise ConfigError(f"--algorithms: there is no algorithm {name!r}\n{did_you_mean(name, own, fix)}")
+        raise ConfigError(f"--algorithms: there is no algorithm {name!r}; {near_class('model.algorithm', name)}")
     return found
 
 

@@ -162,9 +162,10 @@ def _drop_unset(settings: dict[str, Any], place: str) -> None:
     """Leave out what an algorithm of lit_fed lost since, if it was not used."""
     package, _, name = str(settings.get("class_path")).rpartition(".")
     inside = package.partition(".")[0] in ("", "lit_fed")
-    for held in (settings, settings.get("init_args")):
-        for option, unset in UNSET.get(name, {}).items() if inside and isinstance(held, dict) else ():
-            if held.pop(option, unset) != unset:
+    places = [one for one in (settings, settings.get("init_args")) if inside and isinstance(one, dict)]
+    for options in places:
+        for option, unset in UNSET.get(name, {}).items():
+            if options.pop(option, unset) != unset:
                 raise ConfigError(f"{place} is of version 0.2, of a run of {name} with {option}, which is gone; {PAGE}")
 
 
