@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -418,7 +418,9 @@ def arguments_of(given: list[str]) -> Namespace:
     return config
 
 
-OF_RUNS: dict[str, tuple[Any, ...]] = {"sweep": (arguments_of, FederatedCLI), "benchmark": (UntestedCLI,)}
+OF_RUNS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "sweep": lambda: (arguments_of, FederatedCLI), "benchmark": lambda: (UntestedCLI,),
+}  # fmt: skip
 """What commands that make runs need of this module."""
 
 
@@ -458,7 +460,7 @@ def _run(args: ArgsType) -> None:
     command, *given = [*_given(args), ""]
     if command in WITHOUT_TRAINER:
         one = WITHOUT_TRAINER[command]
-        one.find(one.run)(given[:-1], *OF_RUNS.get(command, ()))
+        one.find(one.run)(given[:-1], *OF_RUNS.get(command, tuple)())
     else:
         with ends_in_order():
             FederatedCLI(args)

@@ -104,7 +104,7 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
         """Send θ_i^l and keep θ_i^(l-1); then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and send w."""
         held, state = work.extra
         if ctx.phase == "train":
-            return local_result(ctx, work, data, state=state)
+            return local_result(ctx, work, data, state=state, down=0.0)  # it starts from its own model
         ids = self._chosen(ctx, shared.affinity, data.client_id)
         step = first_order_step(ctx, work.models, shared.peers, ids, data, held, self.keep)
         down = tree.bits(work.models) * (ids != data.client_id).sum(dtype=torch.float64)

@@ -50,8 +50,9 @@ def test_personal_models_are_sent_one_by_one(tmp_path):
          "--trainer.default_root_dir", str(tmp_path)]
     )  # fmt: skip
     compute, scalar = RoundTime(4.0, 1.0, 1.0).expected_slowest(6), 1 / (64 * 10 + 10)
-    plain = compute + 1 + 4 * 6
-    rounds = [plain, plain + 1 + 4 * 6 * (1 + scalar), compute + 6 + 4 * 6, compute + 6 + 4 * 6]
+    own = 1 + 2 * scalar  # a model, and the client's number in eight bytes
+    plain, apart = compute + own + 4 * 6, compute + 6 * own + 4 * 6
+    rounds = [plain, plain + own + 4 * 6 * (1 + scalar), apart, apart]
     assert times_of(folder(tmp_path, "UCFL")) == pytest.approx(pd.Series(rounds).cumsum().tolist())
 
 

@@ -50,7 +50,7 @@ STORED = {
     "FedProto": 4 * (64 * 10 + 10) + 10 + 1,  # prototypes, their squares, which are known, and whether any is
     "FedRoD": 2 * MODEL,
     "GPFL": MODEL + 2 * 4 * 64,  # and the gates of the own route
-    "FedeRiCo": 2 * MODEL + 4 * 2,
+    "FedeRiCo": 5 * MODEL + 4 * 6,  # models that have a weight, and the weights of all
     "IFCA": MODEL + 4 * 4,  # one model, and which of four it is
     "KNNPer": MODEL + 4 + 329 * (4 * 64 + 4 * 10 + 1),  # and as many samples as the largest client has
     "Oracle": 4 * (4 + 1) + 8,  # the same of a smaller model

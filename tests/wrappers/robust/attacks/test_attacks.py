@@ -189,4 +189,6 @@ def test_settings_outside_their_range_are_refused(kind, settings, message):
 
 
 def test_every_attack_is_found_and_tested():
-    assert {type(attack) for attack in ALL} == set(subclasses(Attack))
+    assert {type(attack) for attack in ALL} == {
+        one for one in subclasses(Attack) if one.__module__.startswith("lit_fed.")
+    }
