@@ -398,19 +398,28 @@ class InMemoryServer:
         self.shared, self.rounds_done = shared, self.rounds_done + 1
 
 
-class _Untold:
-    """Placeholder data that raises on any access."""
+class _Anybody:
+    """The data of no client: whoever reads them has to say so."""
+
+    def __init__(self, algorithm: str) -> None:
+        self.algorithm = algorithm
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
+        raise ConfigError(
+            f"{self.algorithm}.state_init reads data.{name}, so clients do not start alike; write "
+            "`state_reads_data: ClassVar[bool] = True` in the class"
+        )
 
 
 def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
-    """Whether all clients have the same initial state, since `state_init` does not read their data."""
-    try:
-        algorithm.state_init(ctx, shared, _Untold())  # type: ignore[arg-type]
-    except Exception:  # it reads the client's data
+    """Whether all clients have the same initial state, as `state_reads_data` says.
+
+    Raises:
+        ConfigError: naming the algorithm, if it says so and `state_init` reads the client's data.
+    """
+    if algorithm.state_reads_data:
         return False
+    algorithm.state_init(ctx, shared, _Anybody(type(innermost(algorithm)).__name__))  # type: ignore[arg-type]
     return True
 
 

@@ -191,3 +191,21 @@ def test_a_placeholder_adds_nothing_even_if_it_is_not_finite():
     reduced, bits, means = found.reduce()
     assert (reduced.value["w"].item(), reduced.weight.item(), means) == (3.0, 1.0, {"loss": (3.0, 1.0)})
     assert bits == [1.0, 1.0]
+
+
+class Counting(FedAvg):
+    """Keeps the number of its samples, and does not say that it reads them."""
+
+    def state_init(self, ctx, shared, data):
+        return {"samples": data.num_samples}
+
+
+def test_a_first_state_that_reads_the_client_has_to_say_so():
+    train, task = make_clients([4, 5]), make_task()
+    with pytest.raises(ConfigError, match=r"Counting\.state_init reads data\.num_samples, .* `state_reads_data"):
+        Federation(Counting(), train, task)
+
+    class Saying(Counting):
+        state_reads_data = True
+
+    assert Federation(Saying(), train, task).store.table["state"]["samples"].tolist() == [4, 5]

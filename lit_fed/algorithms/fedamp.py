@@ -67,6 +67,7 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, LocalRun], ABC):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "local_norm": "averages the models of all clients with weights of their own"
     }

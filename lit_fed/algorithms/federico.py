@@ -111,6 +111,7 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "adds up what clients send to each other, each of them once",
         "local_norm": "trains all leaves of a model at those who use it",

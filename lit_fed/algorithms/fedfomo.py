@@ -73,6 +73,7 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {"local_norm": "mixes in all leaves of the models of others"}
 
     def shared_init(self, ctx: Context) -> Offered:

@@ -119,6 +119,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
 
     def shared_init(self, ctx: Context) -> BodyAndHeads:

@@ -69,6 +69,7 @@ class FedU(Personal[Peers, TaskState, LocalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "client_lr": "mixes models in proportion to one rate",

@@ -77,6 +77,7 @@ class GADMM(PersonalSolve[GroupNetwork, OwnModel]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
     }

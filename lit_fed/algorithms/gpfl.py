@@ -71,6 +71,7 @@ class GPFL(PersonalPart):
     weight: float = ranged(0.01, ">= 0")
     decay: float = ranged(0.1, ">= 0")
 
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = PersonalPart.incompatible | {
         "noise_in_steps": "the client's head and its shares of classes"
     }

@@ -118,6 +118,11 @@ class KNNPer(Algorithm[Any, Any, Any]):
         check_served(ctx, innermost(self.trained))
         return self.trained.shared_init(ctx)
 
+    @property
+    def state_reads_data(self) -> bool:  # type: ignore[override]  # of the base, which a user chooses
+        """As of the base."""
+        return self.trained.state_reads_data
+
     def state_init(self, ctx: Context, shared: Any, data: ClientData) -> Any:
         return self.trained.state_init(ctx, shared, data)
 

@@ -111,6 +111,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "loss": "minimises a loss of its own, by --model.algorithm.loss",
         "local_norm": "trains linear classifiers",

@@ -53,6 +53,7 @@ class Oracle(Algorithm[GlobalModels, GroupState, LocalRun]):
 
     message = MessageSpec(complete=False)
     participation = Participation(fills_in_absent=False)  # clients of other groups never received the group's model
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "deployment": "needs the true group of every client, which the server does not know",
         "privacy": "divides by numbers of members, which are private themselves",

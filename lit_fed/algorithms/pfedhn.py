@@ -99,6 +99,7 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", counts_draws=False, fills_in_absent=False)
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "takes one step for each client of a round",
         "local_norm": "keeps running statistics at each client already, and generates the rest",

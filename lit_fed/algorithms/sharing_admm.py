@@ -97,6 +97,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     participation = Participation(
         weighting="uniform", needs_all_clients=True, fills_in_absent=False, divided_by="features"
     )
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "deployment": "needs rows of the same samples at all parties, which somebody has to align first",
         "loss": "solves for the loss of the joint outputs in closed form",

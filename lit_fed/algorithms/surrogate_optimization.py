@@ -52,6 +52,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
     unseen_steps: int = ranged(1, ">= 1")
     refresh_at_eval: bool = False
 
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "the bounds of its surrogates",
         "loss": "minimises an upper bound of the log-loss, which is none of another loss",

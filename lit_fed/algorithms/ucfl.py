@@ -95,6 +95,7 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
     min_variance: float = 1e-12
 
     message = MessageSpec("rows", reduce="stack")
+    state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "weighs clients by their samples in its mixing coefficients",
         "local_norm": "mixes all leaves of the clients' models",

@@ -136,6 +136,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     reads_losses: ClassVar[bool] = False
     """Whether `client_init` reads the losses of the client's samples under the shared models."""
 
+    state_reads_data: ClassVar[bool] = False
+    """Whether `state_init` reads anything of the client, such as its number; else all clients start alike."""
+
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
 

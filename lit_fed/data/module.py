@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -69,21 +69,6 @@ class Predicted(NamedTuple):
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
     client: str | None = None  # predict this client alone; None: all clients that the test measures
-
-
-class RoundPlanner(Protocol):
-    """Interface of the code that runs the rounds, as the data module sees it."""
-
-    @property
-    def next_draw(self) -> dict[str, Any]:
-        """Arguments of `draw_cohort` for the next round, such as seed and round."""
-
-    @property
-    def most_per_block(self) -> int | None:
-        """Upper limit of client states gathered at once; None: no limit."""
-
-    def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
-        """This rank's blocks of the next round, see `core.blocks.round_blocks`."""
 
 
 class FederatedDataModule(LightningDataModule):
@@ -176,7 +161,6 @@ class FederatedDataModule(LightningDataModule):
         self.unseen: Population | None = None
         self.given_target: Target | None = None
         self.predicted = Predicted()
-        self.planner: RoundPlanner | None = None
 
     @classmethod
     def from_clients(
@@ -244,7 +228,7 @@ class FederatedDataModule(LightningDataModule):
         self.fingerprint = fingerprint(seen, unseen)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
-        self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
+        self.cohort(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
         for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
@@ -436,7 +420,8 @@ class FederatedDataModule(LightningDataModule):
         return chosen
 
     # ------------------------------------------------------------------ blocks
-    def _draw(self, **draw: Any) -> np.ndarray:
+    def cohort(self, **draw: Any) -> np.ndarray:
+        """The seen clients of a round, [C]; `draw` as for `draw_cohort`, such as seed and round."""
         assert self.seen is not None
         sizes = self.seen.train.sizes.numpy()
         return draw_cohort(
@@ -444,15 +429,12 @@ class FederatedDataModule(LightningDataModule):
             sampling=self.client_sampling, **draw,
         )  # fmt: skip
 
-    def plan_with(self, planner: RoundPlanner) -> None:
-        """Set the planner that makes the blocks of each round."""
-        self.planner = planner
-
     @property
     def block_size(self) -> int:
         """Upper limit of clients in a block; lower if their states are read from files block by block."""
-        assert self.planner is not None
-        return min(self.clients_per_block, self.planner.most_per_block or self.clients_per_block)
+        assert self.trainer is not None
+        store = getattr(self.trainer.lightning_module, "store", None)  # while rates are searched there is none
+        return min(self.clients_per_block, getattr(store, "clients_per_block", None) or self.clients_per_block)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a block; skipped on a CPU, where the search for tensors costs a millisecond per round."""
@@ -461,14 +443,8 @@ class FederatedDataModule(LightningDataModule):
     def train_dataloader(self) -> Blocks[ClientBlock]:
         """This rank's blocks of the next round; called once per round."""
         assert self.trainer is not None
-        assert self.seen is not None
-        assert self.planner is not None
-        return Blocks(
-            self.planner.blocks(
-                self._draw(**self.planner.next_draw), self.seen.train, clients_per_block=self.block_size,
-                rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
-            )
-        )  # fmt: skip
+        module: Any = self.trainer.lightning_module
+        return Blocks(module.next_round(self))
 
     def val_dataloader(self) -> Blocks[ServingBlock]:
         return self.serving("seen", self.evaluation_split)

@@ -26,7 +26,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, NotFiniteError, notice
 from lit_fed.rounds import FederatedRounds, in_memory
 from lit_fed.system.trials import InProcess, Plan, run_trials
-from lit_fed.training.planner import Planner
+from lit_fed.training.cohort import next_round
 
 __all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search", "validation_loss"]
 
@@ -58,23 +58,21 @@ class _Run:
     """
 
     def __init__(self, federation: FederatedRounds, data: FederatedDataModule, trainer: Trainer) -> None:
-        self.federation, self.data, self.precision = federation, data, trainer.precision_plugin
-        self.planner = Planner(federation, self.precision.val_step_context)
+        self.federation, self.data, self.trainer = federation, data, trainer
 
     def loss_after(self, rounds: int) -> float:
         """Go on until so many rounds are done; mean validation loss, by five digits, or infinity. A collective call."""
-        self.data.plan_with(self.planner)
         while self.federation.server.rounds_done < rounds:
             if not self._round():
                 return math.inf
-        return validation_loss(self.federation, self.data, self.precision)
+        return validation_loss(self.federation, self.data, self.trainer.precision_plugin)
 
     def _round(self) -> bool:
         """Run a round; False if a client of any rank returned NaN or infinity."""
         diverged = torch.zeros(1, device=self.federation.server.device)
-        for block in self.data.train_dataloader():
+        for block in next_round(self.federation, self.data, self.trainer):
             try:
-                with self.precision.train_step_context():
+                with self.trainer.precision_plugin.train_step_context():
                     for _ in self.federation.train_block(_there(self.federation, self.data, block)):
                         pass
             except NotFiniteError:  # other ranks wait for this one at the end of the phase

@@ -34,6 +34,7 @@ from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.discovery import with_objects
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
+from lit_fed.training.cohort import next_round
 from lit_fed.training.history import (
     RunHistory,
     plain_settings,
@@ -42,7 +43,6 @@ from lit_fed.training.history import (
 )
 from lit_fed.training.learning_rate import Trial, best_rate, search
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
-from lit_fed.training.planner import Planner
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
 from lit_fed.wrappers.compression.codecs.base import Scope
@@ -213,7 +213,6 @@ class FederatedModule(LightningModule):
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
-        data.plan_with(Planner(self.federation, self.trainer.precision_plugin.val_step_context))
         self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
@@ -327,6 +326,10 @@ class FederatedModule(LightningModule):
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )
         return facts
+
+    def next_round(self, data: FederatedDataModule) -> list[ClientBlock]:
+        """This rank's blocks of the next round."""
+        return next_round(self.federation, data, self.trainer)
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         for num_clients in self.federation.train_block(batch):

@@ -77,6 +77,7 @@ class ByPost(AlgorithmWrapper):
     """Clients make their first states from what they were sent."""
 
     post: Post
+    state_reads_data = True
 
     def state_init(self, ctx, shared, data):
         return self.inner.state_init(ctx, self.post.deliver(self.inner, ctx, shared, int(data.client_id)), data)

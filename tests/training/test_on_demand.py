@@ -118,6 +118,8 @@ def test_other_drawn_data_are_refused_on_resume(tmp_path):
 class Greedy(FedAvg):
     """Looks at all samples before the first round."""
 
+    state_reads_data = True
+
     def state_init(self, ctx, shared, data):
         return {"sum": data.x.sum(), "samples": data.num_samples}
 

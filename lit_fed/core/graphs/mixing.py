@@ -210,6 +210,7 @@ class Gossiping(Served[Peers, State, Work]):
         "local_norm": "mixes all leaves of the peers' models",
     }
     has_server = False
+    state_reads_data = True
 
     def matrix(self, ctx: Context) -> Tensor:
         """W of the round, [T, T] float64."""
