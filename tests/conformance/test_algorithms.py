@@ -208,7 +208,8 @@ def watched(algorithm, calls):
 
         return method
 
-    kind = type("Watched", (type(algorithm),), {name: watch(name) for name in METHODS})
+    methods = {name: watch(name) for name in METHODS}
+    kind = type("Watched", (type(algorithm),), methods | {"state_reads_data": True})  # the watch looks at them
     return kind(**{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)})
 
 
