@@ -59,7 +59,7 @@ class PlainLoop:
     def round(self) -> None:
         """One round over the cohort."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            cohort = self.data._draw(seed=0, round_idx=self.federation.server.rounds_done)
+            cohort = self.data.cohort(seed=0, round_idx=self.federation.server.rounds_done)
             self.federation.round(self.data.seen.train, cohort)
 
     @torch.no_grad()
