@@ -457,13 +457,13 @@ def _given(args: ArgsType) -> list[str]:
 
 def _run(args: ArgsType) -> None:
     """Run a command: those that need no trainer by themselves, all others by Lightning's command line."""
-    command, *given = [*_given(args), ""]
-    if command in WITHOUT_TRAINER:
-        one = WITHOUT_TRAINER[command]
-        one.find(one.run)(given[:-1], *OF_RUNS.get(command, tuple)())
-    else:
+    given = _given(args)
+    command = WITHOUT_TRAINER.get(given[0]) if given else None
+    if command is None:
         with ends_in_order():
             FederatedCLI(args)
+    else:
+        command.find(command.run)(given[1:], *OF_RUNS.get(given[0], tuple)())
 
 
 def _stop(message: str, status: int) -> NoReturn:

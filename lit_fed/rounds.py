@@ -399,7 +399,7 @@ class InMemoryServer:
 
 
 class _Anybody:
-    """The data of no client: whoever reads them has to say so."""
+    """Placeholder for a client's data; reading it raises an error."""
 
     def __init__(self, algorithm: str) -> None:
         self.algorithm = algorithm

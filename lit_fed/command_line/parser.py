@@ -108,7 +108,10 @@ class FederatedParser(LightningArgumentParser):
         """Parse arguments, and forget the configurations of earlier ones."""
         self.configurations = []
         words = list(sys.argv[1:] if args is None else args)
-        import_all() if any(one in HELP or ".help" in one for one in words) else import_named(" ".join(words))
+        if any(one in HELP or ".help" in one for one in words):
+            import_all()
+        else:
+            import_named(" ".join(words))
         parsed: Namespace = super().parse_args(args, *more, **options)
         return parsed
 

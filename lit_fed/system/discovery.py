@@ -7,7 +7,6 @@ import re
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
@@ -119,7 +118,19 @@ def _statements(package: str) -> list[_Statement]:
 @cache
 def entry_points() -> dict[str, EntryPoint]:
     """The classes that other packages bring, by their names; a name of lit_fed stays lit_fed's."""
-    return {one.name: one for group in GROUPS for one in metadata.entry_points(group=group)}
+    ours = {name for known in _rooms().values() for name in known}
+    found = [one for group in GROUPS for one in metadata.entry_points(group=group)]
+    return {one.name: one for one in found if one.name not in ours}
+
+
+def _load(point: EntryPoint) -> None:
+    try:
+        point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{point.name} is {point.value} of an installed package, which cannot be imported ({error}); mend that "
+            "package, or uninstall it"
+        ) from error
 
 
 def import_named(text: str) -> None:
@@ -135,7 +146,7 @@ def import_named(text: str) -> None:
         for name in words & known.keys():
             importlib.import_module(known[name])
     for name in words & entry_points().keys():
-        entry_points()[name].load()
+        _load(entry_points()[name])
 
 
 def import_all() -> None:
@@ -144,13 +155,17 @@ def import_all() -> None:
         for module in known.values():
             importlib.import_module(module)
     for one in entry_points().values():
-        one.load()
+        _load(one)
 
 
 def _rooms() -> dict[str, dict[str, str]]:
+    """The names of all packages, which are imported; a module that one of them lacks is an error."""
     for package in PACKAGES:
-        with suppress(ModuleNotFoundError):
+        try:
             importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
     return ROOMS
 
 

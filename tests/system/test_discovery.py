@@ -20,8 +20,9 @@ from lit_fed.core.targets import Loss, Target
 from lit_fed.data import data_sets, partitions
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
+from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network
-from lit_fed.system.discovery import ROOMS, entry_points, room, subclasses
+from lit_fed.system.discovery import ROOMS, entry_points, import_named, room, subclasses
 from lit_fed.system.names import lies_below
 from lit_fed.wrappers.base import WrapperSettings
 from lit_fed.wrappers.compression import codecs
@@ -176,7 +177,7 @@ def other_package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(
-        "[lit_fed.algorithms]\nTheirs = others:Theirs\n[lit_fed.data]\nHalves = others:Halves\n"
+        "[lit_fed.algorithms]\nTheirs = others:Theirs\nFedAvg = others:FedAvg\n[lit_fed.data]\nHalves = others:Halves\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     entry_points.cache_clear()
@@ -203,3 +204,25 @@ def test_classes_of_other_packages_have_names():
     assert config.fit.model.algorithm.class_path == "others.Theirs"
     assert config.fit.data.partition.class_path == "others.Halves"
     assert "Theirs" in {one.__name__ for one in subclasses(Algorithm)}
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_name_of_lit_fed_stays_its_own():
+    assert set(entry_points()) == {"Theirs", "Halves"}
+
+
+def test_a_package_that_cannot_be_imported_is_named(other_package, tmp_path):
+    (tmp_path / "others.py").write_text("import a_module_that_is_not_there")
+    with pytest.raises(
+        ConfigError, match=r"Theirs is others:Theirs of an installed package.*a_module_that_is_not_there"
+    ):
+        import_named("Theirs")
+
+
+def test_a_module_that_a_package_lacks_is_no_absent_package(monkeypatch):
+    def lacking(name):
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    monkeypatch.setattr("lit_fed.system.discovery.importlib.import_module", lacking)
+    with pytest.raises(ModuleNotFoundError, match="numpy"):
+        import_named("FedAvg")

@@ -655,7 +655,7 @@ def texts(rows: TableRows, column: str, *, may_miss: bool = False) -> np.ndarray
 
 
 def refuse_mixed(rows: TableRows, column: str) -> None:
-    """Refuse a text among numbers, and numbers stored as text, in a column whose kind nobody declared."""
+    """Refuse a text among numbers, and numbers stored as text, in a column of undeclared type."""
     found = texts(rows, column, may_miss=True)
     known = np.array([is_number(one) for one in found])
     if is_numeric(rows.frame[column]) or not known.any():
