@@ -30,4 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [config.rootpath / name for name in config.getini("long_files")]
     if gone := [str(path) for path in long if not path.is_file()]:
         raise pytest.UsageError(f"long_files in pyproject.toml names missing files: {', '.join(gone)}")
+    lowest = [line.partition("::")[0] for line in (config.rootpath / ".ci/lowest_tests").read_text().split()]
+    if gone := [name for name in lowest if not (config.rootpath / name).exists()]:
+        raise pytest.UsageError(f".ci/lowest_tests names missing files: {', '.join(gone)}")
     items.sort(key=lambda item: long.index(item.path) if item.path in long else len(long))
