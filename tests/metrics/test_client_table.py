@@ -6,6 +6,7 @@ import torch
 from lit_fed.metrics import client_statistics, summarise
 from lit_fed.metrics.client_table import outlier
 from lit_fed.metrics.gathered import ClientTable
+from lit_fed.metrics.scores import ClientScores
 
 
 def statistics(values, num_samples=None):
@@ -54,7 +55,7 @@ def test_one_client_has_no_spread():
 
 def test_summary_of_a_classification():
     rows = torch.tensor([[4.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, 3.0, 0.0]], dtype=torch.float64)
-    found = summarise(rows)
+    found = summarise(ClientScores.of_rows(rows))
     assert found["loss"] == 1.0
     assert found["accuracy"] == 0.6
     assert found["accuracy_worst"] == 0.0
@@ -64,7 +65,7 @@ def test_summary_of_a_classification():
 def test_summary_of_a_regression_ranks_by_the_largest_error():
     squared = torch.arange(1.0, 21.0, dtype=torch.float64)  # mean squared errors 1 … 20
     rows = torch.stack([torch.full_like(squared, 2), squared, 2 * squared], dim=1)
-    found = summarise(rows, "mse")
+    found = summarise(ClientScores.of_rows(rows), "mse")
     assert set(found) == {"loss", "mse", "mse_decile", "mse_worst", "mse_std", "mse_unweighted"}
     assert found["loss"] == pytest.approx(5.25)
     assert found["mse"] == found["mse_unweighted"] == pytest.approx(10.5)
@@ -74,20 +75,31 @@ def test_summary_of_a_regression_ranks_by_the_largest_error():
 
 
 def test_summary_of_nothing():
-    assert summarise(torch.zeros(3, 3)) == summarise(torch.zeros(3, 3), "mse") == {}
+    nothing = ClientScores.of_rows(torch.zeros(3, 3))
+    assert summarise(nothing) == summarise(nothing, "mse") == {}
 
 
-def test_further_columns_are_ignored():
-    rows = torch.tensor([[4.0, 2.0, 3.0, 0.9, 0.1]], dtype=torch.float64)
-    assert summarise(rows) == summarise(rows[:, :3])
+def test_columns_have_names():
+    rows = torch.tensor([[4.0, 2.0, 3.0, 0.5, 0.25, 7.0], [0.0, 0.0, 0.0, 0.5, 0.75, 8.0]], dtype=torch.float64)
+    scores = ClientScores.of_rows(rows, num_components=2, names=["auroc"])
+    assert torch.equal(scores.rows(), rows)
+    columns = scores.columns("accuracy")
+    assert columns == {
+        "num_test": [4, 0],
+        **{
+            name: [value, pytest.approx(math.nan, nan_ok=True)]
+            for name, value in (("accuracy", 0.75), ("loss", 0.5), ("auroc", 7.0))
+        },
+    }  # without samples nothing is known
+    assert scores.weights() == {"pi_0": [0.5, 0.5], "pi_1": [0.25, 0.75]}
 
 
 def test_table_adds_up_and_resets():
     table = ClientTable(3, num_components=2)
     rows = torch.tensor([[2.0, 1.0, 1.0, 0.5, 0.5], [4.0, 3.0, 2.0, 1.0, 0.0]])
-    table.update(torch.tensor([2, 0]), rows)
-    table.update(torch.tensor([1]), rows[:1] * 10)
-    found = table.compute()
+    table.update(torch.tensor([2, 0]), ClientScores.of_rows(rows, 2))
+    table.update(torch.tensor([1]), ClientScores.of_rows(rows[:1] * 10, 2))
+    found = table.scores().rows()
     assert found.dtype == torch.float64
     assert torch.equal(found, torch.stack([rows[1], rows[0] * 10, rows[0]]).double())
     table.reset()
@@ -96,10 +108,9 @@ def test_table_adds_up_and_resets():
 
 def test_result_is_no_view_of_the_state():
     table = ClientTable(1)
-    table.update(torch.tensor([0]), torch.ones(1, 3))
-    table.compute().zero_()
-    table._computed = None
-    assert table.compute().tolist() == [[1, 1, 1]]
+    table.update(torch.tensor([0]), ClientScores.of_rows(torch.ones(1, 3)))
+    table.scores().hits.zero_()
+    assert table.scores().rows().tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize(
