@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.types import ModelState, ServingBlock, Tree
+from lit_fed.core.types import ModelState, Tree
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.summary import RunSummary
@@ -19,7 +19,7 @@ from lit_fed.training.hooks import FederatedCallback, data_of, federated, result
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 
-__all__ = ["ComponentAccuracy", "component_table", "components_in_words"]
+__all__ = ["ComponentAccuracy", "component_scores", "component_table", "components_in_words", "has_components"]
 
 UNUSED = 0.25
 """Share of the samples, times the number of components, below which a component counts as unused."""
@@ -42,7 +42,7 @@ class ComponentAccuracy(FederatedCallback):
         module, (seen, _) = federated(pl_module), data_of(trainer).populations
         if trainer.logger is None or seen.groups is None or not has_components(module):
             return
-        components, folder = self._measured(trainer, module), results_folder(trainer)
+        components, folder = component_scores(trainer, module), results_folder(trainer)
         if folder is not None:
             mixture, groups = module.client_scores["seen"].mixture, seen.groups[seen.positions]
             write_table(component_table(components, mixture, groups, module.target.metric), folder / "components.csv")
@@ -50,36 +50,27 @@ class ComponentAccuracy(FederatedCallback):
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         summary.lines.append(components_in_words(module))
 
-    def _measured(self, trainer: Trainer, module: FederatedModule) -> list[ClientScores]:
-        """Results of the clients with every component alone, [M], the same on every rank."""
-        data = data_of(trainer)
-        num_models, num_clients = module.algorithm.num_models, data.populations[0].num_measured
-        tables = [ClientTable(num_clients).to(module.device) for _ in range(num_models)]
-        with trainer.precision_plugin.val_step_context():
-            for block in data.serving("seen", "test"):
-                measure_components(module, trainer.strategy.batch_to_device(block), tables)
-        return [table.scores() for table in tables]
-
 
 def has_components(module: FederatedModule) -> bool:
     """Whether clients are served with mixtures of several components."""
     return module.store.has_mixtures and module.algorithm.num_models > 1
 
 
-def measure_components(module: FederatedModule, block: ServingBlock, tables: list[ClientTable]) -> None:
-    """Serve some clients with one component after another and add the results to the component's table.
-
-    Args:
-        module: the `FederatedModule`.
-        block: the clients.
-        tables: a table of all measured clients for each component, [M].
-    """
-    federation, data = module.federation, block.data.select(block.client_ids)
-    states = module.store.gather(block.client_ids)["state"]
-    for component, table in enumerate(tables):
-        served = with_one_component(states, component)
-        job = predict_job(federation, block.client_ids, data, served)
-        table.update(block.rows, client_scores(federation.client_trainer, job))
+def component_scores(trainer: Trainer, module: FederatedModule) -> list[ClientScores]:
+    """Results of the seen clients on test samples with each component alone, [M], the same on every rank."""
+    federation, data = module.federation, data_of(trainer)
+    num_models, num_clients = module.algorithm.num_models, data.populations[0].num_measured
+    tables = [ClientTable(num_clients).to(module.device) for _ in range(num_models)]
+    with trainer.precision_plugin.val_step_context():
+        for given in data.serving("seen", "test"):
+            block = trainer.strategy.batch_to_device(given)
+            data_of_block = block.data.select(block.client_ids)
+            states = module.store.gather(block.client_ids)["state"]
+            for component, table in enumerate(tables):
+                served = with_one_component(states, component)
+                job = predict_job(federation, block.client_ids, data_of_block, served)
+                table.update(block.rows, client_scores(federation.client_trainer, job))
+    return [table.scores() for table in tables]
 
 
 def with_one_component(states: Tree, component: int) -> Tree:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_fed.command_line.parser import FederatedParser, command_parser
-from lit_fed.metrics.paired import mean_difference, paired
+from lit_fed.metrics.paired import mean_difference
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
 from lit_fed.system.files import write_atomically
@@ -22,10 +22,9 @@ from lit_fed.system.packages import pd
 from lit_fed.training.finished_runs import (
     FinishedRun,
     Group,
-    clients_of,
+    compared,
     find_run,
     grouped,
-    larger_is_better,
     metric_of,
     named,
     read_run,
@@ -149,15 +148,13 @@ def differences_from_first(groups: Sequence[Group], metric: str) -> tuple[list[s
     """Headings and cells: the seen clients of each group beside the same clients of the first one."""
     factor, unit = style.percent(metric)
     first, *others = groups
-    larger = larger_is_better([run for group in groups for run in group.runs], metric)
-    baseline, rows = clients_of(first.runs, metric), []
+    rows = []
     for name, runs in others:
-        table = paired(clients_of(runs, metric), baseline).query("population == 'seen'")
+        table = compared(runs, first.runs, metric).query("population == 'seen'")
         if table.empty:
             continue
         mean, low, high = (f"{factor * value:+.{2 if unit else 4}f}" for value in mean_difference(table))
-        difference = (table["value"] - table["other"]).round(9)
-        worse = "" if larger is None else str(((difference < 0) if larger else (difference > 0)).sum())
+        worse = "" if table["gain"].isna().all() else str((table["gain"] < 0).sum())
         rows.append([name, mean, f"{low} to {high}", worse, str(len(table))])
     return ["run", f"difference from {first.name}{unit}", "95 % interval", "clients that lose", "of"], rows
 

@@ -20,7 +20,7 @@ import yaml
 from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.paired import Interval, mean_difference, paired
+from lit_fed.metrics.paired import Interval, mean_difference
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.system.files import given_path, whole_file
@@ -123,7 +123,7 @@ class _Loss(NamedTuple):
 
     name: str
     baseline: str
-    table: pd.DataFrame  # of `paired`, with `gain`: positive where the group is better; the worst first
+    table: pd.DataFrame  # of `compared`, the worst first
     mean: Interval  # of the differences of seen clients
 
     def __str__(self) -> str:
@@ -228,15 +228,13 @@ class _Page(NamedTuple):
 
     def losses(self) -> list[_Loss]:
         """Every group beside every baseline with the same clients; none if the metric has no known direction."""
-        larger = finished_runs.larger_is_better([run for group in self.groups for run in group.runs], self.metric)
         baselines = [group for group in self.groups if _algorithm(group.runs[0]) in BASELINES]
-        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0] and larger is not None]
+        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0]]
         found = []
         for group, baseline in itertools.product(judged, baselines):
-            table = paired(*(finished_runs.clients_of(one.runs, self.metric) for one in (group, baseline)))
+            table = finished_runs.compared(group.runs, baseline.runs, self.metric)
             seen = table.query("population == 'seen'")
-            if group is not baseline and len(seen):
-                table["gain"] = (table["value"] - table["other"]).round(9) * (1 if larger else -1)  # means over seeds
+            if group is not baseline and seen["gain"].notna().any():
                 table = table.sort_values("gain", kind="stable")
                 found.append(_Loss(group.name, baseline.name, table, mean_difference(seen)))
         return found

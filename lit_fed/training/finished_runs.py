@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.paired import paired
 from lit_fed.metrics.scores import USUAL
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
@@ -18,8 +20,8 @@ from lit_fed.system.spreadsheets import unquoted_table
 from lit_fed.training.round_logger import newest_version
 
 __all__ = [
-    "FinishedRun", "Group", "clients_of", "differences", "evaluated_split", "find_run", "grouped", "larger_is_better",
-    "metric_of", "named", "read_history", "read_run", "without_seeds",
+    "FinishedRun", "Group", "compared", "differences", "evaluated_split", "find_run", "grouped", "metric_of", "named",
+    "read_history", "read_run", "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -241,12 +243,18 @@ def _part(key: str, value: str) -> str:
 
 
 # ---------------------------------------------------------------------- clients and rounds
-def larger_is_better(runs: Sequence[FinishedRun], metric: str) -> bool | None:
-    """The direction of a metric, as the runs stored it; None: unknown."""
-    return next((found for run in runs if (found := run.summary.larger_is_better(metric)) is not None), None)
+def compared(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
+    """The clients that two groups of runs have in common, as of `paired`.
+
+    `gain` is the difference, positive where the first group is better; NaN if the direction of the metric is unknown.
+    """
+    table = paired(_clients(runs, metric), _clients(others, metric))
+    larger = next((found for run in runs if (found := run.summary.larger_is_better(metric)) is not None), None)
+    sign = math.nan if larger is None else 1 if larger else -1
+    return table.assign(gain=sign * (table["value"] - table["other"]).round(9))  # means over seeds
 
 
-def clients_of(runs: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
+def _clients(runs: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
     """The clients of the runs for `paired`, in the order of the runs; `value` is the mean over those of a division."""
     parts = []
     for run in runs:

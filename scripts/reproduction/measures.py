@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.callbacks.component_accuracy import has_components, measure_components
+from lit_fed.callbacks.component_accuracy import component_scores, has_components
 from lit_fed.callbacks.evaluation import measured_table
 from lit_fed.clients import PredictJob, SequentialTrainer
 from lit_fed.core.mixtures.e_step import expectation
@@ -24,7 +24,6 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.synthetic import synthetic_parameters
 from lit_fed.metrics import summarise
-from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
 
 Kind = TypeVar("Kind", bound=Callback)
@@ -179,7 +178,6 @@ class MixtureCurve(Callback):
         data, federation = data_of(trainer), module.federation
         train = data.populations[0].train.to(module.device)
         mixture = module.store.gather(torch.arange(train.num_clients, device=module.device))["state"].mixture
-        tables = [ClientTable(train.num_clients).to(module.device) for _ in range(mixture.shape[1])]
         with trainer.precision_plugin.val_step_context(), torch.no_grad():
             ctx, entropies = federation.context("evaluate"), []
             for client_id, pi in enumerate(mixture):
@@ -187,9 +185,7 @@ class MixtureCurve(Callback):
                 losses = SequentialTrainer().losses(ctx, federation.shared, federation.algorithm, client)
                 assert losses is not None  # of a mixture they are known
                 entropies.append(_entropy(expectation(pi, losses, client.mask)[1]))
-            for block in data.serving("seen", "test"):
-                measure_components(module, trainer.strategy.batch_to_device(block), tables)
-        scores = [table.scores() for table in tables]
+            scores = component_scores(trainer, module)
         means = {"clients": _entropy(mixture), "samples": torch.cat(entropies)}
         row = {f"entropy_of_{name}": _digits(values.mean()) for name, values in means.items()}
         row |= {"round": module.num_rounds_done, "largest_weight": _digits(mixture.amax(1).mean())}

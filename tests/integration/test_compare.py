@@ -317,22 +317,19 @@ def test_a_report_escapes_all_that_comes_from_outside(rivals, tmp_path):
     assert page.count("Table&lt;i&gt;") >= 2
 
 
-def test_smaller_errors_win(tmp_path):
-    em = write_run(tmp_path / "em/version_0", config(), (1.0, 2.0, 9.0), hit="mse")
-    local = write_run(tmp_path / "local/version_0", config("Local"), (2.0, 1.0, 1.0), hit="mse")
-    assert "FedEM is worse than Local for 2 of 3 seen clients." in reported(tmp_path, em, local)
-
-
-@pytest.mark.parametrize(("larger", "said"), [(True, "1 of 3"), (False, "2 of 3"), (None, None)])
-def test_the_direction_of_a_chosen_metric_is_the_one_that_its_run_stored(tmp_path, larger, said):
-    """Not guessed: the worst client by its number may be the best."""
-    em = write_run(tmp_path / "em/version_0", config(), (1.0, 2.0, 9.0), hit="own", larger=larger)
-    local = write_run(tmp_path / "local/version_0", config("Local"), (2.0, 1.0, 1.0), hit="own", larger=larger)
-    page = reported(tmp_path, em, local, "--metric", "own")
-    if said is None:
-        assert "Not known: give runs of Local" in page
-    else:
-        assert f"FedEM is worse than Local for {said} seen clients." in page
+@pytest.mark.parametrize(
+    ("metric", "larger", "said"),
+    [
+        ("mse", None, "FedEM is worse than Local for 2 of 3 seen clients."),
+        ("own", True, "FedEM is worse than Local for 1 of 3 seen clients."),
+        ("own", False, "FedEM is worse than Local for 2 of 3 seen clients."),
+        ("own", None, "Not known: give runs of Local"),  # a run that does not say
+    ],
+)
+def test_runs_say_whether_larger_is_better(tmp_path, metric, larger, said):
+    em = write_run(tmp_path / "em/version_0", config(), (1.0, 2.0, 9.0), hit=metric, larger=larger)
+    local = write_run(tmp_path / "local/version_0", config("Local"), (2.0, 1.0, 1.0), hit=metric, larger=larger)
+    assert said in reported(tmp_path, em, local, "--metric", metric)
 
 
 def test_other_divisions_and_missing_baselines_are_not_paired(rivals, tmp_path, capsys):

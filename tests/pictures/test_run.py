@@ -10,6 +10,7 @@ import pytest
 
 from lit_fed.callbacks import RunReport
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.scores import USUAL
 from lit_fed.pictures.run import _figures, draw
 from lit_fed.pictures.style import COLUMN, byte_unit, few_ticks
 
@@ -33,9 +34,8 @@ def clients_of(values, hit="accuracy", **columns):
 
 def drawn(folder, clients):
     with mpl.rc_context(COLUMN):
-        figures = dict(
-            _figures(folder, clients, {hit: hit == "accuracy" for hit in ("accuracy", "mse") if hit in clients})
-        )
+        hit = next(one for one in USUAL if one in clients)
+        figures = dict(_figures(folder, clients, {hit: USUAL[hit]}))
         for figure in figures.values():
             figure.draw_without_rendering()
     return figures
