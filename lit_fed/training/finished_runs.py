@@ -258,9 +258,9 @@ def _clients(runs: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
     """The clients of the runs for `paired`, in the order of the runs; `value` is the mean over those of a division."""
     parts = []
     for run in runs:
-        columns = {"population": run.clients["population"], "client": run.clients["client"].astype(str)}
-        columns |= {"samples": run.clients.get("num_test", 1), "value": run.clients[metric]}
-        parts.append(pd.DataFrame(columns).assign(division=_division(run)))
+        part = run.clients[["population", "client", "num_test", metric]].astype({"client": str})
+        part.columns = pd.Index(["population", "client", "samples", "value"])
+        parts.append(part.assign(division=_division(run)))
     groups = pd.concat(parts).groupby(["division", "population", "client"], sort=False)
     return groups.agg({"samples": "first", "value": "mean"}).reset_index()
 
@@ -269,7 +269,7 @@ def _division(run: FinishedRun) -> str:
     """Digest of what decides the clients and their samples: arguments of the data, and the numbers of samples."""
     data: dict[str, Any] = run.config.get("data", {})
     kept = {key: value for key, value in data.items() if key not in TRAINING}
-    counts = run.clients[[name for name in ("population", "client", "num_train", "num_test") if name in run.clients]]
+    counts = run.clients[["population", "client", "num_train", "num_test"]]
     text = json.dumps([kept, counts.astype(str).to_numpy().tolist()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -46,6 +46,7 @@ def write_run(
     rows["test/seen/loss"] = [2.0, None, 1.0]
     pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
     clients = {"client": names or range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
+    clients |= {"num_train": 1, "num_test": 1}
     pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
     summary = {f"test/seen/{hit}": last, f"test/seen/{hit}_decile": min(accuracies), "test/seen/loss": 1.0, "rounds": 3}
     summary |= {} if larger is None else {f"larger_is_better/{hit}": larger}
