@@ -107,10 +107,7 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
     assert list(clients)[:9] == columns
     assert list(clients)[9:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]
     assert module.client_scores["seen"].mixture.shape == (5, algorithm.num_models if algorithm.num_models > 1 else 0)
-    assert {name: len(values) for name, values in module.client_scores["unseen"].metrics.items()} == dict.fromkeys(
-        ("auroc", "f1_score", "brier"), 2
-    )
-    assert [summary[f"larger_is_better/{name}"] for name in ("auroc", "accuracy", "loss")] == [True, True, False]
+    assert list(module.client_scores["unseen"].metrics) == columns[-3:]
     assert not any(key.startswith(("tables", "chosen")) for key in module.state_dict())
 
 
