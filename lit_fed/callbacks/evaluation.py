@@ -11,9 +11,8 @@ from lit_fed import serving
 from lit_fed.core import tree
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError, notice
-from lit_fed.metrics.client_table import outlier
 from lit_fed.metrics.gathered import ClientTable
-from lit_fed.metrics.scores import ClientScores
+from lit_fed.metrics.scores import ClientScores, outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.strategy import same_on_every_rank

@@ -1,4 +1,4 @@
-"""Results of clients, column by column."""
+"""Results of clients by name, statistics over clients, as papers report them, and outliers among clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["USUAL", "ClientScores"]
+__all__ = ["USUAL", "ClientScores", "client_statistics", "outlier", "summarise"]
 
 USUAL = {"accuracy": True, "mse": False, "loss": False}
 """Metrics that are always measured, and whether larger is better."""
@@ -70,3 +70,79 @@ class ClientScores(NamedTuple):
     def weights(self) -> dict[str, list[float]]:
         """Columns `pi_m` of mixture weights; {} without a mixture."""
         return {f"pi_{m}": column.tolist() for m, column in enumerate(self.mixture.T)}
+
+
+def client_statistics(
+    values: Tensor, num_samples: Tensor, name: str, *, larger_is_better: bool | None = True
+) -> dict[str, float]:
+    """Statistics over clients of a metric.
+
+    Args:
+        values: the metric of each client, [T].
+        num_samples: test samples, [T]; clients without samples are left out.
+        name: name of the metric, such as `accuracy`.
+        larger_is_better: direction of the metric; None: unknown, and `_decile` and `_worst` are left out.
+
+    Returns:
+        `name`: mean weighted by samples; `_decile`: the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
+        `_unweighted`: plain mean.
+
+    Example:
+        >>> import torch
+        >>> client_statistics(torch.tensor([0.5, 1.0]), torch.tensor([1, 3]), "accuracy")["accuracy"]
+        0.875
+    """
+    held = num_samples > 0
+    if not held.any():
+        return {}
+    values, weight = values[held].double(), num_samples[held].double()
+    worst_first = values.sort(descending=larger_is_better is False).values
+    worst = {
+        f"{name}_decile": float(worst_first[max(1, len(values) // 10) - 1]),
+        f"{name}_worst": float(worst_first[0]),
+    }
+    return {
+        name: float((values * weight).sum() / weight.sum()),
+        **({} if larger_is_better is None else worst),
+        f"{name}_std": float(values.std(correction=0)),
+        f"{name}_unweighted": float(values.mean()),
+    }
+
+
+def summarise(scores: ClientScores, metric: str = "accuracy") -> dict[str, float]:
+    """`loss`, and `accuracy` or an error such as `mse` with the statistics of `client_statistics`.
+
+    Args:
+        scores: results of the clients.
+        metric: name of the mean of the hits; smaller is better unless it is `accuracy`.
+    """
+    if not scores.held.any():
+        return {}
+    results = {"loss": float(scores.loss.sum() / scores.samples.sum())}
+    values = scores.means(metric)[metric]
+    return results | client_statistics(values, scores.samples, metric, larger_is_better=metric == "accuracy")
+
+
+FACTOR = 1e6
+"""Ratio of value and median above which a value counts as an outlier."""
+
+
+def outlier(values: Tensor, floor: float = 0.0) -> tuple[int, float, float] | None:
+    """The largest value, if it is more than `FACTOR` times the median.
+
+    Args:
+        values: value of each client, at least 0, [T].
+        floor: lower limit of the median; if the median is still 0, there is no outlier.
+
+    Returns:
+        Position, value and (lower) median, or None.
+
+    Example:
+        >>> import torch
+        >>> outlier(torch.tensor([2.0, 1e8, 1.0]))
+        (1, 100000000.0, 2.0)
+    """
+    values = values.double()
+    position, median = int(values.argmax()), max(float(values.median()), floor)
+    largest = float(values[position])
+    return (position, largest, median) if largest > FACTOR * median > 0 else None

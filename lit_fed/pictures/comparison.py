@@ -11,7 +11,8 @@ import numpy as np
 
 from lit_fed.pictures import style
 from lit_fed.system.packages import mpl, pd
-from lit_fed.training.finished_runs import FinishedRun, Group, evaluated_split
+from lit_fed.training.finished_runs import FinishedRun, Group
+from lit_fed.training.round_logger import evaluated_split
 
 __all__ = ["comparison_figures", "draw_comparison"]
 

@@ -13,7 +13,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import USUAL
 from lit_fed.pictures import style
 from lit_fed.system.packages import mpl, nx, pd
-from lit_fed.training.finished_runs import evaluated_split, read_history
+from lit_fed.training.round_logger import evaluated_split, read_history
 
 __all__ = [
     "draw", "draw_graph", "mixture_heat_map", "mixtures_figure", "rounds_figure", "weight_figures",

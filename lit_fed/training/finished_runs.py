@@ -17,11 +17,11 @@ from lit_fed.metrics.scores import USUAL
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.system.spreadsheets import unquoted_table
-from lit_fed.training.round_logger import newest_version
+from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
-    "FinishedRun", "Group", "compared", "differences", "evaluated_split", "find_run", "grouped", "metric_of", "named",
-    "read_history", "read_run", "without_seeds",
+    "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of", "named",
+    "read_run", "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -242,7 +242,7 @@ def _part(key: str, value: str) -> str:
     return value.rpartition(".")[2] if name == "class_path" else f"{name}={value}"
 
 
-# ---------------------------------------------------------------------- clients and rounds
+# ---------------------------------------------------------------------- clients
 def compared(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
     """The clients that two groups of runs have in common, as of `paired`.
 
@@ -272,23 +272,3 @@ def _division(run: FinishedRun) -> str:
     counts = run.clients[["population", "client", "num_train", "num_test"]]
     text = json.dumps([kept, counts.astype(str).to_numpy().tolist()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_history(folder: Path) -> pd.DataFrame:
-    """The rounds of a run's metrics.csv, with `sent`: bytes that clients sent and received in all rounds so far.
-
-    Args:
-        folder: the run's folder; a run without that file has no rounds.
-    """
-    path = folder / "metrics.csv"
-    history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
-    if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
-        return pd.DataFrame({"step": [], "sent": []})
-    history = history[history["comm/bytes_up"].notna()]  # without the row of the final test
-    sent = (history["comm/bytes_up"] + history["comm/bytes_down"]).cumsum()
-    return pd.concat([history, sent.rename("sent")], axis=1)  # avoids a warning of pandas about fragmented frames
-
-
-def evaluated_split(history: pd.DataFrame) -> str:
-    """The split that the periodic evaluation measured."""
-    return "val" if any(str(column).startswith("val/") for column in history) else "test"

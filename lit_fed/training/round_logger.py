@@ -17,8 +17,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_fed.errors import WriteError, notice
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import FolderLock
+from lit_fed.system.packages import pd
 
-__all__ = ["RoundLogger", "newest_version", "writer_of", "writing"]
+__all__ = ["RoundLogger", "evaluated_split", "newest_version", "read_history", "writer_of", "writing"]
 
 
 def newest_version(folder: Path) -> int:
@@ -211,3 +212,24 @@ def _to_csv(rows: list[dict[str, Any]], columns: list[str]) -> str:
     out = io.StringIO()
     csv.DictWriter(out, columns, restval="", lineterminator="\n").writerows(rows)
     return out.getvalue()
+
+
+# ---------------------------------------------------------------------- reading
+def read_history(folder: Path) -> pd.DataFrame:
+    """The rounds of a run's metrics.csv, with `sent`: bytes that clients sent and received in all rounds so far.
+
+    Args:
+        folder: the run's folder; a run without that file has no rounds.
+    """
+    path = folder / "metrics.csv"
+    history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
+    if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
+        return pd.DataFrame({"step": [], "sent": []})
+    history = history[history["comm/bytes_up"].notna()]  # without the row of the final test
+    sent = (history["comm/bytes_up"] + history["comm/bytes_down"]).cumsum()
+    return pd.concat([history, sent.rename("sent")], axis=1)  # avoids a warning of pandas about fragmented frames
+
+
+def evaluated_split(history: pd.DataFrame) -> str:
+    """The split that the periodic evaluation measured."""
+    return "val" if any(str(column).startswith("val/") for column in history) else "test"

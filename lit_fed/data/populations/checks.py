@@ -18,7 +18,7 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.client_table import outlier
+from lit_fed.metrics.scores import outlier
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [

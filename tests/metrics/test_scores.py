@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from lit_fed.metrics import client_statistics, summarise
-from lit_fed.metrics.client_table import outlier
 from lit_fed.metrics.gathered import ClientTable
-from lit_fed.metrics.scores import ClientScores
+from lit_fed.metrics.scores import ClientScores, outlier
 
 
 def statistics(values, num_samples=None):
