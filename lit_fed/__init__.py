@@ -35,7 +35,7 @@ _ROOMS = (
     "lit_fed.wrappers.compression.codecs",
     "lit_fed.wrappers.mixture_start",
     "lit_fed.wrappers.robust.attacks",
-    "lit_fed.wrappers.selection",
+    "lit_fed.wrappers.selection.rules",
     "lit_fed.errors",
     "lit_fed.clients.store",
     "lit_fed.deployment.federation",

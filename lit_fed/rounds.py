@@ -45,7 +45,7 @@ from lit_fed.core.types import (
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.mixture_start import with_start
-from lit_fed.wrappers.selection import Selection
+from lit_fed.wrappers.selection.rules import Selection
 
 __all__ = [
     "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "in_memory",

@@ -278,7 +278,7 @@ class FederatedTrainer(Trainer):
             if not self.is_global_zero:
                 return None
             table, predictions, results = unseen_tables(served, data, module)
-            write_table(table, partial / "clients.csv", private=module.settings.privacy is not None)
+            write_table(table, partial / "clients.csv", private=module.settings.is_private)
             write_table(predictions, partial / f"predictions.{format}")
         if results:
             print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)

@@ -150,7 +150,7 @@ class RunReport(FederatedCallback):
         if folder is None:
             return
         table = client_table(populations_of(data_of(trainer)), module)
-        private = module.settings.privacy is not None  # clients.csv holds mixture weights, which ε does not cover
+        private = module.settings.is_private
         write_table(table, folder / "clients.csv", private=private)
         if self.pictures:
             from lit_fed.pictures.run import draw

@@ -16,7 +16,6 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch import nn
 from torch.utils.data import Dataset
 
-from lit_fed.clients.session import ModelSettings
 from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
@@ -29,17 +28,13 @@ from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.base import Network, refuse_lightning, size_names
-from lit_fed.system.discovery import subclasses
+from lit_fed.system.discovery import bases_of, subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
 from lit_fed.system.whitelist import Whitelist, without_writes
-from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.training.module import FederatedModule
+from lit_fed.wrappers.feature import features
 from lit_fed.wrappers.mixture_start import MixtureStart
-from lit_fed.wrappers.privacy.settings import Privacy
-from lit_fed.wrappers.robust.attacks import Attack
-from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.wrapper import SecureAggregation
-from lit_fed.wrappers.selection import Selection
 
 __all__ = [
     "CLASSES", "as_function", "check_modules", "check_parsed", "classes_in", "near_class", "options_of_other_classes",
@@ -55,13 +50,7 @@ CLASSES: dict[str, type] = {
     "model.network": Network,
     "model.loss": Loss,
     "model.target": Target,
-    "model.privacy": Privacy,
-    "model.secure_aggregation": SecureAggregation,
-    "model.compression": Codec,
-    "model.downlink_compression": Codec,
-    "model.robust_aggregation": Rule,
-    "model.attack": Attack,
-    "model.selection": Selection,
+    **{f"model.{name}": base for kind in features() for name, base in bases_of(kind).items()},
     "data.dataset": DataSet,
     "data.partition": Partition,
     "data.poison": Poison,
@@ -268,7 +257,7 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
         given = json.loads(json.dumps(stored))
     except (TypeError, ValueError, RecursionError):
         known.refuse("arguments", "is no plain value")
-    sections: dict[str, Any] = {"model": ModelSettings, "data": FederatedDataModule}
+    sections: dict[str, Any] = {"model": FederatedModule, "data": FederatedDataModule}
     if not isinstance(given, dict) or given.keys() - {"seed_everything", "trainer", *sections}:
         known.refuse("arguments", "has other sections than those of a run")
     trainer = given.get("trainer", {})

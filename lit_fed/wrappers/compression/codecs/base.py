@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_fed.core.seeds import uniforms
 
 __all__ = [
-    "NUMBER_BITS", "SMALLEST", "Chances", "Codec", "Encoded", "Scope", "encode_each", "if_any", "leaves_of",
+    "NUMBER_BITS", "SMALLEST", "Chances", "Codec", "Encoded", "Feedback", "Scope", "encode_each", "if_any", "leaves_of",
     "vectors_of",
 ]  # fmt: skip
 
@@ -90,6 +90,10 @@ def if_any(scale: Tensor, bits: Tensor | float) -> Tensor:
     """Bits of an encoding with a leading scale: only the scale if it is 0, since nothing follows."""
     return NUMBER_BITS + torch.where(scale > 0, torch.as_tensor(bits, dtype=torch.float64, device=scale.device), 0.0)
 
+
+Feedback = Literal["none", "ef14", "ef21"]
+"""Treatment of a codec's error: dropped, added to the next change (EF14), or changes are encoded relative to the
+server's estimate (EF21)."""
 
 Scope = Literal["leaf", "whole"]
 """Unit that a codec encodes as one vector: each leaf of a model, or all of them."""
