@@ -120,11 +120,15 @@ class Feature:
         return algorithm
 
     def terms(self, terms: Context) -> Context:
-        """The context of all rounds with what the feature adds."""
+        """The context of all rounds with what the feature adds.
+
+        Raises:
+            ConfigError: if the network does not suit it.
+        """
         return terms
 
     def check_models(self, algorithm: Any, terms: Context, shared: Tree) -> None:
-        """Refuse what does not suit network, rounds or first models.
+        """Refuse what does not suit rounds or first models.
 
         Args:
             algorithm: inside all its wrappers.

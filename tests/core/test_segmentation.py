@@ -26,7 +26,6 @@ from lit_fed import (
 )
 from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, Ditto, FedADMM, FedNova, Local, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.session import Session
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion, Target
@@ -35,6 +34,7 @@ from lit_fed.core.types import Split
 from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
+from lit_fed.session import Session
 from lit_fed.training.export import save_program
 
 SHAPE, TARGET = (8, 8), Segmentation(3, ignore_index=255)

@@ -107,13 +107,17 @@ class PersonalFeature(Feature):
             usual if unseen is None else unseen,
         )  # fmt: skip
 
-    def check_models(self, algorithm: Any, terms: Context, shared: Tree) -> None:
-        """Refuse normalisation that is not there, and steps ahead of none."""
+    def terms(self, terms: Context) -> Context:
+        """The same; refuse normalisation that is not there."""
         if self.batch_norm == "local" and not terms.task.norm_names:
             raise ConfigError(
                 f"--model.batch_norm is local, and {type(terms.task.network).__name__} has no BatchNorm to train; "
                 "leave it out"
             )
+        return terms
+
+    def check_models(self, algorithm: Any, terms: Context, shared: Tree) -> None:
+        """Refuse steps ahead of none."""
         if self.personal_training == "alternating" and not takes_steps(algorithm, terms):
             raise ConfigError(
                 "--model.personal_training is alternating, which puts steps of personal leaves ahead of local steps, "
