@@ -10,18 +10,16 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.grids import NUMBER_BITS
 from lit_fed.core.seeds import uniforms
 
 __all__ = [
-    "NUMBER_BITS", "SMALLEST", "Chances", "Codec", "Encoded", "Feedback", "Scope", "encode_each", "if_any", "leaves_of",
+    "SMALLEST", "Chances", "Codec", "Encoded", "Feedback", "Scope", "encode_each", "if_any", "leaves_of",
     "vectors_of",
 ]  # fmt: skip
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 
-
-NUMBER_BITS = 32
-"""Bits of a number that is sent as it is: a scale, or one of the vector's own."""
 
 Chances = Callable[[int], Tensor]
 """Gives so many random numbers in [0, 1), float64; the same ones whenever it is asked."""
