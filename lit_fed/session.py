@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_fed.clients.base import ClientTrainer
 from lit_fed.clients.choose import choose_trainer
 from lit_fed.core.algorithm import Algorithm, takes_steps
-from lit_fed.core.context import Context
+from lit_fed.core.context import Context, Terms
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion
@@ -68,17 +68,14 @@ class Session(NamedTuple):
         if init_seeds is not None:
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
         algorithm, solver = settings.wrapped, settings.solver
+        common = {one.name: getattr(facts, one.name) for one in fields(Terms)}
         terms = Context(
             task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
-            num_clients=facts.num_clients, total_samples=facts.total_samples, seed=facts.seed, groups=facts.groups,
-            aggregation=settings.aggregation, weighting=facts.weighting, num_rounds=facts.num_rounds,
-            most_samples=facts.most_samples, total_positions=facts.total_positions, attackers=facts.attacking,
-            capped_samples=facts.capped_samples,
-            sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
-            lr_factors=facts.lr_factors, work_shares=facts.work_shares, batch_sizes=facts.batch_sizes,
+            aggregation=settings.aggregation, attackers=facts.attacking,
             augmentation=make_augmentation(
                 facts.augment, facts.normalisation, mask_form(facts.target, facts.label_shape)
             ),
+            **common,
         )  # fmt: skip
         for one in settings.features:
             terms = one.terms(terms)

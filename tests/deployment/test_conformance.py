@@ -79,9 +79,10 @@ def sides(folders, states, settings, **changed) -> Sides:
         split.first_id = seen.train.num_clients
     train = seen.train
     facts = TrainingFacts(
-        tuple(train.x.shape[1:]), "float32", (), infer_target(train.y), train.num_clients, train.num_samples,
-        int(train.sizes.max()), None, 4, 1024, settings.weighting or settings.algorithm.participation.weighting, 0,
-        NUM_ROUNDS, None,
+        input_shape=tuple(train.x.shape[1:]), input_type="float32", label_shape=(), target=infer_target(train.y),
+        num_clients=train.num_clients, total_samples=train.num_samples, most_samples=int(train.sizes.max()),
+        batch_size=4, clients_per_block=1024, seed=0, num_rounds=NUM_ROUNDS, normalisation=None,
+        weighting=settings.weighting or settings.algorithm.participation.weighting,
     )._replace(**changed)  # fmt: skip
     made = []
     for _ in range(2):
