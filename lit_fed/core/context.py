@@ -34,11 +34,11 @@ class Terms:
     num_clients: int  # T
     total_samples: int  # training samples of all T clients
     seed: int
-    num_rounds: int = 1
-    most_samples: int = 0  # training samples of the largest of the T clients
-    groups: Tensor | None = None  # [T] true group of each client, where known
-    weighting: Literal["samples", "positions", "uniform"] = "samples"
-    batch_size: int = 0  # samples of a local batch if the local work sets none; 0: the whole local set
+    num_rounds: int
+    most_samples: int  # training samples of the largest of the T clients
+    groups: Tensor | None  # [T] true group of each client, where known
+    weighting: Literal["samples", "positions", "uniform"]
+    batch_size: int  # samples of a local batch if the local work sets none; 0: the whole local set
     sampling_probability: float = 1.0  # q, participation probability of each client
     total_positions: int = 0  # labelled positions of all T clients' samples, if clients are weighted by them
     capped_samples: int = 0  # Σ of all T clients' weights after the cap on each; 0: no cap

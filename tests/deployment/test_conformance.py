@@ -81,7 +81,7 @@ def sides(folders, states, settings, **changed) -> Sides:
     facts = TrainingFacts(
         input_shape=tuple(train.x.shape[1:]), input_type="float32", label_shape=(), target=infer_target(train.y),
         num_clients=train.num_clients, total_samples=train.num_samples, most_samples=int(train.sizes.max()),
-        batch_size=4, clients_per_block=1024, seed=0, num_rounds=NUM_ROUNDS, normalisation=None,
+        batch_size=4, clients_per_block=1024, seed=0, num_rounds=NUM_ROUNDS, groups=None, normalisation=None,
         weighting=settings.weighting or settings.algorithm.participation.weighting,
     )._replace(**changed)  # fmt: skip
     made = []
