@@ -9,13 +9,14 @@ Example:
     >>> task = Task.create(lambda: Linear((1,), 1), Binary())
     >>> federation = rounds.start(FedEM(num_components=2), task, train, solver=LocalSolver(lr=2.0))
     >>> losses = [federation.round(train).metrics["loss"] for _ in range(20)]
-    >>> serving.evaluate(federation, train)[:, [0, 2]].tolist()  # samples and hits of each client
-    [[8.0, 8.0], [8.0, 8.0]]
+    >>> scores = serving.evaluate(federation, train)
+    >>> scores.samples.tolist(), scores.hits.tolist()
+    ([8.0, 8.0], [8.0, 8.0])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -23,20 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.clients.base import ClientTrainer, PredictJob, Served, Trained, TrainJob
+from lit_fed.clients.base import ClientTrainer, PredictJob, Trained, TrainJob
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.seeds import generator
-from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, Phase, PhaseTraffic, ServingBlock, Split, Tree
-from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
+from lit_fed.metrics.chosen import Add, ChosenMetrics
 from lit_fed.metrics.pooled import Pool
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.rounds import FederatedRounds
 
 __all__ = [
-    "BlockPredictions", "MeasuresElsewhere", "add_scores", "client_scores", "evaluate", "measure", "predict_block",
-    "predict_job", "selected", "serve",
+    "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "measure", "predict_block", "predict_job",
+    "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
@@ -80,17 +81,16 @@ def predict_job(federation: FederatedRounds, client_ids: Tensor, data: Split, st
     return PredictJob(federation.algorithm, ctx, federation.shared, data, client_ids, states)
 
 
-def evaluate(federation: FederatedRounds, data: Split, train: Split | None = None, *, seen: bool = True) -> Tensor:
-    """Serve all clients of a split and predict their samples.
+def evaluate(
+    federation: FederatedRounds, data: Split, train: Split | None = None, *, seen: bool = True
+) -> ClientScores:
+    """Serve all clients of a split, score the predictions of their samples; without mixture and chosen metrics.
 
     Args:
         federation: the algorithm with its server and its clients.
         data: samples to predict.
         train: samples to adapt on; None: the same samples.
         seen: whether they took part in training.
-
-    Returns:
-        Samples, Σ loss and Σ hits (regression: Σ squared error) of each client, [C, 3] float64.
     """
     device = federation.server.device
     data, train = data.to(device), (train or data).to(device)
@@ -99,28 +99,23 @@ def evaluate(federation: FederatedRounds, data: Split, train: Split | None = Non
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 
 
-def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientMeter | None = None) -> Tensor:
-    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error).
+def client_scores(client_trainer: ClientTrainer, job: PredictJob, *watchers: Callable[..., None]) -> ClientScores:
+    """Sums over each client's samples, [C]; without mixture and chosen metrics.
 
     Args:
         client_trainer: predicts the samples.
         job: the clients and their samples.
-        meter: additional metrics of the same predictions.
+        watchers: get the fields of each `Served`, such as `ClientMeter.add`.
     """
     sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
     for served in client_trainer.predict(job):
-        add_scores(sums, served, job.ctx.task)
-        if meter is not None:
-            meter.add(*served)
-    return sums
-
-
-def add_scores(sums: Tensor, served: Served, task: Task) -> None:
-    """Add number, loss and hits of predictions in place to the clients' sums, [C, 3] float64."""
-    loss, hit = task.score(served.prediction, served.y)
-    mask = task.target.counted(served.y, served.mask)
-    parts = torch.stack([mask, loss * mask, hit * mask])
-    sums[served.rows] += parts.sum(2, dtype=torch.float64).T
+        loss, hit = job.ctx.task.score(served.prediction, served.y)
+        mask = job.ctx.task.target.counted(served.y, served.mask)
+        parts = torch.stack([mask, loss * mask, hit * mask])
+        sums[served.rows] += parts.sum(2, dtype=torch.float64).T
+        for watch in watchers:
+            watch(*served)
+    return ClientScores.of_rows(sums)
 
 
 @runtime_checkable
@@ -129,7 +124,7 @@ class MeasuresElsewhere(Protocol):
 
     def measure(
         self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, ClientScores]]:
         """See `lit_fed.serving.measure`."""
 
     def keep(self) -> None:
@@ -139,7 +134,7 @@ class MeasuresElsewhere(Protocol):
 def measure(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None,
     pool: Pool | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+) -> Iterator[tuple[Tensor, ClientScores]]:  # fmt: skip
     """Serve a block of clients, as many at a time as memory allows, and predict their samples.
 
     Args:
@@ -150,8 +145,8 @@ def measure(
         pool: gets the predictions that these metrics see (not from `MeasuresElsewhere`); None: no collection.
 
     Yields:
-        Positions of the clients among those evaluated [C], and one row each, [C, 3 + M + K] float64: the sums of
-        `evaluate`, the mixture weights if there are any (not from `MeasuresElsewhere`), and the K metrics.
+        Positions of the clients among those evaluated [C], and their results, without mixture weights from
+        `MeasuresElsewhere`.
     """
     trainer = federation.client_trainer
     if isinstance(trainer, MeasuresElsewhere):
@@ -166,20 +161,23 @@ def measure(
         job = predict_job(federation, client_ids, block.data, states)
         places = block.rows[lo : lo + at_once].tolist()
         add = None if pool is None else partial(_add_to, pool, places)
-        meter = chosen.meter(len(client_ids), add) if chosen else None
-        sums = client_scores(federation.client_trainer, job, meter)
-        yield block.rows[lo : lo + at_once], _whole_rows(sums, states, meter)
+        yield block.rows[lo : lo + at_once], _all_scores(federation, job, chosen, add)
 
 
 def _add_to(pool: Pool, places: list[int], row: int, shown: Tensor, labels: Tensor) -> None:
     pool.add(places[row], shown, labels)
 
 
-def _whole_rows(rows: Tensor, states: Tree, meter: ClientMeter | None) -> Tensor:
-    """Concatenate the rows [C, 3], mixture weights [C, M] and metrics [C, K], if any."""
-    mixture = getattr(states, "mixture", None)
-    parts = [mixture, None if meter is None else meter.values()]
-    return torch.cat([rows, *(part.to(rows) for part in parts if part is not None)], dim=1)
+def _all_scores(
+    federation: FederatedRounds, job: PredictJob, chosen: ChosenMetrics | None, add: Add | None = None,
+    *watchers: Callable[..., None],
+) -> ClientScores:  # fmt: skip
+    """Scores with the served mixture weights and the chosen metrics, whose predictions `add` gets."""
+    meter = chosen.meter(len(job.client_ids), add) if chosen else None
+    scores = client_scores(federation.client_trainer, job, *([] if meter is None else [meter.add]), *watchers)
+    mixture, metrics = getattr(job.states, "mixture", None), {} if meter is None else meter.values()
+    scores = scores._replace(metrics={name: values.to(scores.loss) for name, values in metrics.items()})
+    return scores if mixture is None else scores._replace(mixture=mixture.to(scores.loss))
 
 
 class BlockPredictions(NamedTuple):
@@ -187,7 +185,7 @@ class BlockPredictions(NamedTuple):
 
     client_ids: Tensor  # [C] int64
     states: Tree  # leaves [C, ...], on the device
-    rows: Tensor  # [C, 3 + M + K] float64: samples, sums of losses and hits, mixture weights and chosen metrics, if any
+    scores: ClientScores  # on the CPU
     sizes: Tensor  # [C] int64, samples of each client
     labels: Tensor  # [n] or [n, L], client after client
     log_prob: Tensor  # float32 [n, C] or [n, L, C], or for regression the means [n, 1]
@@ -201,19 +199,17 @@ def predict_block(
     job = predict_job(federation, block.client_ids, block.data, states)
     labels: list[list[Tensor]] = [[] for _ in range(len(job.client_ids))]
     log_prob: list[list[Tensor]] = [[] for _ in labels]
-    rows = job.data.x.new_zeros(len(job.client_ids), 3, dtype=torch.float64)
-    meter = chosen.meter(len(job.client_ids)) if chosen else None
-    for served in federation.client_trainer.predict(job):
-        add_scores(rows, served, job.ctx.task)
-        if meter is not None:
-            meter.add(*served)
-        y, prediction, mask = served.y.cpu(), served.prediction.float().cpu(), served.mask.cpu() > 0
-        for position, client in enumerate(served.rows.tolist()):
+
+    def keep(rows: Tensor, prediction: Tensor, y: Tensor, mask: Tensor) -> None:
+        y, prediction, mask = y.cpu(), prediction.float().cpu(), mask.cpu() > 0
+        for position, client in enumerate(rows.tolist()):
             labels[client].append(y[position, mask[position]])
             log_prob[client].append(prediction[position, mask[position]])
+
+    scores = tree.map_leaves(Tensor.cpu, _all_scores(federation, job, chosen, None, keep))
     sizes = torch.tensor([sum(map(len, parts)) for parts in labels])
     return BlockPredictions(
-        job.client_ids.cpu(), job.states, _whole_rows(rows, job.states, meter).cpu(), sizes,
+        job.client_ids.cpu(), job.states, scores, sizes,
         torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
         torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
     )  # fmt: skip
@@ -253,6 +249,6 @@ def _reported(federation: FederatedRounds, client_ids: np.ndarray, train: Split,
         for block in serving_blocks(train, train, train.positions(torch.from_numpy(client_ids)), **division):
             block = block._replace(client_ids=block.client_ids.to(sums.device))
             for rows, found in measure(federation, block, seen=True):
-                sums[rows] += found[:, :2]
+                sums[rows] += torch.stack([found.samples, found.loss], dim=1)
     number, loss = all_reduce(sums).cpu().unbind(1)
     return np.array([float(f"{one:.5g}") for one in (loss / number).tolist()])

@@ -413,7 +413,7 @@ class FederatedTrainer(Trainer):
             ConfigError: if nothing was measured yet.
         """
         module: Any = self.lightning_module
-        if not isinstance(module, FederatedModule) or not module.client_rows:
+        if not isinstance(module, FederatedModule) or not module.client_scores:
             raise ConfigError("no client was measured yet; call trainer.fit or trainer.test first")
         return client_table(populations_of(data_of(self)), module)
 

@@ -23,7 +23,7 @@ import lit_fed.algorithms
 from lit_fed.benchmark.comparison import Row, paired, row_of, share_worse
 from lit_fed.benchmark.records import Record, read_records, read_refusals, with_clients
 from lit_fed.benchmark.task import Task, read_task, suites
-from lit_fed.command_line.paired import Interval
+from lit_fed.metrics.paired import Interval
 from lit_fed.pictures.style import save
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -273,7 +273,7 @@ class Federation(rounds.FederatedRounds):
 
     def evaluate(self, data: Split | None = None, **options: Any) -> Tensor:
         """Number, loss and hits of each client, [C, 3]."""
-        return client_scores(self.trainer, self.predict_job(data, **options))
+        return client_scores(self.trainer, self.predict_job(data, **options)).rows()
 
     @property
     def weights(self) -> Tensor:

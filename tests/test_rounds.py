@@ -144,7 +144,7 @@ def test_unseen_clients_are_served_without_a_store():
     federation = rounds.start(L2GD(), make_task(), train)
     del federation.store
     found = serving.evaluate(federation, unseen, seen=False)
-    assert found[:, 0].tolist() == [len(y) for _, y in as_arrays(unseen)]
+    assert found.samples.tolist() == [len(y) for _, y in as_arrays(unseen)]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ import torch
 
 from lit_fed.benchmark.measures import ADAPTED_ON, Scores, primary
 from lit_fed.benchmark.records import CLOSE, Record
-from lit_fed.command_line.paired import Interval, bootstrap
 from lit_fed.metrics.client_table import client_statistics
+from lit_fed.metrics.paired import Interval, bootstrap, mean_difference
+from lit_fed.metrics.paired import paired as paired_clients
+from lit_fed.system.packages import pd
 
 __all__ = ["Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse"]
 
@@ -78,28 +80,23 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 # ---------------------------------------------------------------------- pairs
-def _both(first: Record, second: Record, population: str) -> list[tuple[Scores, Scores]]:
-    """Scores in both records, cut by cut, of the cuts in which neither diverged."""
-    both = [pair for pair in zip(first["runs"], second["runs"], strict=True) if all("test" in one for one in pair)]
-    return [(_scores(one, population), _scores(other, population)) for one, other in both]
-
-
-def _pairs(first: Record, second: Record, population: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Differences first − second of the same clients and their samples, cut by cut."""
-    found = []
-    for one, other in _both(first, second, population):
-        known = {name: score for name, score in zip(other.clients, other.score, strict=True) if score is not None}
-        each = zip(one.clients, one.score, one.samples, strict=True)
-        both = [(score - known[name], number) for name, score, number in each if score is not None and name in known]
-        if both:
-            found.append((np.array([pair[0] for pair in both]), np.array([pair[1] for pair in both], dtype=float)))
-    return found
+def _clients(record: Record, population: str) -> pd.DataFrame:
+    """The clients of all cuts for `paired_clients`, without those of a cut that diverged."""
+    parts = [(run["cut"], _scores(run, population)) for run in record["runs"] if "test" in run]
+    columns = [
+        (cut, population, name, number, math.nan if score is None else score)
+        for cut, scores in parts
+        for name, number, score in zip(scores.clients, scores.samples, scores.score, strict=True)
+    ]
+    return pd.DataFrame(columns, columns=["division", "population", "client", "samples", "value"])
 
 
 def share_worse(record: Record, baseline: Record | None, population: str = "seen") -> float:
     """Share of clients whose score is below the one under a baseline, over all cuts; NaN without one."""
-    pairs = [] if baseline is None else _pairs(record, baseline, population)
-    return float(np.concatenate([one for one, _ in pairs]).__lt__(0).mean()) if pairs else math.nan
+    if baseline is None:
+        return math.nan
+    table = paired_clients(_clients(record, population), _clients(baseline, population))
+    return float((table["value"] < table["other"]).mean())
 
 
 def paired(first: Record, second: Record, population: str = "seen") -> Interval | None:
@@ -107,11 +104,16 @@ def paired(first: Record, second: Record, population: str = "seen") -> Interval 
 
     A pooled score has one value for each cut. None if no cut has both.
     """
-    pairs = _pairs(first, second, population)
     if first["score"] == "pooled":
-        gaps = [primary(one, "pooled") - primary(other, "pooled") for one, other in _both(first, second, population)]
-        pairs = [(np.array([gap]), np.ones(1)) for gap in gaps if not math.isnan(gap)]
-    return bootstrap(pairs) if pairs else None
+        one, other = (
+            {run["cut"]: primary(_scores(run, population), "pooled") for run in record["runs"] if "test" in run}
+            for record in (first, second)
+        )
+        gaps = [score - other[cut] for cut, score in one.items() if cut in other]
+        gaps = [gap for gap in gaps if not math.isnan(gap)]
+        return bootstrap([(np.array([gap]), np.ones(1)) for gap in gaps]) if gaps else None
+    table = paired_clients(_clients(first, population), _clients(second, population))
+    return None if table.empty else mean_difference(table)
 
 
 def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float]:

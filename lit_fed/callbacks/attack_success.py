@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed import serving
 from lit_fed.callbacks.evaluation import log_results
+from lit_fed.core.reduce import all_reduce
 from lit_fed.core.types import Population
 from lit_fed.data.poison.backdoor import Backdoor, brightest_of, with_trigger
-from lit_fed.metrics.gathered import ClientTable
-from lit_fed.training.hooks import data_of, federated
+from lit_fed.metrics.summary import RunSummary
+from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.training.module import FederatedModule
 
-__all__ = ["AttackSuccess", "success_in_words"]
+__all__ = ["AttackSuccess"]
 
 
-class AttackSuccess(Callback):
+class AttackSuccess(FederatedCallback):
     """Measures the success of `--data.poison Backdoor` in the test.
 
     Keys: `attack/success`, the share of the honest clients' test samples of other classes that are predicted as
@@ -44,7 +47,7 @@ class AttackSuccess(Callback):
         if not len(positions):
             return None
         module = federated(trainer.lightning_module)
-        table: Any = ClientTable(len(positions)).to(module.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=module.device)  # of whole numbers, exact in any order
         held = triggered = None
         with trainer.precision_plugin.val_step_context():
             for given in data_of(trainer).serving(name, "test", positions):
@@ -53,20 +56,17 @@ class AttackSuccess(Callback):
                 if data is not held:  # what is in memory is the same split in every block
                     held, triggered = data, with_trigger(data, poison, brightest)
                 block = block._replace(data=triggered)
-                for places, rows in serving.measure(module.federation, block, seen=name == "seen"):
-                    table.update(places, rows[:, :3])
-        samples, _, hits = table.compute().sum(0).tolist()
+                for _, scores in serving.measure(module.federation, block, seen=name == "seen"):
+                    sums += torch.stack([scores.samples.sum(), scores.hits.sum()])
+        samples, hits = all_reduce(sums).tolist()
         return hits / samples if samples else None
+
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        if (share := module.results.get("attack/success")) is not None:
+            taken = f"take {share:.1%} of their pictures with the square for the attackers' class"
+            summary.lines.append(f"back door: honest clients {taken}\n")
 
 
 def honest_positions(population: Population) -> Tensor:
     """Positions of the evaluated honest clients, [E']."""
     return population.positions if population.honest is None else population.positions[population.honest]
-
-
-def success_in_words(results: dict[str, float]) -> str:
-    """A line for the terminal; "" without a backdoor."""
-    if "attack/success" not in results:
-        return ""
-    share = f"{results['attack/success']:.1%}"
-    return f"back door: honest clients take {share} of their pictures with the square for the attackers' class\n"

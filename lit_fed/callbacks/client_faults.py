@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import Trainer
 
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import notice
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.training.hooks import FederatedCallback, data_of, log_round
 from lit_fed.training.module import FederatedModule
 
@@ -55,20 +54,16 @@ class ClientFaults(FederatedCallback):
             last = "; further ones are named at the end" if self._num_said == REASONS else ""
             notice(f"left out of this round: {reason}{last}")
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Entries of `summary.json` beside the counts."""
-        return {"faults/failed_clients": self.failed} if self.failed else {}
-
-    @property
-    def in_words(self) -> str:
-        """Lines for the terminal; "" if all clients took part."""
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        """Add the failed clients; the counts are among the results."""
+        if self.failed:
+            summary.entries["faults/failed_clients"] = self.failed
         if not any(self.totals.values()):
-            return ""
+            return
         told = [f"{count} {name.removeprefix('faults/').replace('_', ' ')}" for name, count in self.totals.items()]
-        lines = [f"faults: {', '.join(told)}"]
+        summary.lines.append(f"faults: {', '.join(told)}\n")
         for name, rounds in list(self.failed.items())[:NAMED]:
-            lines.append(f"  client {name} failed in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}")
+            listed = f"round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
+            summary.lines.append(f"  client {name} failed in {listed}\n")
         if len(self.failed) > NAMED:
-            lines.append(f"  and {len(self.failed) - NAMED} clients more, see summary.json")
-        return "\n".join(lines) + "\n"
+            summary.lines.append(f"  and {len(self.failed) - NAMED} clients more, see summary.json\n")

@@ -5,19 +5,21 @@ from __future__ import annotations
 from itertools import combinations
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.types import ModelState, ServingBlock, Tree
+from lit_fed.core.types import ModelState, Tree
 from lit_fed.metrics.gathered import ClientTable
+from lit_fed.metrics.scores import ClientScores
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.serving import client_scores, predict_job
 from lit_fed.system.packages import pd
-from lit_fed.training.hooks import data_of, federated, results_folder
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 
-__all__ = ["ComponentAccuracy", "component_table", "components_in_words"]
+__all__ = ["ComponentAccuracy", "component_scores", "component_table", "components_in_words", "has_components"]
 
 UNUSED = 0.25
 """Share of the samples, times the number of components, below which a component counts as unused."""
@@ -26,7 +28,7 @@ EQUAL = 1e-3
 """Distance of two components, as a share of their norm, below which they count as the same."""
 
 
-class ComponentAccuracy(Callback):
+class ComponentAccuracy(FederatedCallback):
     """Measures every component alone on the test samples of the seen clients of each true group, as `components.csv`.
 
     Columns: `group`, `component`, `accuracy` (for regression `mse`), `samples`, and `share`, the mean weight of the
@@ -40,21 +42,13 @@ class ComponentAccuracy(Callback):
         module, (seen, _) = federated(pl_module), data_of(trainer).populations
         if trainer.logger is None or seen.groups is None or not has_components(module):
             return
-        rows, folder = self._measured(trainer, module), results_folder(trainer)
+        components, folder = component_scores(trainer, module), results_folder(trainer)
         if folder is not None:
-            mixtures = module.client_rows["seen"][:, 3:].to(rows.device)
-            table = component_table(rows, mixtures, seen.groups[seen.positions], module.target.metric)
-            write_table(table, folder / "components.csv")
+            mixture, groups = module.client_scores["seen"].mixture, seen.groups[seen.positions]
+            write_table(component_table(components, mixture, groups, module.target.metric), folder / "components.csv")
 
-    def _measured(self, trainer: Trainer, module: FederatedModule) -> Tensor:
-        """Sums of every component and client, [M, E, 3] float64, the same on every rank."""
-        data = data_of(trainer)
-        num_models, num_clients = module.algorithm.num_models, data.populations[0].num_measured
-        tables = [ClientTable(num_clients).to(module.device) for _ in range(num_models)]
-        with trainer.precision_plugin.val_step_context():
-            for block in data.serving("seen", "test"):
-                measure_components(module, trainer.strategy.batch_to_device(block), tables)
-        return torch.stack([table.compute() for table in tables])
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        summary.lines.append(components_in_words(module))
 
 
 def has_components(module: FederatedModule) -> bool:
@@ -62,20 +56,21 @@ def has_components(module: FederatedModule) -> bool:
     return module.store.has_mixtures and module.algorithm.num_models > 1
 
 
-def measure_components(module: FederatedModule, block: ServingBlock, tables: list[ClientTable]) -> None:
-    """Serve some clients with one component after another and add the results to the component's table.
-
-    Args:
-        module: the `FederatedModule`.
-        block: the clients.
-        tables: a table of all measured clients for each component, [M].
-    """
-    federation, data = module.federation, block.data.select(block.client_ids)
-    states = module.store.gather(block.client_ids)["state"]
-    for component, table in enumerate(tables):
-        served = with_one_component(states, component)
-        job = predict_job(federation, block.client_ids, data, served)
-        table.update(block.rows, client_scores(federation.client_trainer, job))
+def component_scores(trainer: Trainer, module: FederatedModule) -> list[ClientScores]:
+    """Results of the seen clients on test samples with each component alone, [M], the same on every rank."""
+    federation, data = module.federation, data_of(trainer)
+    num_models, num_clients = module.algorithm.num_models, data.populations[0].num_measured
+    tables = [ClientTable(num_clients).to(module.device) for _ in range(num_models)]
+    with trainer.precision_plugin.val_step_context():
+        for given in data.serving("seen", "test"):
+            block = trainer.strategy.batch_to_device(given)
+            data_of_block = block.data.select(block.client_ids)
+            states = module.store.gather(block.client_ids)["state"]
+            for component, table in enumerate(tables):
+                served = with_one_component(states, component)
+                job = predict_job(federation, block.client_ids, data_of_block, served)
+                table.update(block.rows, client_scores(federation.client_trainer, job))
+    return [table.scores() for table in tables]
 
 
 def with_one_component(states: Tree, component: int) -> Tree:
@@ -87,20 +82,20 @@ def with_one_component(states: Tree, component: int) -> Tree:
     return states._replace(mixture=mixture)
 
 
-def component_table(rows: Tensor, mixtures: Tensor, groups: Tensor, hit: str) -> pd.DataFrame:
+def component_table(components: list[ClientScores], mixtures: Tensor, groups: Tensor, metric: str) -> pd.DataFrame:
     """One row for each group and component; groups without test samples are left out.
 
     Args:
-        rows: number of samples, sum of losses and sum of hits of each component and client, [M, E, 3].
+        components: results of E clients with each component alone, [M].
         mixtures: weights of each client, [E, M].
         groups: true group of each client, [E].
-        hit: name of the last column's mean, `accuracy` or `mse`.
+        metric: name of the mean of the hits, `accuracy` or `mse`.
     """
-    found = []
+    hits, counts, found = torch.stack([one.hits for one in components]), components[0].samples, []
     for group in groups.unique().tolist():
-        samples, _, hits = rows[:, groups == group].sum(1).unbind(1)
-        columns = {"group": group, "component": range(len(rows)), hit: hits / samples, "samples": samples.long()}
-        columns["share"] = (mixtures * rows[0, :, :1])[groups == group].sum(0) / samples
+        own, samples = groups == group, counts[groups == group].sum()
+        columns = {"group": group, "component": range(len(hits)), metric: hits[:, own].sum(1) / samples}
+        columns |= {"samples": int(samples), "share": (mixtures * counts[:, None])[own].sum(0) / samples}
         found.append(pd.DataFrame(columns))
     table = pd.concat(found, ignore_index=True)
     return table[table["samples"] > 0]
@@ -112,10 +107,10 @@ def components_in_words(module: FederatedModule) -> str:
     Args:
         module: a module that has measured the seen clients.
     """
-    rows = module.client_rows.get("seen")
-    if rows is None or not has_components(module):
+    scores = module.client_scores.get("seen")
+    if scores is None or not has_components(module):
         return ""
-    share = (rows[:, 3:] * rows[:, :1]).sum(0) / rows[:, 0].sum().clamp(min=1)
+    share = (scores.mixture * scores.samples[:, None]).sum(0) / scores.samples.sum().clamp(min=1)
     fix = "give fewer, or another seed"
     if getattr(module.settings.algorithm, "start", "none to choose") is None:
         fix = "try --model.algorithm.start Clustering, or fewer components"

@@ -6,12 +6,14 @@ import math
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
-from lit_fed.callbacks.evaluation import measured_table, reported_rows
+from lit_fed.callbacks.evaluation import measured_table
 from lit_fed.clients.base import calmer_steps
+from lit_fed.core import tree
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import DivergedError, notice
+from lit_fed.metrics.scores import ClientScores
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -63,9 +65,9 @@ class Divergence(FederatedCallback):
         worse = far or (rose and (remote or (guess is not None and (of_another_loss or loss > guess))))
         if loss == -math.inf or (math.isfinite(loss) and not worse):
             return
-        clients = None if remote else _losses(trainer, module)
+        clients = None if remote else _on_training_samples(trainer, module)
         drops = module.algorithm.drops_non_finite
-        if drops and not math.isfinite(loss) and clients is not None and clients.isfinite().all():
+        if drops and not math.isfinite(loss) and clients is not None and clients.loss.isfinite().all():
             return  # the rule dropped the messages of clients that computed NaN
         found = divergence_in_words(loss, self.first, guess, clients)
         if not found:
@@ -78,20 +80,24 @@ class Divergence(FederatedCallback):
         if trainer.is_global_zero:
             notice(self.found)
 
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        summary.entries |= {"diverged": self.found} if self.found else {}
 
-def divergence_in_words(loss: float, first: float, guess: float | None, clients: Tensor | None) -> str:
+
+def divergence_in_words(loss: float, first: float, guess: float | None, clients: ClientScores | None) -> str:
     """What is wrong with a finished training whose loss is not finite or above that of the first round; "": nothing.
 
     Args:
         loss: training loss of the last round.
         first: that of the first round.
         guess: log-loss of guessing; None: unknown.
-        clients: training samples of each client and their summed log-loss, [T, 2]; None: unknown.
+        clients: results of the clients on their training samples; None: unknown.
 
     Example:
-        >>> divergence_in_words(9.0, 2.3, 2.0, torch.tensor([[2.0, 10.0], [2.0, 2.0]]))
+        >>> clients = ClientScores.of_rows(torch.tensor([[2.0, 10.0, 0.0], [2.0, 2.0, 1.0]]))
+        >>> divergence_in_words(9.0, 2.3, 2.0, clients)
         'the training loss ended at 9, above the first round (2.3), and for 1 of 2 clients above guessing (2)'
-        >>> divergence_in_words(9.0, 2.3, 2.0, torch.tensor([[2.0, 2.0]]))
+        >>> divergence_in_words(9.0, 2.3, 4.0, clients)
         ''
     """
     finite = math.isfinite(loss)
@@ -99,8 +105,8 @@ def divergence_in_words(loss: float, first: float, guess: float | None, clients:
     end = f"the training loss ended at {loss:.5g}, {place if finite else 'not finite'}"
     if clients is None:
         return end
-    held = clients[clients[:, 0] > 0].double()
-    each, mean = held[:, 1] / held[:, 0], float(held[:, 1].sum() / held[:, 0].sum())
+    held = tree.index(clients, clients.held)
+    each, mean = held.loss / held.samples, float(held.loss.sum() / held.samples.sum())
     if not finite:
         number = int((~each.isfinite()).sum())
         return f"{end}; so is that of {number} of {len(each)} clients after it" if number else end
@@ -109,8 +115,9 @@ def divergence_in_words(loss: float, first: float, guess: float | None, clients:
     return f"{end}, and for {int((~(each <= guess)).sum())} of {len(each)} clients above guessing ({guess:.5g})"
 
 
-def _losses(trainer: Trainer, module: FederatedModule) -> Tensor:
-    """Training samples of each measured seen client that does not attack, and their summed log-loss, [T, 2]."""
+def _on_training_samples(trainer: Trainer, module: FederatedModule) -> ClientScores:
+    """Results of the measured seen clients that do not attack on their training samples."""
     with torch.no_grad():
-        rows = measured_table(trainer, module, "seen", "train").compute()
-    return reported_rows(module, "seen", rows).get("honest", rows)[:, :2].cpu()
+        scores = measured_table(trainer, module, "seen", "train").scores()
+    honest = data_of(trainer).populations[0].honest
+    return scores if honest is None else tree.index(scores, honest)

@@ -6,13 +6,14 @@ import os
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from lit_fed import serving
+from lit_fed.core import tree
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.client_table import outlier
 from lit_fed.metrics.gathered import ClientTable
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.strategy import same_on_every_rank
@@ -77,47 +78,36 @@ def is_withheld(trainer: Trainer) -> bool:
 
 
 def report_population(module: FederatedModule, population: str, split: str) -> None:
-    """Log the statistics of one population's table under `{split}/{population}/…` and keep its rows."""
+    """Log the statistics of one population's table under `{split}/{population}/…` and keep its results."""
     table: Any = module.tables[population]
-    rows, pooled = table.compute(), pooled_values(module, population, table)
+    scores = module.client_scores[population] = table.scores()
+    for name, results in statistics(module, population, table).items():
+        log_results(module, f"{split}/{name}", results)
     table.reset()
-    module.keep_rows(population, rows)
-    for name, some in reported_rows(module, population, rows).items():
-        log_results(module, f"{split}/{name}", module.statistics(some) | pooled[name])
-    _notice_outlier(module, population, split, rows)
     if module.trainer.is_global_zero:
-        _notice_chosen(module, population, split)
+        _notice_outlier(module, population, split, scores)
+        _notice_chosen(module, population, split, scores)
 
 
-def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dict[str, Tensor]:
-    """Rows by reported group of clients: a population, and `honest` if some of its clients attack.
-
-    Args:
-        module: the module of the run.
-        population: `seen` or `unseen`.
-        rows: as of `ClientTable.compute`, [T, 3 + M + K].
-    """
+def statistics(module: FederatedModule, population: str, table: ClientTable) -> dict[str, dict[str, float]]:
+    """Statistics by reported group of clients: a population, and `honest` if some of its clients attack."""
+    chosen, scores = module.chosen_metrics, table.scores()
     honest = getattr(data_of(module.trainer), population).honest
-    return {population: rows} | ({} if honest is None else {"honest": rows[honest]})
+    pooled = chosen.pooled and not isinstance(module.federation.client_trainer, serving.MeasuresElsewhere)
+    found = {}
+    for name, kept in {population: None, **({} if honest is None else {"honest": honest.nonzero()[:, 0]})}.items():
+        found[name] = chosen.statistics(scores if kept is None else tree.index(scores, kept))
+        if pooled:
+            found[name] |= table.pool.values(chosen, table.rows.device, kept)
+    return found
 
 
-def pooled_values(module: FederatedModule, population: str, table: ClientTable) -> dict[str, dict[str, float]]:
-    """Chosen metrics of the samples of all clients together, by reported group of clients as of `reported_rows`."""
-    clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
-    groups = {population: None} | ({} if clients.honest is None else {"honest": clients.honest.nonzero()[:, 0]})
-    remote = isinstance(module.federation.client_trainer, serving.MeasuresElsewhere)
-    if not chosen.pooled or remote:
-        return {name: {} for name in groups}
-    return {name: table.pool.values(chosen, table.rows.device, kept) for name, kept in groups.items()}
-
-
-def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
+def _notice_outlier(module: FederatedModule, population: str, split: str, scores: ClientScores) -> None:
     """Name once a client whose loss dominates the mean over clients."""
-    clients = getattr(data_of(module.trainer), population)
-    held = rows[:, 0] > 0
-    if module.outlier_noticed or not module.trainer.is_global_zero or not held.any():
+    clients, held = getattr(data_of(module.trainer), population), scores.held
+    if module.outlier_noticed or not held.any():
         return
-    found = outlier(rows[held, 1] / rows[held, 0], SMALL_LOSS)
+    found = outlier(scores.loss[held] / scores.samples[held], SMALL_LOSS)
     if found is None:
         return
     position, value, median = found
@@ -128,7 +118,7 @@ def _notice_outlier(module: FederatedModule, population: str, split: str, rows: 
     )
 
 
-def _notice_chosen(module: FederatedModule, population: str, split: str) -> None:
+def _notice_chosen(module: FederatedModule, population: str, split: str, scores: ClientScores) -> None:
     """Report once which chosen metrics equal the accuracy, are undefined for some clients, or have no worst client."""
     clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
     same = [one.name for one in chosen.metrics if one.is_accuracy]
@@ -138,9 +128,8 @@ def _notice_chosen(module: FederatedModule, population: str, split: str) -> None
             f"{', '.join(same)}: averaged over samples (micro), which is the accuracy again; give "
             "{F1Score: {average: macro}}, say, for a mean over classes"
         )
-    held = module.client_rows[population][:, 0] > 0
-    missing = ~module.client_metrics[population].isfinite() & held[:, None]
-    for one, undefined in zip(chosen.metrics, missing.T, strict=True):
+    for one in chosen.metrics:
+        undefined, measured = scores.held & ~scores.metrics[one.name].isfinite(), int(scores.held.sum())
         if one.larger_is_better is None and f"{one.name}_worst" not in chosen.said:
             chosen.said.add(f"{one.name}_worst")
             notice(
@@ -150,7 +139,7 @@ def _notice_chosen(module: FederatedModule, population: str, split: str) -> None
             chosen.said.add(one.name)
             why = f", since {one.reason}" if one.reason else ""
             notice(
-                f"{one.name} is undefined for {int(undefined.sum())} of {int(held.sum())} {population} clients, for "
+                f"{one.name} is undefined for {int(undefined.sum())} of {measured} {population} clients, for "
                 f"{clients.names[int(clients.positions[undefined][0])]!r}, say{why}; its statistics leave them out, "
                 f"and {split}/{population}/{one.name}_undefined counts them"
             )
@@ -230,8 +219,6 @@ class TrainingSplitEvaluation(Callback):
 
     def _measure(self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"]) -> None:
         table = measured_table(trainer, module, population, "train")
-        pooled = pooled_values(module, population, table)
-        for name, rows in reported_rows(module, population, table.compute()).items():
-            results = module.statistics(rows) | pooled[name]
+        for name, results in statistics(module, population, table).items():
             named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
             log_results(module, f"train/{name}", named)

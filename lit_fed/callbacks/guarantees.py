@@ -13,6 +13,7 @@ from lit_fed.callbacks.checkpoint import checkpoint_folder
 from lit_fed.core.seeds import SECRET_BYTES, Secret
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError, notice
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
@@ -94,6 +95,11 @@ class Guarantees(FederatedCallback):
             if name.startswith(("privacy/epsilon", "privacy/delta")) and math.isfinite(value)
         }
         log_round(trainer, module, found)
+
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        found = guarantee_of(module)
+        summary.entries |= {name: None if value == math.inf else value for name, value in found.items()}
+        summary.lines.append(guarantee_in_words(found))
 
 
 def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own: Any) -> tuple[list[str], int]:

@@ -12,8 +12,8 @@ from lit_fed.callbacks.evaluation import TrainingSplitEvaluation, is_withheld
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
-from lit_fed.metrics import summarise
 from lit_fed.metrics.chosen import ChosenMetrics
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -123,8 +123,7 @@ def evaluation_keys(data: FederatedDataModule, chosen: ChosenMetrics, split: str
         split: name of the split; `train` calls its loss `loss@served`.
     """
     populations = ["seen", *(["unseen"] if data.unseen else []), *(["honest"] if data.attackers is not None else [])]
-    one = torch.ones(1, max(3, len(chosen)))
-    statistics = summarise(one[:, :3], data.target.metric) | chosen.statistics(one[:, : len(chosen)], one[:, 0])
+    statistics = chosen.statistics(ClientScores.of_rows(torch.ones(1, 3 + len(chosen)), 0, chosen.names))
     statistics |= {f"{name}_pooled": 0.0 for name in chosen.names if chosen.pooled and not data.dataset.is_remote}
     names = ["loss@served" if split == "train" and key == "loss" else key for key in statistics]
     return {f"{split}/{population}/{name}" for population in populations for name in names}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
-import json
-import math
 import subprocess
 import sys
 import time
@@ -16,20 +14,14 @@ from typing import Any, Literal
 
 import lightning
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
-from lit_fed.callbacks.attack_success import success_in_words
-from lit_fed.callbacks.client_faults import ClientFaults
-from lit_fed.callbacks.component_accuracy import components_in_words
-from lit_fed.callbacks.divergence import Divergence
-from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
-from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
+from lit_fed.callbacks.robust_rounds import verdicts_of
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.client_table import client_columns
-from lit_fed.system.files import write_atomically
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
@@ -62,8 +54,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
     attacked = any(one is not None and one.attackers is not None for one in populations.values())
     tables = []
     for name, population in populations.items():
-        rows = module.client_rows.get(name)
-        if population is None or rows is None:
+        scores = module.client_scores.get(name)
+        if population is None or scores is None:
             continue
         positions = population.positions.tolist()
         columns = {
@@ -71,9 +63,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
             "client_id": [population.train.first_id + position for position in positions],
             "population": name,
             "num_train": population.train.sizes[positions].tolist(),
+            **scores.columns(module.target.metric),
         }
-        columns |= client_columns(rows, module.target.metric)
-        columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
             columns["group"] = population.groups[positions].tolist()
         if attacked:
@@ -82,8 +73,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         verdicts = verdicts_of(module, positions) if name == "seen" else None
         if verdicts is not None:
             columns["kept"] = verdicts
-        weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
-        tables.append(pd.DataFrame(columns | weights))
+        tables.append(pd.DataFrame(columns | scores.weights()))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -140,12 +130,10 @@ class RunReport(FederatedCallback):
         if not trainer.is_global_zero:
             return
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
-        guarantee = guarantee_of(module)
-        judgement = judgement_of(trainer, module)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
-        said = guarantee_in_words(guarantee), judgement_in_words(judgement), success_in_words(module.results)
-        sys.stdout.write("".join([*said, *(one.in_words for one in faults)]))
+        summary = RunSummary(module.results | self._facts(trainer, module))
+        summary.add_directions(module.chosen_metrics.directions)
+        module.tell("on_summary", summary)
+        sys.stdout.write("".join(summary.lines))
         folder = results_folder(trainer)
         if folder is None:
             return
@@ -155,21 +143,12 @@ class RunReport(FederatedCallback):
         if self.pictures:
             from lit_fed.pictures.run import draw
 
-            chosen = {one.name: one.larger_is_better for one in module.chosen_metrics.metrics}
-            draw(folder, table, self.formats, private=private, chosen=chosen)
-        attackers = data_of(trainer).populations[0].attackers
-        counted = {} if attackers is None else {"attackers": len(attackers)}
-        finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
-        summary = {**module.results, **self._facts(module), **counted, **finite, **judgement}
-        for one in faults:
-            summary |= one.summary
-        if found := "; ".join(one.found for one in callbacks if isinstance(one, Divergence) and one.found):
-            summary["diverged"] = found
-        write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
-        sys.stdout.write(f"{components_in_words(module)}results: {folder}\n")
+            draw(folder, table, module.chosen_metrics.directions, self.formats, private=private)
+        summary.write(folder)
+        sys.stdout.write(f"results: {folder}\n")
 
-    def _facts(self, module: FederatedModule) -> dict[str, Any]:
-        history = module.history
+    def _facts(self, trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
+        history, attackers = module.history, data_of(trainer).populations[0].attackers
         return {
             "rounds": module.num_rounds_done,
             "seconds": round(self.seconds, 3),
@@ -183,6 +162,7 @@ class RunReport(FederatedCallback):
             "git_commit": _git_commit(),
             **({"init_from": history.warm_start.origin} if history.warm_start else {}),
             **({"changes_on_resume": history.changes} if history.changes else {}),
+            **({} if attackers is None else {"attackers": len(attackers)}),
         }
 
 

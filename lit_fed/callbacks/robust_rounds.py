@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import notice
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import part_of
 from lit_fed.wrappers.robust.feature import RobustFeature
 from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, RobustAverage
 
-__all__ = ["RobustRounds", "judgement_in_words", "judgement_of", "verdicts_of"]
+__all__ = ["RobustRounds", "verdicts_of"]
 
 NAMED = 5
 """Upper limit of clients that a line names."""
@@ -74,32 +73,25 @@ class RobustRounds(FederatedCallback):
                 "tells of more",
             )
 
-
-def judgement_of(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
-    """Messages and rounds that the rule dropped so far, under `robust/…`, from the shared state; {} without a rule."""
-    judged = _judged(module)
-    if judged is None:
-        return {}
-    names = data_of(trainer).populations[0].names
-    clients = {names[place]: int(judged.refused[place]) for place in judged.refused.nonzero()[:, 0].tolist()}
-    return {
-        "robust/dropped": int(judged.refused.sum()),
-        "robust/dropped_clients": clients,
-        "robust/skipped": int(judged.skipped),
-    }
-
-
-def judgement_in_words(found: dict[str, Any]) -> str:
-    """A line for the terminal from the result of `judgement_of`; "" if nothing was dropped."""
-    said = []
-    if found.get("robust/dropped"):
-        clients = found["robust/dropped_clients"]
-        listed = [f"{name} ({count})" for name, count in list(clients.items())[:NAMED]]
-        more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
-        said.append(f"{found['robust/dropped']} messages of NaN or infinity dropped, of {', '.join(listed)}{more}")
-    if found.get("robust/skipped"):
-        said.append(f"{found['robust/skipped']} rounds changed nothing")
-    return f"robust aggregation: {'; '.join(said)}\n" if said else ""
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        """Add the messages and rounds that the rule dropped so far, from the shared state."""
+        judged = _judged(module)
+        if judged is None:
+            return
+        names, said = data_of(trainer).populations[0].names, []
+        clients = {names[place]: int(judged.refused[place]) for place in judged.refused.nonzero()[:, 0].tolist()}
+        dropped, skipped = int(judged.refused.sum()), int(judged.skipped)
+        summary.entries |= {
+            "robust/dropped": dropped, "robust/dropped_clients": clients, "robust/skipped": skipped,
+        }  # fmt: skip
+        if dropped:
+            listed = [f"{name} ({count})" for name, count in list(clients.items())[:NAMED]]
+            more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+            said.append(f"{dropped} messages of NaN or infinity dropped, of {', '.join(listed)}{more}")
+        if skipped:
+            said.append(f"{skipped} rounds changed nothing")
+        if said:
+            summary.lines.append(f"robust aggregation: {'; '.join(said)}\n")
 
 
 def verdicts_of(module: FederatedModule, positions: list[int]) -> list[float] | None:

@@ -15,6 +15,7 @@ from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.data.new_clients import HELD_OUT, NewClients
 from lit_fed.metrics.chosen import ChosenMetrics
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.system.files import whole_file
 from lit_fed.system.packages import pd
 from lit_fed.training.module import FederatedModule
@@ -31,21 +32,21 @@ class ServedClients(Callback):
 
     Attributes:
         client_ids: on rank zero, all served clients, ascending [C].
-        rows: sums of their results, [C, 3 + M + K], see `BlockPredictions`.
+        scores: their results.
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
     """
 
     client_ids: Tensor
-    rows: Tensor
+    scores: ClientScores
     sizes: Tensor
     labels: Tensor
     log_prob: Tensor
 
     def __init__(self, states: Path | None = None) -> None:
         self.states = states
-        self._blocks: list[tuple[Tensor, ...]] = []
+        self._blocks: list[tuple[Any, ...]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.states is not None:
@@ -59,7 +60,7 @@ class ServedClients(Callback):
     ) -> None:  # fmt: skip
         if not outputs:
             return
-        self._blocks.append((outputs.client_ids, outputs.rows, outputs.sizes, outputs.labels, outputs.log_prob))
+        self._blocks.append((outputs.client_ids, outputs.scores, outputs.sizes, outputs.labels, outputs.log_prob))
         if self.states is not None:
             population = trainer.datamodule.unseen  # type: ignore[attr-defined]
             for row, client_id in enumerate(outputs.client_ids.tolist()):
@@ -72,13 +73,13 @@ class ServedClients(Callback):
         self._blocks = []
         if not blocks:
             return
-        client_ids, rows, sizes, labels, log_prob = (torch.cat(part) for part in zip(*blocks, strict=True))
+        client_ids, scores, sizes, labels, log_prob = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
         order = client_ids.argsort()
         samples = client_ids.repeat_interleave(sizes).argsort(stable=True)
-        self.client_ids, self.rows, self.sizes = client_ids[order], rows[order], sizes[order]
+        self.client_ids, self.scores, self.sizes = client_ids[order], tree.index(scores, order), sizes[order]
         self.labels, self.log_prob = labels[samples], log_prob[samples]
 
-    def _gathered(self) -> list[tuple[Tensor, ...]]:
+    def _gathered(self) -> list[tuple[Any, ...]]:
         """The blocks of all ranks on rank zero, none on the others."""
         if not (dist.is_available() and dist.is_initialized()):
             return self._blocks
@@ -155,10 +156,9 @@ def unseen_tables(
         for column in [one for one in map(str, predictions) if one == "label" or one.startswith("label_")]:
             label = predictions[column].astype("Int64") if numbers else predictions[column]
             predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
-    rows = served.rows.clone()
-    rows[~data.labelled, :3] = 0
-    module.keep_rows("unseen", rows)
+    sums = {name: getattr(served.scores, name).masked_fill(~data.labelled, 0) for name in ("samples", "loss", "hits")}
+    scores = module.client_scores["unseen"] = served.scores._replace(**sums)
     table = client_table({"unseen": population}, module).drop(columns="population")
     table["num_test"] = served.sizes.numpy()
-    results = module.statistics(rows) | pooled
+    results = module.chosen_metrics.statistics(scores) | pooled
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

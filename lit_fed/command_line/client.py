@@ -232,7 +232,6 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:
     """Measurements, a row for each client, or predictions, a row for each sample."""
-    from lit_fed.metrics.client_table import client_columns
     from lit_fed.training.output import prediction_table
 
     names = kept.names
@@ -240,13 +239,10 @@ def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> 
         called = [names.get(one, "") for one in range(max(names) + 1)]
         tables = [prediction_table(block, called, 0, kept.facts.target) for block in kept.predict(clients, split)]
         return pd.concat(tables, ignore_index=True)
-    rows, chosen = kept.measure(clients, split), kept.training.chosen.names
+    scores = kept.measure(clients, split)
     seen = ["seen" if one < kept.facts.num_clients else "unseen" for one in clients]
     columns = {"client": [names[one] for one in clients], "population": seen}
-    measured, mixtures = client_columns(rows, kept.facts.target.metric), rows.shape[1] - 3 - len(chosen)
-    weights = {f"pi_{m}": rows[:, 3 + m].tolist() for m in range(mixtures)}
-    more = {name: rows[:, 3 + mixtures + place].tolist() for place, name in enumerate(chosen)}
-    return pd.DataFrame(columns | measured | more | weights)
+    return pd.DataFrame(columns | scores.columns(kept.facts.target.metric) | scores.weights())
 
 
 def end_at_once() -> None:

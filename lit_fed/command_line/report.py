@@ -18,13 +18,15 @@ from typing import Any, NamedTuple
 import yaml
 
 from lit_fed.command_line import compare
-from lit_fed.command_line.compare import FinishedRun, Group
-from lit_fed.command_line.paired import Interval, larger_is_better, mean_difference, paired
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.paired import Interval, mean_difference
 from lit_fed.pictures import style
+from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.system.files import given_path, whole_file
 from lit_fed.system.packages import mpl, pd
+from lit_fed.training import finished_runs
+from lit_fed.training.finished_runs import FinishedRun, Group
 from lit_fed.training.output import check_writable
 
 __all__ = ["report_parser", "report_runs", "write_report"]
@@ -107,10 +109,10 @@ def write_report(
     Raises:
         ConfigError: naming a run and the fix.
     """
-    runs = [compare.read_run(folder) for folder in dict.fromkeys(compare.find_run(folder) for folder in folders)]
-    metric = compare.metric_of(runs, metric)
+    runs = list(map(finished_runs.read_run, dict.fromkeys(map(finished_runs.find_run, folders))))
+    metric = finished_runs.metric_of(runs, metric)
     hidden = ("data",) if anonymous else ()  # its paths, and the names of unseen clients
-    page = _Page(compare.named(compare.grouped(runs), names, hidden), metric, anonymous)
+    page = _Page(finished_runs.named(finished_runs.grouped(runs), names, hidden), metric, anonymous)
     check_writable(output.absolute().parent, "--output")
     with whole_file(output, private=page.is_private) as file:
         file.write(page.html().encode())
@@ -121,7 +123,7 @@ class _Loss(NamedTuple):
 
     name: str
     baseline: str
-    table: pd.DataFrame  # of `paired`, with `gain`: positive where the group is better; the worst first
+    table: pd.DataFrame  # of `compared`, the worst first
     mean: Interval  # of the differences of seen clients
 
     def __str__(self) -> str:
@@ -151,7 +153,7 @@ def _class(value: Any) -> str:
 
 
 def _algorithm(run: FinishedRun) -> str:
-    return _class(run.config.get("model", {}).get("algorithm")) or str(run.summary.get("algorithm", ""))
+    return _class(run.config.get("model", {}).get("algorithm")) or str(run.summary.entries.get("algorithm", ""))
 
 
 class _Page(NamedTuple):
@@ -164,7 +166,7 @@ class _Page(NamedTuple):
     @property
     def is_private(self) -> bool:
         runs = [run for group in self.groups for run in group.runs]
-        return any(run.config.get("model", {}).get("privacy") or "privacy/delta" in run.summary for run in runs)
+        return any(run.config.get("model", {}).get("privacy") or "privacy/delta" in run.summary.entries for run in runs)
 
     def html(self) -> str:
         title = escape(f"Report: {', '.join(group.name for group in self.groups)}")
@@ -192,13 +194,13 @@ class _Page(NamedTuple):
 
     def diverged(self) -> list[str]:
         """A line for each run that diverged."""
-        runs = [(name, run.summary) for name, runs in self.groups for run in runs]
-        return [f"{name}: {summary['diverged']}." for name, summary in runs if "diverged" in summary]
+        runs = [(name, run.summary.entries) for name, runs in self.groups for run in runs]
+        return [f"{name}: {entries['diverged']}." for name, entries in runs if "diverged" in entries]
 
     def facts(self) -> tuple[list[str], list[list[str]]]:
         rows = []
         for name, runs in self.groups:
-            config, summary = runs[0].config, runs[0].summary
+            config, summary = runs[0].config, runs[0].summary.entries
             data, model = config.get("data", {}), config.get("model", {})
             sizes = runs[0].clients["population"].value_counts()
             facts = {
@@ -217,7 +219,7 @@ class _Page(NamedTuple):
     def figures(self) -> str:
         parts = []
         with mpl.rc_context(style.COLUMN):
-            for name, figure in compare.comparison_figures(self.groups, self.metric).items():
+            for name, figure in comparison_figures(self.groups, self.metric).items():
                 held, caption = io.BytesIO(), escape(name.replace("_vs_", " against ").replace("_", " "))
                 figure.savefig(held, format="svg", transparent=True, metadata=style.UNDATED[".svg"])
                 source = f"data:image/svg+xml;base64,{base64.b64encode(held.getvalue()).decode()}"
@@ -226,15 +228,13 @@ class _Page(NamedTuple):
 
     def losses(self) -> list[_Loss]:
         """Every group beside every baseline with the same clients; none if the metric has no known direction."""
-        larger = larger_is_better([run for group in self.groups for run in group.runs], self.metric)
         baselines = [group for group in self.groups if _algorithm(group.runs[0]) in BASELINES]
-        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0] and larger is not None]
+        judged = [group for group in self.groups if _algorithm(group.runs[0]) != BASELINES[0]]
         found = []
         for group, baseline in itertools.product(judged, baselines):
-            table = paired(group.runs, baseline.runs, self.metric)
-            seen = table[table["population"] == "seen"]
-            if group is not baseline and len(seen):
-                table["gain"] = (table["value"] - table["other"]).round(9) * (1 if larger else -1)  # means over seeds
+            table = finished_runs.compared(group.runs, baseline.runs, self.metric)
+            seen = table.query("population == 'seen'")
+            if group is not baseline and seen["gain"].notna().any():
                 table = table.sort_values("gain", kind="stable")
                 found.append(_Loss(group.name, baseline.name, table, mean_difference(seen)))
         return found
@@ -268,7 +268,7 @@ class _Page(NamedTuple):
         rows = []
         for name, runs in self.groups:
             keys = ("rounds", "comm/total_bytes_up", "comm/total_bytes_down", "seconds")
-            values = [statistics.mean(run.summary.get(key, float("nan")) for run in runs) for key in keys]
+            values = [statistics.mean(run.summary.entries.get(key, float("nan")) for run in runs) for key in keys]
             sizes = map(style.bytes_in_unit, values[1:3])
             rows.append([name, f"{values[0]:.10g}", *sizes, f"{values[3]:.1f}", f"{values[3] / max(values[0], 1):.3f}"])
         return ["run", "rounds", "sent up", "sent down", "seconds", "seconds per round"], rows
@@ -276,6 +276,6 @@ class _Page(NamedTuple):
     @staticmethod
     def settings(group: Group) -> str:
         folders = escape(", ".join(f"{run.name}/{run.folder.name}" for run in group.runs))
-        config = compare.without_seeds(group.runs[0].config)
+        config = finished_runs.without_seeds(group.runs[0].config)
         text = escape(yaml.safe_dump(config, sort_keys=False)) if config else "a run of a Python program"
         return f"<details><summary>{escape(group.name)} ({folders})</summary><pre>{text}</pre></details>"

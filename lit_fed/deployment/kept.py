@@ -22,6 +22,7 @@ from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import refuse_other_settings
 from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.settings import ModelSettings
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
@@ -148,15 +149,15 @@ class KeptTraining:
                 raise ConfigError(f"--client {name}: no such client here; give one of {', '.join(list(numbers)[:5])}")
         return sorted({numbers[name] for name in names or numbers})
 
-    def measure(self, clients: Sequence[int], split: str) -> Tensor:
-        """Rows [C, 3 + M + K] of clients, see `serving.measure`.
+    def measure(self, clients: Sequence[int], split: str) -> ClientScores:
+        """Results of clients, see `serving.measure`.
 
         Args:
             clients: their numbers, ascending.
             split: `train`, `val` or `test`.
         """
         parts = [self.training.measured(some, self._sent, kind, split) for kind, some in self._blocks(clients)]
-        return torch.cat(parts)
+        return tree.map_leaves(lambda *rows: torch.cat(rows), *parts)  # type: ignore[no-any-return]
 
     def predict(self, clients: Sequence[int], split: str) -> Iterator[serving.BlockPredictions]:
         """Serve clients and predict their samples; arguments as for `measure`."""

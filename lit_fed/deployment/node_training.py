@@ -34,6 +34,7 @@ from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.messages import SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
 from lit_fed.deployment.wire import TYPES, Packet, checked_tree, digest_of_question
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.session import Session
@@ -326,18 +327,17 @@ class NodeTraining:
         """Serve clients and measure them: sums are returned, predictions and mixture weights stay here."""
         self.check(facts := packet.facts)
         clients, sent = self.prepare(packet)
-        rows = self.measured(clients, sent, facts["population"], facts["split"])
-        told = torch.cat([rows[:, :3], rows[:, rows.shape[1] - len(self.chosen) :]], dim=1)
-        return Packet({"clients": clients}, {"rows": [told]})
+        scores = self.measured(clients, sent, facts["population"], facts["split"])
+        return Packet({"clients": clients}, {"rows": [scores._replace(mixture=scores.mixture[:, :0]).rows()]})
 
-    def measured(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Tensor:
-        """Rows [C, 3 + M + K] of `serving.measure` for clients of one population; arguments as of `blocks`."""
+    def measured(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> ClientScores:
+        """Results of `serving.measure` for clients of one population; arguments as of `blocks`."""
         found = [
-            rows
+            scores
             for block in self.blocks(clients, sent, population, split)
-            for _, rows in serving.measure(self.rounds, block, seen=population == "seen", chosen=self.chosen)
+            for _, scores in serving.measure(self.rounds, block, seen=population == "seen", chosen=self.chosen)
         ]
-        return torch.cat(found)
+        return tree.map_leaves(lambda *parts: torch.cat(parts), *found)  # type: ignore[no-any-return]
 
     def blocks(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Iterator[ServingBlock]:
         """Blocks of clients that are sent the same; that is the server's shared state while a block is served.

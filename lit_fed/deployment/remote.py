@@ -35,6 +35,7 @@ from lit_fed.deployment.node_pool import Most, NodePool
 from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.chosen import ChosenMetrics
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.readers import MOST_FLOAT
 from lit_fed.wrappers.deltas import delta_of, reference_of
@@ -224,8 +225,8 @@ class RemoteTrainer:
 
     def measure(
         self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Serve and measure clients on their nodes; their places [C] and rows of sums, [C, 3 + K]."""
+    ) -> Iterator[tuple[Tensor, ClientScores]]:
+        """Serve and measure clients on their nodes; their places [C] and results."""
         ids, rounds = block.client_ids.tolist(), self.rounds
         if not ids:
             return
@@ -235,7 +236,8 @@ class RemoteTrainer:
         split = next(name for name in SPLITS if getattr(population, name).to(block.data.x.device) is block.data)
         versions = rounds.store.gather(block.client_ids)["state"]["versions"].tolist() if seen else [-1] * len(ids)
         common = {"kind": "measure", "phase": "adapt", "population": "seen" if seen else "unseen", "split": split}
-        width = 3 + (0 if chosen is None else len(chosen))
+        names = [] if chosen is None else chosen.names
+        width = 3 + len(names)
         answers = self._ask(
             rounds.context("adapt"), rounds.shared, ids, common, {"versions": versions},
             torch.zeros(width, dtype=torch.float64), lambda answer, mine: rows_of_answer(answer, mine, width),
@@ -246,7 +248,7 @@ class RemoteTrainer:
             counts = getattr(population, split).sizes[population.train.positions(block.client_ids.cpu()[mine])]
             rows[mine] = self._believed(node, [ids[place] for place in mine], found, counts)
         self.pool.over = self._kept
-        yield block.rows, rows.to(self._device)
+        yield block.rows, ClientScores.of_rows(rows.to(self._device), names=names)
 
     def _believed(self, node: str, ids: list[int], rows: Tensor, counts: Tensor) -> Tensor:
         """The rows of a node, with zeros for clients whose row is implausible if nodes may be dropped.

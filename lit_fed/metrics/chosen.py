@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
-from lit_fed.metrics.client_table import client_statistics
+from lit_fed.metrics.client_table import client_statistics, summarise
+from lit_fed.metrics.scores import USUAL, ClientScores
 from lit_fed.system.names import lies_below
 from lit_fed.system.packages import imported_later
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 else:
     torchmetrics = imported_later("torchmetrics")
 
-__all__ = ["ChosenMetrics", "ClientMeter", "ClientMetric", "quiet"]
+__all__ = ["Add", "ChosenMetrics", "ClientMeter", "ClientMetric", "quiet"]
 
 
 Add = Callable[[int, Tensor, Tensor], None]
@@ -190,6 +191,12 @@ class ChosenMetrics:
         """Their keys in the results."""
         return [one.name for one in self.metrics]
 
+    @property
+    def directions(self) -> dict[str, bool | None]:
+        """Whether larger is better, by the name of each measured metric, the chosen ones first; None: unknown."""
+        chosen = {one.name: one.larger_is_better for one in self.metrics}
+        return chosen | {name: USUAL.get(name, False) for name in (self.target.metric, "loss")}
+
     def meter(self, num_clients: int, add: Add | None = None) -> ClientMeter:
         """Sums of these metrics over this many clients; `add` gets all predictions."""
         return ClientMeter(self, num_clients, add)
@@ -215,24 +222,19 @@ class ChosenMetrics:
         each = self.metrics if len(owner) else []
         return {f"{one.name}_pooled": one.of_all(shown, labels, owner) for one in each}
 
-    def statistics(self, values: Tensor, num_samples: Tensor) -> dict[str, float]:
-        """Statistics over clients of each metric, see `client_statistics`.
+    def statistics(self, scores: ClientScores) -> dict[str, float]:
+        """The reported statistics over clients, by key: `summarise`, and `client_statistics` of each metric.
 
         `<name>_undefined` is the number of clients with samples but without a value; other statistics leave them out.
-        If it is unknown whether larger is better, there is no worst client.
-
-        Args:
-            values: value of each client and metric, [T, K]; NaN or infinite if undefined.
-            num_samples: samples of each client, [T].
+        If it is unknown whether larger is better, there is no worst client. {} if no client has samples.
         """
-        results: dict[str, float] = {}
-        if not (num_samples > 0).any():
-            return results
-        for one, column in zip(self.metrics, values.T, strict=True):
+        results = summarise(scores, self.target.metric)
+        for one in self.metrics if results else ():
+            column = scores.metrics[one.name]
             defined = column.isfinite()
-            weight = num_samples.masked_fill(~defined, 0)
+            weight = scores.samples.masked_fill(~defined, 0)
             results |= client_statistics(column, weight, one.name, larger_is_better=one.larger_is_better)
-            results[f"{one.name}_undefined"] = float(((num_samples > 0) & ~defined).sum())
+            results[f"{one.name}_undefined"] = float((scores.held & ~defined).sum())
         return results
 
 
@@ -275,11 +277,11 @@ class ClientMeter:
                 if self._add is not None:
                     self._add(row, some, their)
 
-    def values(self) -> Tensor:
-        """Values of all clients, [C, K] float64; NaN if undefined."""
+    def values(self) -> dict[str, Tensor]:
+        """Values of all clients by the name of the metric, [C] float64; NaN if undefined."""
         with quiet():
             self._turn_to(None)
-        return self._values
+        return dict(zip(self._chosen.names, self._values.unbind(1), strict=True))
 
     def _turn_to(self, row: int | None) -> None:
         """Store the values of the current client if another one begins."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-__all__ = ["client_columns", "client_statistics", "outlier", "summarise"]
+from lit_fed.metrics.scores import ClientScores
+
+__all__ = ["client_statistics", "outlier", "summarise"]
 
 
 def client_statistics(
@@ -46,34 +46,18 @@ def client_statistics(
     }
 
 
-def client_columns(rows: Tensor, metric: str) -> dict[str, list[Any]]:
-    """Columns `num_test`, the metric and `loss` of a table of clients; NaN for clients without samples.
-
-    Args:
-        rows: number of samples, sum of losses and sum of hits of each client, [T, >=3].
-        metric: name of the mean of the third column.
-    """
-    count, loss, hits = rows[:, :3].unbind(1)
-    means = {metric: hits, "loss": loss}
-    columns: dict[str, list[Any]] = {"num_test": count.long().tolist()}
-    for name, sums in means.items():
-        columns[name] = (sums / count.clamp(min=1)).masked_fill(count == 0, float("nan")).tolist()
-    return columns
-
-
-def summarise(rows: Tensor, metric: str = "accuracy") -> dict[str, float]:
+def summarise(scores: ClientScores, metric: str = "accuracy") -> dict[str, float]:
     """`loss`, and `accuracy` or an error such as `mse` with the statistics of `client_statistics`.
 
     Args:
-        rows: number of samples, sum of losses and sum of hits (`mse`: squared errors) of each client, [T, >=3].
-        metric: name of the mean of the third column; smaller is better unless it is `accuracy`.
+        scores: results of the clients.
+        metric: name of the mean of the hits; smaller is better unless it is `accuracy`.
     """
-    count, loss, hits = rows[:, :3].unbind(1)
-    if not (count > 0).any():
+    if not scores.held.any():
         return {}
-    each = count.clamp(min=1)
-    results = {"loss": float(loss.sum() / count.sum())}
-    return results | client_statistics(hits / each, count, metric, larger_is_better=metric == "accuracy")
+    results = {"loss": float(scores.loss.sum() / scores.samples.sum())}
+    values = scores.means(metric)[metric]
+    return results | client_statistics(values, scores.samples, metric, larger_is_better=metric == "accuracy")
 
 
 FACTOR = 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_fed.metrics.pooled import Pool
+from lit_fed.metrics.scores import ClientScores
 
 __all__ = ["ClientTable"]
 
@@ -19,16 +21,17 @@ class ClientTable(Metric):
     Args:
         num_clients: T.
         num_components: M if mixture weights are kept beside the sums, else 0.
-        num_metrics: K, number of user-defined metrics, kept last.
+        names: names of the K chosen metrics.
     """
 
     full_state_update = False
     rows: Tensor
 
-    def __init__(self, num_clients: int, num_components: int = 0, num_metrics: int = 0, **kwargs: Any) -> None:
+    def __init__(self, num_clients: int, num_components: int = 0, names: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
-        self.add_state("rows", zeros, dist_reduce_fx="sum")
+        self.num_components, self.names = num_components, names
+        zeros = torch.zeros(num_clients, 3 + num_components + len(names), dtype=torch.float64)
+        self.add_state("rows", zeros, dist_reduce_fx="sum")  # one table is one exchange between ranks
         self.pool = Pool()
 
     def reset(self) -> None:
@@ -36,15 +39,14 @@ class ClientTable(Metric):
         super().reset()
         self.pool.clear()
 
-    def update(self, positions: Tensor, rows: Tensor) -> None:
-        """Add rows of the clients at `positions` [C].
-
-        Args:
-            positions: positions in the table.
-            rows: number of samples, loss, hits, mixture weights, user-defined metrics, [C, 3 + M + K].
-        """
-        self.rows[positions] += rows
+    def update(self, positions: Tensor, scores: ClientScores) -> None:
+        """Add the results of the clients at `positions` [C]."""
+        self.rows[positions] += scores.rows()
 
     def compute(self) -> Tensor:
-        """All rows, [T, 3 + M + K]; the same on every rank."""
-        return self.rows.cpu().clone()
+        """The table of all ranks, [T, 3 + M + K]."""
+        return self.rows
+
+    def scores(self) -> ClientScores:
+        """The results of all T clients; the same on every rank."""
+        return ClientScores.of_rows(self.compute().cpu().clone(), self.num_components, self.names)

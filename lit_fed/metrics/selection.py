@@ -15,7 +15,8 @@ from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
-from lit_fed.metrics.client_table import summarise
+from lit_fed.metrics.client_table import client_statistics
+from lit_fed.metrics.scores import USUAL
 from lit_fed.system.names import check_library_options, did_you_mean, import_path, lies_below, names_in
 from lit_fed.system.packages import imported_later
 
@@ -134,7 +135,8 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
         ['auroc', 'f1_score']
     """
     wanted = [_wanted(name, one) for name, one in _items(given)]
-    known: set[str] = set(COLUMNS).union(*(summarise(torch.ones(1, 3), metric) for metric in ("accuracy", "mse")))
+    one_client = torch.ones(1), torch.ones(1)
+    known: set[str] = COLUMNS.union(*(client_statistics(*one_client, metric) for metric in USUAL))
     for one in wanted:
         how = f"give it another name, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
         if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):

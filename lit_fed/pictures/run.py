@@ -10,12 +10,13 @@ import numpy as np
 
 from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.scores import USUAL
 from lit_fed.pictures import style
 from lit_fed.system.packages import mpl, nx, pd
+from lit_fed.training.finished_runs import evaluated_split, read_history
 
 __all__ = [
-    "draw", "draw_graph", "evaluated_split", "mixture_heat_map", "mixtures_figure", "read_history", "rounds_figure",
-    "weight_figures",
+    "draw", "draw_graph", "mixture_heat_map", "mixtures_figure", "rounds_figure", "weight_figures",
 ]  # fmt: skip
 
 LINES = {
@@ -45,58 +46,37 @@ MOST_CURVES = 12
 
 
 def draw(
-    folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",), *, private: bool = False,
-    chosen: Mapping[str, bool | None] | None = None,
+    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",), *,
+    private: bool = False,
 ) -> None:  # fmt: skip
     """Draw the figures of a run into `plots/`.
 
     Args:
         folder: the run's folder.
         clients: a row per client, as in clients.csv.
+        directions: whether larger is better, by the name of the metric; None: unknown. A chosen metric that stands
+            first is drawn ahead of the accuracy.
         formats: formats of each figure, `png`, `pdf` or `svg`.
         private: make `plots/` readable by its owner only.
-        chosen: names of chosen metrics, and whether larger is better; the first one is drawn ahead of the accuracy.
     """
     plots = folder / "plots"
     plots.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
     with mpl.rc_context(style.COLUMN):
-        for name, figure in _figures(folder, clients, chosen):
+        for name, figure in _figures(folder, clients, directions):
             for suffix in formats:
                 style.save(figure, (plots / name).with_suffix(f".{suffix}"))
 
 
-def _figures(
-    folder: Path, clients: pd.DataFrame, chosen: Mapping[str, bool | None] | None = None
-) -> list[tuple[str, Any]]:
-    metric = next(one for one in ("accuracy", "mse", "loss") if one in clients)
+def _figures(folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None]) -> list[tuple[str, Any]]:
+    metric = next(one for one in USUAL if one in clients)
     figures = []
-    for one, larger_is_better in [*list((chosen or {}).items())[:1], (metric, metric == "accuracy")]:
+    for one in dict.fromkeys((next(iter(directions)), metric)):
         if np.isfinite(clients[one]).any() or one == metric:
             figures += _history_figures(folder, one)
-            figures.append((f"client_{one}.png", _histogram(clients, one, larger_is_better)))
+            figures.append((f"client_{one}.png", _histogram(clients, one, directions[one])))
     if "pi_0" in clients:
         figures.append(("mixture_weights.png", mixture_heat_map(clients)))
     return [*figures, *_component_figures(folder, metric), *weight_figures(folder)]
-
-
-def read_history(folder: Path) -> pd.DataFrame:
-    """The rounds of a run's metrics.csv, with `sent`: bytes that clients sent and received in all rounds so far.
-
-    Args:
-        folder: the run's folder; a run without that file has no rounds.
-    """
-    path = folder / "metrics.csv"
-    history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
-    if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
-        return pd.DataFrame({"step": [], "sent": []})
-    history = history[history["comm/bytes_up"].notna()]  # without the row of the final test
-    sent = (history["comm/bytes_up"] + history["comm/bytes_down"]).cumsum()
-    return pd.concat([history, sent.rename("sent")], axis=1)  # avoids a warning of pandas about fragmented frames
-
-
-def evaluated_split(history: pd.DataFrame) -> str:
-    """The split that the periodic evaluation measured."""
-    return "val" if any(str(column).startswith("val/") for column in history) else "test"
 
 
 def rounds_figure(folder: Path, metric: str) -> Any:

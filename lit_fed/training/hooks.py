@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedCallback", "data_of", "federated", "log_round", "results_folder"]
@@ -89,3 +90,6 @@ class FederatedCallback(Callback):
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Called when the round is committed, before its evaluation and checkpoint."""
+
+    def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        """Called on rank zero after the test, to add entries of `summary.json` and lines for the terminal."""

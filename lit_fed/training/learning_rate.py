@@ -94,8 +94,8 @@ def validation_loss(federation: FederatedRounds, data: FederatedDataModule, prec
     try:
         with torch.no_grad(), precision.val_step_context():
             for block in data.val_dataloader():
-                for _, rows in serving.measure(federation, _there(federation, data, block), seen=True):
-                    sums += rows[:, :2].sum(0)
+                for _, scores in serving.measure(federation, _there(federation, data, block), seen=True):
+                    sums += torch.stack([scores.samples.sum(), scores.loss.sum()])
     except NotFiniteError:
         sums += math.nan
     number, loss = all_reduce(sums).tolist()

@@ -23,8 +23,8 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError, notice
-from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
@@ -65,9 +65,7 @@ class FederatedModule(LightningModule):
         store: the states of the seen clients.
         tables: results of the measured clients, by population.
         chosen_metrics: metrics beside accuracy and loss.
-        client_rows: sums over each client's samples, [T, 3 + M] by population: their number, loss, hits, then the
-            mixture weights that it was served with.
-        client_metrics: the chosen metrics of each client, [T, K] by population; NaN where undefined.
+        client_scores: the last results of the measured clients, by population.
     """
 
     record: RoundRecord
@@ -89,8 +87,7 @@ class FederatedModule(LightningModule):
         self._searches = self.settings.solver.lr == "auto"
         self.trials: list[Trial] = []
         self.results: dict[str, float] = {}
-        self.client_rows: dict[str, Tensor] = {}
-        self.client_metrics: dict[str, Tensor] = {}
+        self.client_scores: dict[str, ClientScores] = {}
 
     # ------------------------------------------------------------------ set-up
     def setup(self, stage: str) -> None:
@@ -180,7 +177,7 @@ class FederatedModule(LightningModule):
         self.build_shared(facts)
         own = self.federation.new_store(seen.train, self.settings.client_memory_gb * 1e9) if store is None else store
         self.store = self.federation.store = own
-        each = self.algorithm.num_models if self.store.has_mixtures else 0, len(self.chosen_metrics)
+        each = self.algorithm.num_models if self.store.has_mixtures else 0, self.chosen_metrics.names
         self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
         if unseen is not None:
             self.tables["unseen"] = ClientTable(unseen.num_measured, *each)
@@ -283,8 +280,8 @@ class FederatedModule(LightningModule):
         measured = serving.measure(
             self.federation, block, seen=population == "seen", chosen=self.chosen_metrics, pool=pool
         )
-        for positions, rows in measured:
-            results.update(positions, rows[:, : results.rows.shape[1]])
+        for positions, scores in measured:
+            results.update(positions, scores)
             self.tell("on_clients_served", len(positions))
 
     def on_validation_start(self) -> None:
@@ -314,27 +311,6 @@ class FederatedModule(LightningModule):
         predictions = serving.predict_block(self.federation, batch, seen=seen, chosen=self.chosen_metrics)
         self.tell("on_clients_served", len(batch.client_ids))
         return predictions
-
-    def keep_rows(self, population: str, rows: Tensor) -> None:
-        """Store the results of all clients of a population.
-
-        Args:
-            population: `seen` or `unseen`.
-            rows: as of `ClientTable.compute`, [T, 3 + M + K].
-        """
-        width = rows.shape[1] - len(self.chosen_metrics)
-        self.client_rows[population] = rows[:, :width]
-        empty = rows[:, :1] == 0  # clients without samples
-        self.client_metrics[population] = rows[:, width:].masked_fill(empty, float("nan"))
-
-    def statistics(self, rows: Tensor) -> dict[str, float]:
-        """The reported statistics over clients, by key; {} if no client has samples.
-
-        Args:
-            rows: as of `ClientTable.compute`, [T, 3 + M + K].
-        """
-        chosen = rows[:, rows.shape[1] - len(self.chosen_metrics) :]
-        return summarise(rows, self.facts.target.metric) | self.chosen_metrics.statistics(chosen, rows[:, 0])
 
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

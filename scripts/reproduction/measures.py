@@ -16,15 +16,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.callbacks.component_accuracy import has_components, measure_components
-from lit_fed.callbacks.evaluation import measure_population
+from lit_fed.callbacks.component_accuracy import component_scores, has_components
+from lit_fed.callbacks.evaluation import measured_table
 from lit_fed.clients import PredictJob, SequentialTrainer
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.synthetic import synthetic_parameters
 from lit_fed.metrics import summarise
-from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
 
 Kind = TypeVar("Kind", bound=Callback)
@@ -97,10 +96,9 @@ def accuracy_by_share(cli: Any, folder: Path) -> dict[str, list[float]]:
     cli.model.to(device)  # which the end of the run has brought home
     for share in SHARES:
         data.unseen = whole._replace(train=first_samples(whole.train, share, data.seed))
-        table = ClientTable(whole.num_measured).to(device)
         with torch.inference_mode():
-            measure_population(cli.trainer, cli.model, "unseen", "test", table)
-        results.append(summarise(table.compute())["accuracy"])
+            scores = measured_table(cli.trainer, cli.model, "unseen", "test").scores()
+        results.append(summarise(scores)["accuracy"])
     data.unseen = whole
     return {"shares": list(SHARES), "accuracy": results}
 
@@ -180,7 +178,6 @@ class MixtureCurve(Callback):
         data, federation = data_of(trainer), module.federation
         train = data.populations[0].train.to(module.device)
         mixture = module.store.gather(torch.arange(train.num_clients, device=module.device))["state"].mixture
-        tables = [ClientTable(train.num_clients).to(module.device) for _ in range(mixture.shape[1])]
         with trainer.precision_plugin.val_step_context(), torch.no_grad():
             ctx, entropies = federation.context("evaluate"), []
             for client_id, pi in enumerate(mixture):
@@ -188,13 +185,11 @@ class MixtureCurve(Callback):
                 losses = SequentialTrainer().losses(ctx, federation.shared, federation.algorithm, client)
                 assert losses is not None  # of a mixture they are known
                 entropies.append(_entropy(expectation(pi, losses, client.mask)[1]))
-            for block in data.serving("seen", "test"):
-                measure_components(module, trainer.strategy.batch_to_device(block), tables)
-        sums = torch.stack([table.compute().sum(0) for table in tables])  # [M, 3]
+            scores = component_scores(trainer, module)
         means = {"clients": _entropy(mixture), "samples": torch.cat(entropies)}
         row = {f"entropy_of_{name}": _digits(values.mean()) for name, values in means.items()}
         row |= {"round": module.num_rounds_done, "largest_weight": _digits(mixture.amax(1).mean())}
-        row["components"] = [_digits(value) for value in sums[:, 2] / sums[:, 0]]
+        row["components"] = [_digits(one.hits.sum() / one.samples.sum()) for one in scores]
         leaves = federation.shared.models.parameters.values()
         now = torch.cat([leaf.flatten(1).double().cpu() for leaf in leaves], 1)
         if self._before is not None:
@@ -231,9 +226,9 @@ class ClientAccuracies(Callback):
         """Keep the shares of hits, once all callbacks measured the round."""
         module: Any = pl_module
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            count, _, hits = module.client_rows["seen"][:, :3].unbind(1)
+            scores = module.client_scores["seen"]
             self.rounds.append(module.num_rounds_done)
-            self.accuracies.append((hits / count.clamp(min=1)).tolist())
+            self.accuracies.append((scores.hits / scores.samples.clamp(min=1)).tolist())
 
 
 def client_accuracies(cli: Any, folder: Path) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, r
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
-from lit_fed.command_line import paired as paired_clients
-from lit_fed.command_line.paired import bootstrap
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
+from lit_fed.metrics import paired as paired_clients
+from lit_fed.metrics.paired import bootstrap
 from lit_fed.system.trials import Outcome
 
 TASK = {
@@ -415,11 +415,11 @@ def test_scores_of_clients():
 
 
 def made(scores, curve=((10, 0.5, 4e6),)):
-    def run(values):
+    def run(cut, values):
         held = {"clients": list("abcd")[: len(values)], "samples": [1, 1, 2, 4][: len(values)], "score": values}
-        return {"cut": 0, "test": {"seen": held | {"pooled": 0.5, "ece": None}}, "curve": list(curve), "score": 0.5}
+        return {"cut": cut, "test": {"seen": held | {"pooled": 0.5, "ece": None}}, "curve": list(curve), "score": 0.5}
 
-    return {"score": "clients", "runs": [run(values) for values in scores]}
+    return {"score": "clients", "runs": [run(cut, values) for cut, values in enumerate(scores)]}
 
 
 def test_differences_are_paired_by_client():

@@ -106,8 +106,8 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
     columns = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
     assert list(clients)[:9] == columns
     assert list(clients)[9:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]
-    assert module.client_rows["seen"].shape == (5, 3 + (algorithm.num_models if algorithm.num_models > 1 else 0))
-    assert module.client_metrics["unseen"].shape == (2, 3)
+    assert module.client_scores["seen"].mixture.shape == (5, algorithm.num_models if algorithm.num_models > 1 else 0)
+    assert list(module.client_scores["unseen"].metrics) == columns[-3:]
     assert not any(key.startswith(("tables", "chosen")) for key in module.state_dict())
 
 
@@ -124,6 +124,8 @@ def test_numbers_of_a_regression(tmp_path, capsys):
             assert found == pytest.approx(expected, rel=1e-5)
     assert "test/seen/pearson_corr_coef_std" in summary
     assert "test/seen/pearson_corr_coef_worst" not in summary
+    stored = [summary[f"larger_is_better/{name}"] for name in ("r2_score", "mse", "pearson_corr_coef")]
+    assert stored == [True, False, None]
     out, said = capsys.readouterr()
     sentence = "PearsonCorrCoef does not say whether larger is better, so pearson_corr_coef has no worst client"
     assert said.count(sentence) == 1
@@ -144,19 +146,19 @@ def test_three_rows_that_are_the_accuracy_are_said_once(capsys):
 def test_all_client_trainers_find_the_same(tmp_path):
     root = save_clients(tmp_path / "data")
     module, data, trainer = fit(root, tmp_path, "AUROC,CalibrationError", FedEM(num_components=2))
-    before = {name: values.clone() for name, values in module.client_metrics.items()}
+    before = dict(module.client_scores)
     for client_trainer in (VectorizedTrainer(), VectorizedTrainer(rows_per_pass=7), SequentialTrainer(rows_per_pass=5)):
         module.federation.client_trainer = client_trainer
-        module.client_metrics.clear()
+        module.client_scores.clear()
         trainer.test(module, datamodule=data)
-        for name, values in module.client_metrics.items():
-            torch.testing.assert_close(values, before[name], rtol=1e-6, atol=1e-7)
+        for name, scores in module.client_scores.items():
+            torch.testing.assert_close(scores.metrics, before[name].metrics, rtol=1e-6, atol=1e-7)
 
 
 def test_a_sample_of_the_clients_is_measured(tmp_path):
     root = save_clients(tmp_path / "data", one_class={0, 1, 2, 3, 4})
     module, _, trainer = fit(root, tmp_path, "AUROC", eval_clients=3)
-    assert module.client_metrics["seen"].isnan().tolist() == [[True]] * 3
+    assert module.client_scores["seen"].metrics["auroc"].isnan().tolist() == [True] * 3
     assert module.results["test/seen/auroc_undefined"] == 3
     assert "test/seen/auroc" not in module.results
     assert len(pd.read_csv(Path(trainer.log_dir) / "clients.csv")) == 5

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from fed_runs import run_cli
+from lit_fed.wrappers.fedbn import NormState
 from prepared import rendering
 from running import run
 
@@ -16,7 +17,7 @@ from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.types import ModelState
 from lit_fed.data import Digits, LabelPermutations
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.wrappers.fedbn import NormState
+from lit_fed.metrics.scores import ClientScores
 
 ARGUMENTS = [
     "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3", "--data.partition", "LabelPermutations",
@@ -121,7 +122,8 @@ def test_without_components_or_groups_there_is_no_file(tmp_path, options):
 def test_groups_without_samples_are_left_out():
     rows = torch.tensor([[[4, 1, 3], [6, 1, 1], [0, 0, 0]], [[4, 1, 0], [6, 1, 5], [0, 0, 0]]], dtype=torch.float64)
     mixtures = torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]], dtype=torch.float64)
-    table = component_table(rows, mixtures, torch.tensor([5, 5, 7]), "accuracy")
+    components = [ClientScores.of_rows(one) for one in rows]
+    table = component_table(components, mixtures, torch.tensor([5, 5, 7]), "accuracy")
     assert table.to_dict("list") == {
         "group": [5, 5], "component": [0, 1], "accuracy": [0.4, 0.5], "samples": [10, 10],
         "share": pytest.approx([0.35, 0.65]),
@@ -132,7 +134,8 @@ def module_of(rows, weights, algorithm):
     """A module that has measured seen clients: what is read of it to tell how components are used."""
     shared = GlobalModels(ModelState({"w": torch.tensor(weights)}, {}))
     return SimpleNamespace(
-        client_rows={"seen": torch.tensor(rows, dtype=torch.float64)}, store=SimpleNamespace(has_mixtures=True),
+        client_scores={"seen": ClientScores.of_rows(torch.tensor(rows, dtype=torch.float64), 3)},
+        store=SimpleNamespace(has_mixtures=True),
         algorithm=algorithm, settings=SimpleNamespace(algorithm=algorithm), shared=shared,
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from lit_fed.core.targets import Binary, CrossEntropy, Multiclass, MultiLabel, R
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import DivergedError
+from lit_fed.metrics.scores import ClientScores
 
 SMALL = ["--data.num_clients", "4", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 CALMER = "start again with --model.solver.clip_norm 1 or a lower --model.solver.lr"
@@ -136,7 +137,7 @@ def test_the_first_round_is_kept_in_checkpoints(tmp_path):
 def test_clients_on_nodes_are_judged_by_the_training_loss_alone():
     assert divergence_in_words(9.0, 2.3, None, None) == "the training loss ended at 9, above the first round (2.3)"
     assert divergence_in_words(math.nan, 2.3, None, None) == "the training loss ended at nan, not finite"
-    clients = torch.tensor([[2.0, math.nan], [2.0, 2.0], [0.0, 0.0]])
+    clients = ClientScores.of_rows(torch.tensor([[2.0, math.nan, 0.0], [2.0, 2.0, 1.0], [0.0, 0.0, 0.0]]))
     said = "the training loss ended at nan, not finite; so is that of 1 of 2 clients after it"
     assert divergence_in_words(math.nan, 2.3, 2.0, clients) == said
 

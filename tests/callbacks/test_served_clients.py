@@ -10,6 +10,7 @@ from lit_fed.callbacks.served_clients import ServedClients
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.core.tree import stack
 from lit_fed.core.types import ModelState
+from lit_fed.metrics.scores import ClientScores
 from lit_fed.serving import BlockPredictions
 from lit_fed.training.output import prediction_table
 
@@ -22,8 +23,8 @@ TRAINER = SimpleNamespace(
 
 def block(client_ids, sizes, labels, log_prob, states=()):
     return BlockPredictions(
-        torch.tensor(client_ids), states, torch.zeros(len(client_ids), 3), torch.tensor(sizes), torch.tensor(labels),
-        torch.tensor(log_prob),
+        torch.tensor(client_ids), states, ClientScores.of_rows(torch.zeros(len(client_ids), 3)), torch.tensor(sizes),
+        torch.tensor(labels), torch.tensor(log_prob),
     )  # fmt: skip
 
 

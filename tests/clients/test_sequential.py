@@ -209,7 +209,7 @@ def test_no_clients_at_all(client_trainer):
     job = PredictJob(
         federation.algorithm, make_context(federation.task), federation.shared, federation.train, ids, states
     )
-    assert client_scores(client_trainer, job).shape == (0, 3)
+    assert client_scores(client_trainer, job).rows().shape == (0, 3)
     block = ClientBlock(Phase("adapt", ids, LocalWork()), torch.ones(0).double(), federation.train)
     job = TrainJob(federation.algorithm, make_context(federation.task), federation.shared, block, states, None, 4)
     assert list(client_trainer.train(job)) == []

@@ -58,7 +58,7 @@ class Sides(NamedTuple):
         population = (self.populations if which == "simulated" else self.remote_populations)[0 if seen else 1]
         ids = torch.arange(population.train.num_clients) + population.train.first_id
         block = ServingBlock(ids, torch.arange(len(ids)), population.test, population.train)
-        return torch.cat([rows for _, rows in serving.measure(rounds, block, seen=seen)])[:, :3]
+        return torch.cat([scores.rows() for _, scores in serving.measure(rounds, block, seen=seen)])[:, :3]
 
 
 def deployable() -> list[str]:

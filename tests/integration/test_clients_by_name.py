@@ -108,7 +108,7 @@ def test_the_client_is_right_where_a_sample_is_measured(tmp_path, capsys):
     data = FederatedDataModule(ClientFolder(str(folder(tmp_path, dan=1e20))), eval_clients=3, seed=2)
     module = fit(data, lr=0.0)
     assert data.seen.measured.tolist() == [0, 2, 3]
-    assert len(module.client_rows["seen"]) == 3
+    assert len(module.client_scores["seen"].samples) == 3
     assert [line.split("'")[1] for line in notices(capsys)] == ["dan", "dan"]
 
 

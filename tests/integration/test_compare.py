@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from lit_fed.cli import main
-from lit_fed.command_line.compare import _curves, differences, find_run, grouped, named, read_run, without_seeds
+from lit_fed.pictures.comparison import _curves
+from lit_fed.training.finished_runs import differences, find_run, grouped, named, read_run, without_seeds
 
 BASE = {
     "seed_everything": 0,
@@ -35,7 +36,9 @@ def config(algorithm="FedEM", seed=0, lr=0.1, name="quickstart", data_seed=0, **
     return BASE | {"seed_everything": seed, "model": model, "data": data, "name": name}
 
 
-def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_round=1000.0, last=0.75, names=None):
+def write_run(
+    folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_round=1000.0, last=0.75, names=None, larger=None
+):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(a_config))
     rows = {"step": [0, 1, 2], "comm/bytes_up": bytes_of_round, "comm/bytes_down": bytes_of_round}
@@ -43,8 +46,10 @@ def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_
     rows["test/seen/loss"] = [2.0, None, 1.0]
     pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
     clients = {"client": names or range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
+    clients |= {"num_train": 1, "num_test": 1}
     pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
     summary = {f"test/seen/{hit}": last, f"test/seen/{hit}_decile": min(accuracies), "test/seen/loss": 1.0, "rounds": 3}
+    summary |= {} if larger is None else {f"larger_is_better/{hit}": larger}
     sent = {f"comm/total_bytes_{way}": 3 * bytes_of_round for way in ("up", "down")}
     (folder / "summary.json").write_text(json.dumps({**summary, **sent, "seconds": 2.5}))
     return folder
@@ -313,10 +318,19 @@ def test_a_report_escapes_all_that_comes_from_outside(rivals, tmp_path):
     assert page.count("Table&lt;i&gt;") >= 2
 
 
-def test_smaller_errors_win(tmp_path):
-    em = write_run(tmp_path / "em/version_0", config(), (1.0, 2.0, 9.0), hit="mse")
-    local = write_run(tmp_path / "local/version_0", config("Local"), (2.0, 1.0, 1.0), hit="mse")
-    assert "FedEM is worse than Local for 2 of 3 seen clients." in reported(tmp_path, em, local)
+@pytest.mark.parametrize(
+    ("metric", "larger", "said"),
+    [
+        ("mse", None, "FedEM is worse than Local for 2 of 3 seen clients."),
+        ("own", True, "FedEM is worse than Local for 1 of 3 seen clients."),
+        ("own", False, "FedEM is worse than Local for 2 of 3 seen clients."),
+        ("own", None, "Not known: give runs of Local"),  # a run that does not say
+    ],
+)
+def test_runs_say_whether_larger_is_better(tmp_path, metric, larger, said):
+    em = write_run(tmp_path / "em/version_0", config(), (1.0, 2.0, 9.0), hit=metric, larger=larger)
+    local = write_run(tmp_path / "local/version_0", config("Local"), (2.0, 1.0, 1.0), hit=metric, larger=larger)
+    assert said in reported(tmp_path, em, local, "--metric", metric)
 
 
 def test_other_divisions_and_missing_baselines_are_not_paired(rivals, tmp_path, capsys):

@@ -6,6 +6,7 @@ import torch
 from lit_fed.metrics import client_statistics, summarise
 from lit_fed.metrics.client_table import outlier
 from lit_fed.metrics.gathered import ClientTable
+from lit_fed.metrics.scores import ClientScores
 
 
 def statistics(values, num_samples=None):
@@ -52,9 +53,12 @@ def test_one_client_has_no_spread():
     }
 
 
+def scores(rows, **columns):
+    return ClientScores.of_rows(torch.tensor(rows, dtype=torch.float64), **columns)
+
+
 def test_summary_of_a_classification():
-    rows = torch.tensor([[4.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, 3.0, 0.0]], dtype=torch.float64)
-    found = summarise(rows)
+    found = summarise(scores([[4, 2, 3], [0, 0, 0], [1, 3, 0]]))
     assert found["loss"] == 1.0
     assert found["accuracy"] == 0.6
     assert found["accuracy_worst"] == 0.0
@@ -62,9 +66,7 @@ def test_summary_of_a_classification():
 
 
 def test_summary_of_a_regression_ranks_by_the_largest_error():
-    squared = torch.arange(1.0, 21.0, dtype=torch.float64)  # mean squared errors 1 … 20
-    rows = torch.stack([torch.full_like(squared, 2), squared, 2 * squared], dim=1)
-    found = summarise(rows, "mse")
+    found = summarise(scores([[2, squared, 2 * squared] for squared in range(1, 21)]), "mse")  # errors 1 … 20
     assert set(found) == {"loss", "mse", "mse_decile", "mse_worst", "mse_std", "mse_unweighted"}
     assert found["loss"] == pytest.approx(5.25)
     assert found["mse"] == found["mse_unweighted"] == pytest.approx(10.5)
@@ -74,32 +76,29 @@ def test_summary_of_a_regression_ranks_by_the_largest_error():
 
 
 def test_summary_of_nothing():
-    assert summarise(torch.zeros(3, 3)) == summarise(torch.zeros(3, 3), "mse") == {}
+    assert summarise(scores([[0, 0, 0]])) == summarise(scores([[0, 0, 0]]), "mse") == {}
 
 
-def test_further_columns_are_ignored():
-    rows = torch.tensor([[4.0, 2.0, 3.0, 0.9, 0.1]], dtype=torch.float64)
-    assert summarise(rows) == summarise(rows[:, :3])
+def test_columns_have_names():
+    rows = [[4, 2, 3, 0.5, 0.25, 7], [0, 0, 0, 0.5, 0.75, 8]]
+    one = scores(rows, num_components=2, names=["auroc"])
+    assert one.rows().tolist() == rows
+    assert one.columns("accuracy")["num_test"] == [4, 0]
+    means = one.means("accuracy")
+    assert {name: column[0] for name, column in means.items()} == {"accuracy": 0.75, "loss": 0.5, "auroc": 7}
+    assert all(column[1].isnan() for column in means.values())  # without samples
+    assert one.weights() == {"pi_0": [0.5, 0.5], "pi_1": [0.25, 0.75]}
 
 
 def test_table_adds_up_and_resets():
-    table = ClientTable(3, num_components=2)
-    rows = torch.tensor([[2.0, 1.0, 1.0, 0.5, 0.5], [4.0, 3.0, 2.0, 1.0, 0.0]])
-    table.update(torch.tensor([2, 0]), rows)
-    table.update(torch.tensor([1]), rows[:1] * 10)
-    found = table.compute()
-    assert found.dtype == torch.float64
-    assert torch.equal(found, torch.stack([rows[1], rows[0] * 10, rows[0]]).double())
+    table, first, second = ClientTable(3, num_components=2), [2, 1, 1, 0.5, 0.5], [4, 3, 2, 1, 0]
+    table.update(torch.tensor([2, 0]), scores([first, second], num_components=2))
+    table.update(torch.tensor([1]), scores([second], num_components=2))
+    table.scores().hits.zero_()  # no view of the state
+    assert table.scores().rows().dtype == torch.float64
+    assert table.scores().rows().tolist() == [second, second, first]
     table.reset()
     assert (table.rows == 0).all()
-
-
-def test_result_is_no_view_of_the_state():
-    table = ClientTable(1)
-    table.update(torch.tensor([0]), torch.ones(1, 3))
-    table.compute().zero_()
-    table._computed = None
-    assert table.compute().tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def of_one_client(given, target, prediction, y):
     """The first of these metrics on the samples of one client."""
     meter = choose_metrics(given, target).meter(1)
     meter.add(torch.tensor([0]), prediction[None], y[None], torch.ones(1, len(y)))
-    return float(meter.values()[0, 0])
+    return float(next(iter(meter.values().values())))
 
 
 def scores(relevance, given, top_k=None):

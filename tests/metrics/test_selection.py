@@ -148,6 +148,6 @@ def test_arguments_are_filled_in_from_the_labels():
 
 def test_which_end_is_the_worse():
     chosen = choose_metrics("AUROC,CalibrationError,Specificity", Binary())
-    ends = {one.name: one.larger_is_better for one in chosen.metrics}
-    assert ends == {"auroc": True, "calibration_error": False, "specificity": None}
+    ends = {"auroc": True, "calibration_error": False, "specificity": None, "accuracy": True, "loss": False}
+    assert chosen.directions == ends
     assert [one.larger_is_better for one in choose_metrics(Brier, Binary()).metrics] == [False]

@@ -10,6 +10,7 @@ import pytest
 
 from lit_fed.callbacks import RunReport
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.scores import USUAL
 from lit_fed.pictures.run import _figures, draw
 from lit_fed.pictures.style import COLUMN, byte_unit, few_ticks
 
@@ -33,7 +34,8 @@ def clients_of(values, hit="accuracy", **columns):
 
 def drawn(folder, clients):
     with mpl.rc_context(COLUMN):
-        figures = dict(_figures(folder, clients))
+        hit = next(one for one in USUAL if one in clients)
+        figures = dict(_figures(folder, clients, {hit: USUAL[hit]}))
         for figure in figures.values():
             figure.draw_without_rendering()
     return figures
@@ -198,7 +200,7 @@ def test_components_have_their_figures_in_the_cells(tmp_path):
 
 def test_formats(tmp_path):
     write_history(tmp_path, 5)
-    draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
+    draw(tmp_path, clients_of([0.5, 0.7]), {"accuracy": True}, ("png", "pdf", "svg"))
     found = {path.name for path in (tmp_path / "plots").iterdir()}
     names = ("accuracy_vs_rounds", "client_accuracy")
     assert found == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf", "svg")}
@@ -210,9 +212,9 @@ def test_formats(tmp_path):
 
 def test_the_same_picture_is_the_same_file(tmp_path):
     write_history(tmp_path, 5)
-    draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
+    draw(tmp_path, clients_of([0.5, 0.7]), {"accuracy": True}, ("png", "pdf", "svg"))
     first = {path: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
-    draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
+    draw(tmp_path, clients_of([0.5, 0.7]), {"accuracy": True}, ("png", "pdf", "svg"))
     assert first == {path: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
 
 

@@ -16,13 +16,13 @@ from lit_fed import FederatedModule
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM, Local
 from lit_fed.callbacks import FederatedCallback, LastCheckpoint
 from lit_fed.cli import main
-from lit_fed.command_line.compare import read_run
 from lit_fed.core.graphs.topology import Complete, Ring
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import clients_folder
+from lit_fed.training.finished_runs import read_run
 from lit_fed.training.history import compare_arguments, plain_settings
 
 HORIZON, MORE = 8, 12

@@ -42,8 +42,8 @@ def trained(attack=None, poison=None, algorithm=None, attackers=ATTACKERS, num_r
 @functools.cache
 def honest_accuracy(attack=None, poison=None, algorithm=None):
     federation, seen = trained(attack, poison, algorithm), clients()
-    samples, _, hits = serving.evaluate(federation, seen.test, seen.train)[3:].sum(0).tolist()
-    return hits / samples
+    scores = serving.evaluate(federation, seen.test, seen.train)
+    return float(scores.hits[3:].sum() / scores.samples[3:].sum())
 
 
 @pytest.mark.parametrize(

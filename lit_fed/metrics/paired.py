@@ -1,21 +1,17 @@
-"""The same clients in two groups of runs: their differences, and an interval of the mean difference."""
+"""The same clients under two trainings: their differences, and an interval of the mean difference."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.system.packages import pd
 
-if TYPE_CHECKING:
-    from lit_fed.command_line.compare import FinishedRun
-
-__all__ = ["Interval", "bootstrap", "larger_is_better", "mean_difference", "paired"]
+__all__ = ["Interval", "bootstrap", "mean_difference", "paired"]
 
 DRAWS = 2000
 """Bootstrap samples of an interval."""
@@ -25,11 +21,6 @@ INTERVAL = (0.025, 0.975)
 
 BLOCK = 2**24
 """Upper limit of the numbers that are drawn at a time, and of those that are kept for the next interval."""
-
-TRAINING = (
-    "batch_size", "client_fraction", "clients_per_round", "client_sampling", "clients_per_block", "augment", "poison",
-)  # fmt: skip
-"""Arguments of the data that change neither clients nor their test samples."""
 
 
 class Interval(NamedTuple):
@@ -48,56 +39,25 @@ class Interval(NamedTuple):
         return f"{100 * self.mean:+.2f} [{100 * self.low:+.2f}, {100 * self.high:+.2f}]"
 
 
-def larger_is_better(runs: Sequence[FinishedRun], metric: str) -> bool | None:
-    """The direction of a metric, for chosen metrics by their worst clients; None if unknown."""
-    if metric in ("accuracy", "mse", "loss"):
-        return metric == "accuracy"
-    for run in runs:
-        values = run.clients.loc[run.clients["population"] == "seen", metric].dropna()
-        worst = run.summary.get(f"test/seen/{metric}_worst")
-        if worst is not None and values.max() > values.min():
-            return bool(abs(worst - values.min()) < abs(worst - values.max()))
-    return None
+def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """The clients of two tables that both have a value, in the order of the first.
 
-
-def paired(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
-    """The clients that two groups of runs have in common: the same data, divided with the same seed.
+    Args:
+        first: columns `division` (of the data into clients), `population`, `client`, `samples` of the test and `value`.
+        second: likewise.
 
     Returns:
-        Columns `population`, `client`, `division` (number), `samples` of the test, `value` and `other`: means over the
-        runs of each group with that division.
+        The columns of the first, and `other`, the value in the second.
+
+    Example:
+        >>> one = {"division": 0, "population": "seen", "client": ["ann", "bob"], "samples": 1, "value": [0.5, 0.7]}
+        >>> other = one | {"client": ["bob", "ann"], "value": [0.5, None]}
+        >>> paired(pd.DataFrame(one), pd.DataFrame(other))[["client", "value", "other"]].to_numpy().tolist()
+        [['bob', 0.7, 0.5]]
     """
-    first, second = _by_division(runs, metric), _by_division(others, metric)
-    tables = []
-    for number, key in enumerate(key for key in first if key in second):
-        index = ["population", "client"]
-        both = first[key].merge(second[key][[*index, metric]].rename(columns={metric: "other"}), on=index)
-        tables.append(both.rename(columns={metric: "value"}).assign(division=number))
-    columns = ["population", "client", "division", "samples", "value", "other"]
-    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-    return table[columns].dropna(subset=["value", "other"])
-
-
-def _by_division(runs: Sequence[FinishedRun], metric: str) -> dict[str, pd.DataFrame]:
-    """For each division of the data the clients with their mean over runs, in the order of the runs."""
-    held: dict[str, list[pd.DataFrame]] = {}
-    for run in runs:
-        held.setdefault(_division(run), []).append(run.clients)
-    tables = {}
-    for key, clients in held.items():
-        table = pd.concat(clients).assign(client=lambda one: one["client"].astype(str))
-        table["samples"] = table.get("num_test", 1)
-        groups = table.groupby(["population", "client"], sort=False)
-        tables[key] = groups.agg({"samples": "first", metric: "mean"}).reset_index()
-    return tables
-
-
-def _division(run: FinishedRun) -> str:
-    """Identity of the clients: arguments of the data, and the numbers of samples."""
-    data: dict[str, Any] = run.config.get("data", {})
-    kept = {key: value for key, value in data.items() if key not in TRAINING}
-    counts = run.clients[[name for name in ("population", "client", "num_train", "num_test") if name in run.clients]]
-    return json.dumps([kept, counts.astype(str).to_numpy().tolist()], sort_keys=True)
+    index = ["division", "population", "client"]
+    both = first.merge(second[[*index, "value"]].rename(columns={"value": "other"}), on=index)
+    return both.dropna(subset=["value", "other"])
 
 
 def mean_difference(table: pd.DataFrame) -> Interval:
@@ -107,7 +67,7 @@ def mean_difference(table: pd.DataFrame) -> Interval:
         table: result of `paired`, with at least one row; the seeds of the training are no part of the interval.
     """
     parts = []
-    for _, rows in table.groupby("division"):
+    for _, rows in table.groupby("division", sort=False):
         difference = rows["value"].to_numpy(float) - rows["other"].to_numpy(float)
         parts.append((difference, rows["samples"].to_numpy(float).clip(min=1)))
     return bootstrap(parts)
