@@ -35,6 +35,7 @@ from lit_fed.command_line.classes import (
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
 from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.commands import export, personalize
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError, DivergedError, LostNodesError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
@@ -95,6 +96,13 @@ WITHOUT_TRAINER = {
 """Commands that need no trainer."""
 
 
+class CommandTrainer(FederatedTrainer):
+    __doc__ = FederatedTrainer.__doc__  # the heading of its options
+
+    personalize = personalize
+    export = export
+
+
 class SaveConfig(SaveConfigCallback):
     """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again unchanged.
 
@@ -151,7 +159,7 @@ class FederatedCLI(LightningCLI):
         with ExitStack() as self._held:
             defaults = {"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True}
             super().__init__(
-                FederatedModule, FederatedDataModule, save_config_callback=SaveConfig, trainer_class=FederatedTrainer,
+                FederatedModule, FederatedDataModule, save_config_callback=SaveConfig, trainer_class=CommandTrainer,
                 trainer_defaults=defaults, seed_everything_default=0, parser_class=CommandParser,
                 auto_configure_optimizers=False, load_from_checkpoint_support=False, args=args,
             )  # fmt: skip
