@@ -24,7 +24,6 @@ from lit_fed.core.targets import Loss, Target
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
@@ -41,7 +40,6 @@ from lit_fed.training.history import (
     refuse_other_run,
     refuse_other_terms,
 )
-from lit_fed.training.learning_rate import Trial, best_rate, search
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
@@ -185,7 +183,7 @@ class FederatedModule(LightningModule):
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = self.settings.solver.lr == "auto"
-        self.trials: list[Trial] = []
+        self.trials: list[Any] = []  # of the search for a learning rate
         self.results: dict[str, float] = {}
         self.client_rows: dict[str, Tensor] = {}
         self.client_metrics: dict[str, Tensor] = {}
@@ -195,6 +193,8 @@ class FederatedModule(LightningModule):
         """Build the state from the sizes of the data; Lightning restores a checkpoint into it afterwards."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
+            from lit_fed.data.new_clients import NewClients
+
             if self.is_built and isinstance(data, NewClients):  # they are served from a checkpoint alone
                 self.federation.check_unseen(data.unseen)
                 return
@@ -229,6 +229,8 @@ class FederatedModule(LightningModule):
         if stage != "fit" or self.history.resumes:
             self._take_rate(0.0)
         else:
+            from lit_fed.training.learning_rate import best_rate, search
+
             warm = self.history.warm_start
             self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
             self._take_rate(best_rate(self.trials, self.settings.name))
