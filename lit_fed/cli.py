@@ -19,6 +19,7 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
+from lit_fed import commands
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
@@ -34,7 +35,6 @@ from lit_fed.command_line.classes import (
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.commands import export, personalize
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError, DivergedError, LostNodesError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
@@ -98,8 +98,8 @@ WITHOUT_TRAINER = {
 class CommandTrainer(FederatedTrainer):
     __doc__ = FederatedTrainer.__doc__  # the heading of its options
 
-    personalize = personalize
-    export = export
+    personalize = commands.personalize
+    export = commands.export
 
 
 class SaveConfig(Callback):
