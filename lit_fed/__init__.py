@@ -47,6 +47,7 @@ _ROOMS = (
     "lit_fed.training.round_logger",
     "lit_fed.data.module",
     "lit_fed.callbacks",
+    "lit_fed.commands",
 )
 """Packages that are searched for names, in this order: those without Lightning come first."""
 

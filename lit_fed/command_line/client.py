@@ -77,6 +77,7 @@ def _add_files(parser: PlainParser) -> None:
         "--states", required=True, metavar="DIR",
         help="folder for the states of this node's clients, used by no other node",
     )  # fmt: skip
+    parser.gone["--trust"] = "a node imports the classes that its own --config names, and no others; leave --trust out"
 
 
 def serving_parser(command: str) -> PlainParser:

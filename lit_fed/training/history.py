@@ -121,7 +121,7 @@ def _same_class(one: Any, other: Any) -> bool:
 
 def refuse_other_run(
     stored: dict[str, Any] | None, arguments: dict[str, Any], identity: dict[str, Any], algorithm: Any, *,
-    goes_on: bool = False, with_changes: bool = False,
+    goes_on: bool = False, with_changes: bool = False, place: str = "the checkpoint",
 ) -> list[Difference]:  # fmt: skip
     """Compare the run of a checkpoint with the run that reads it.
 
@@ -132,6 +132,7 @@ def refuse_other_run(
         algorithm: this run's algorithm.
         goes_on: the run is a fit.
         with_changes: `--resume_with_changes` was given.
+        place: the checkpoint, for messages.
 
     Returns:
         The accepted changes; without `with_changes` none.
@@ -148,9 +149,9 @@ def refuse_other_run(
         given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
     refused = [one for one in given + inside if not one.may_change]
     if goes_on and with_changes:
-        _refuse(refused)
+        _refuse(refused, place)
     else:
-        _refuse(given or inside, may_change=goes_on and not refused)
+        _refuse(given or inside, place, may_change=goes_on and not refused)
     return given or inside
 
 
@@ -170,12 +171,12 @@ def _searched(differences: list[Difference], solver: dict[str, Any]) -> list[Dif
     return found
 
 
-def _refuse(differences: list[Difference], *, may_change: bool = False) -> None:
+def _refuse(differences: list[Difference], place: str, *, may_change: bool = False) -> None:
     """Raise a `ConfigError` that names the first differences, if any, and with `may_change` how to accept them."""
     if differences:
         way_out = "add --resume_with_changes to go on with the new ones, " if may_change else ""
         raise ConfigError(
-            f"the checkpoint is of another run: {'; '.join(map(str, differences[:4]))}. Give the same values, {way_out}"
+            f"{place} is of another run: {'; '.join(map(str, differences[:4]))}. Give the same values, {way_out}"
             "or start a new run without --ckpt_path"
         )
 
@@ -350,16 +351,16 @@ class RunHistory:
                 left to train with the changes.
         """
         goes_on = trainer is not None and bool(trainer.training)
+        path = None if trainer is None else trainer.ckpt_path
         stored, terms = checkpoint.get(CHECKPOINT_KEY), federation.terms
         differences = refuse_other_run(
             stored, self.arguments, self.identity(federation), federation.algorithm, goes_on=goes_on,
-            with_changes=self.resume_with_changes,
+            with_changes=self.resume_with_changes, place="the checkpoint" if path is None else f"--ckpt_path {path}",
         )  # fmt: skip
         assert stored is not None
         for one in features if goes_on else ():  # without a command line no argument tells
             one.check_terms(stored["serving"], terms)
         federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
-        path = None if trainer is None else trainer.ckpt_path
         if trainer is not None:
             keep_harmless(checkpoint, trainer)
         federation.store.find(checkpoint["state_dict"], path, stored["client_files"])

@@ -21,7 +21,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.scores import ClientScores
@@ -39,7 +38,6 @@ from lit_fed.training.history import (
     plain_settings,
     refuse_other_run,
 )
-from lit_fed.training.learning_rate import Trial, best_rate, search
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.feature import features
@@ -85,7 +83,7 @@ class FederatedModule(LightningModule):
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = self.settings.solver.lr == "auto"
-        self.trials: list[Trial] = []
+        self.trials: list[Any] = []  # of the search for a learning rate
         self.results: dict[str, float] = {}
         self.client_scores: dict[str, ClientScores] = {}
 
@@ -94,6 +92,8 @@ class FederatedModule(LightningModule):
         """Build the state from the sizes of the data; Lightning restores a checkpoint into it afterwards."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
+            from lit_fed.data.new_clients import NewClients
+
             if self.is_built and isinstance(data, NewClients):  # they are served from a checkpoint alone
                 self.federation.check_unseen(data.unseen)
                 return
@@ -128,6 +128,8 @@ class FederatedModule(LightningModule):
         if stage != "fit" or self.history.resumes:
             self._take_rate(0.0)
         else:
+            from lit_fed.training.learning_rate import best_rate, search
+
             warm = self.history.warm_start
             self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
             self._take_rate(best_rate(self.trials, self.settings.name))

@@ -176,7 +176,7 @@ def test_a_run_goes_on_with_the_same_solvers_alone(tmp_path):
     )
     assert all(torch.equal(leaf, resumed[name]) for name, leaf in straight.items())
     for other in (LocalSolver(lr=0.1, local_epochs=2), LocalSolver(lr=0.1, local_epochs=2, client_lr={"1": 0.4})):
-        with pytest.raises(ConfigError, match=r"the checkpoint is of another run: .*solver"):
+        with pytest.raises(ConfigError, match=r"--ckpt_path .*last\.ckpt is of another run: .*solver"):
             fitted(tmp_path, other, rounds=3, ckpt_path=last)
 
 

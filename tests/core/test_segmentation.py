@@ -23,6 +23,7 @@ from lit_fed import (
     Segmentation,
     Sequences,
     UNet,
+    personal_model,
 )
 from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, Ditto, FedADMM, FedNova, Local, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -284,7 +285,7 @@ def test_a_fit_measures_dice_and_exports(tmp_path):
     trainer.fit(module, datamodule=data)
     found = trainer.test(module, datamodule=data, verbose=False)[0]
     assert {"test/seen/accuracy", "test/seen/dice", "test/seen/jaccard_index"} <= found.keys()
-    personal = trainer.personal_model(module, data, client="c1")
+    personal = personal_model(trainer, module, data, client="c1")
     x = torch.rand(2, 1, 8, 8)
     assert personal(x).shape == (2, 64, 3)
     save_program(personal, tmp_path / "model.pt2")
