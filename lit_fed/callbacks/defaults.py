@@ -12,19 +12,15 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
 from lit_fed.callbacks.checkpoint import LastCheckpoint
-from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.evaluation import ClientMetrics, UnseenClientEvaluation
-from lit_fed.callbacks.guarantees import Guarantees
 from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
-from lit_fed.callbacks.robust_rounds import RobustRounds
-from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.training.hooks import FederatedCallback, federated
 from lit_fed.training.refusals import refuse_callbacks
 from lit_fed.training.round_logger import RoundLogger
@@ -33,9 +29,9 @@ __all__ = ["callbacks_of", "keep_notices_out"]
 
 DEFAULTS: tuple[type[Callback], ...] = (
     ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-    Divergence, RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
+    Divergence, RunReport, TrainedParameters, AttackSuccess,
 )  # fmt: skip
-"""Those of every run."""
+"""Those of every run; a run with features has theirs besides, see `FederatedModule.configure_callbacks`."""
 
 
 def keep_notices_out() -> None:

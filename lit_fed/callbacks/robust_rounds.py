@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from lit_fed.wrappers.base import part_of
 from lit_fed.wrappers.robust.feature import RobustFeature
 from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, RobustAverage
 
-__all__ = ["RobustRounds", "verdicts_of"]
+__all__ = ["RobustRounds"]
 
 NAMED = 5
 """Upper limit of clients that a line names."""
@@ -73,6 +75,16 @@ class RobustRounds(FederatedCallback):
                 "tells of more",
             )
 
+    def on_client_columns(
+        self, trainer: Trainer, module: FederatedModule, population: str, positions: list[int],
+        columns: dict[str, list[Any]],
+    ) -> None:  # fmt: skip
+        """Add `kept`, the share of a seen client's last message that counted; NaN for one that was never sampled."""
+        judged = _judged(module)
+        if judged is not None and population == "seen":
+            kept = judged.kept[positions]
+            columns["kept"] = kept.masked_fill(kept == NEVER_JUDGED, float("nan")).tolist()
+
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         """Add the messages and rounds that the rule dropped so far, from the shared state."""
         judged = _judged(module)
@@ -92,15 +104,6 @@ class RobustRounds(FederatedCallback):
             said.append(f"{skipped} rounds changed nothing")
         if said:
             summary.lines.append(f"robust aggregation: {'; '.join(said)}\n")
-
-
-def verdicts_of(module: FederatedModule, positions: list[int]) -> list[float] | None:
-    """Share of the last message of seen clients that counted, NaN for those never sampled; None without a rule."""
-    judged = _judged(module)
-    if judged is None:
-        return None
-    kept = judged.kept[positions]
-    return kept.masked_fill(kept == NEVER_JUDGED, float("nan")).tolist()
 
 
 def _judged(module: FederatedModule) -> Judged | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from lit_fed.core.context import Terms
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Regression, Target
 from lit_fed.data.data_sets.base import Normalisation
-
-if TYPE_CHECKING:
-    from lit_fed.data.data_sets.columns import TableColumns
+from lit_fed.data.data_sets.columns import TableColumns
 
 __all__ = ["TrainingFacts", "name_digests"]
 
@@ -112,10 +110,7 @@ class TrainingFacts(Terms):
         if plain.get("label_scale") is not None and isinstance(given["target"], Regression):
             given["target"] = given["target"].standardised(*plain["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
-        if columns is not None:
-            from lit_fed.data.data_sets.columns import TableColumns
-
-            given["columns"] = TableColumns.from_plain(columns)
+        given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         inputs = plain.get("inputs")
         given["inputs"] = None if inputs is None else NamedInputs.from_plain(inputs)
         for name in ("groups", "sizes"):

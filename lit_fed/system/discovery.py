@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import LONGEST_SHOWN, did_you_mean, import_path, lies_below
 
-__all__ = ["bases_of", "import_all", "import_named", "room", "subclasses", "with_objects"]
+__all__ = ["bases_of", "import_all", "import_named", "named", "room", "subclasses", "with_objects"]
 
 
 ROOMS: dict[str, dict[str, str]] = {}
@@ -131,6 +131,11 @@ def _load(point: EntryPoint) -> None:
             f"{point.name} is {point.value} of an installed package, which cannot be imported ({error}); mend that "
             "package, or uninstall it"
         ) from error
+
+
+def named(package: str, name: str) -> Any:
+    """The class of a name in a package, which is imported when it is needed."""
+    return getattr(importlib.import_module(package), name)
 
 
 def import_named(text: str) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
 from lit_fed import serving
@@ -30,6 +30,7 @@ from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
 from lit_fed.session import Session
 from lit_fed.settings import ModelSettings, model_settings
+from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
 from lit_fed.training.cohort import next_round
@@ -84,6 +85,7 @@ class FederatedModule(LightningModule):
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = self.settings.solver.lr == "auto"
         self.trials: list[Any] = []  # of the search for a learning rate
+        self.own_callbacks: list[Callback] = []
         self.results: dict[str, float] = {}
         self.client_scores: dict[str, ClientScores] = {}
 
@@ -268,6 +270,13 @@ class FederatedModule(LightningModule):
         """Show the next round's local learning rate to Lightning's learning-rate monitor."""
         optimizer: Any = self.optimizers()
         optimizer.optimizer.param_groups[0]["lr"] = float(self.federation.context("plan").lr)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The callbacks of the features, the same ones for every trainer: some count over several fits."""
+        if not self.own_callbacks:
+            names = (name for one in self.settings.features for name in one.callbacks)
+            self.own_callbacks = [named("lit_fed.callbacks", name)() for name in names]
+        return self.own_callbacks
 
     def configure_optimizers(self) -> Assign:
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
