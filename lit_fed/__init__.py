@@ -35,7 +35,7 @@ _ROOMS = (
     "lit_fed.wrappers.compression.codecs",
     "lit_fed.wrappers.mixture_start",
     "lit_fed.wrappers.robust.attacks",
-    "lit_fed.wrappers.selection",
+    "lit_fed.wrappers.selection.rules",
     "lit_fed.errors",
     "lit_fed.clients.store",
     "lit_fed.deployment.federation",
@@ -47,6 +47,7 @@ _ROOMS = (
     "lit_fed.training.round_logger",
     "lit_fed.data.module",
     "lit_fed.callbacks",
+    "lit_fed.commands",
 )
 """Packages that are searched for names, in this order: those without Lightning come first."""
 

@@ -17,12 +17,12 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
+from lit_fed import commands
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
-from lit_fed.callbacks.wandb import continue_run
 from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.command_line.arguments import default_name, giving_way, options_in, prepared, with_values
 from lit_fed.command_line.classes import (
@@ -95,14 +95,21 @@ WITHOUT_TRAINER = {
 """Commands that need no trainer."""
 
 
-class SaveConfig(SaveConfigCallback):
+class CommandTrainer(FederatedTrainer):
+    __doc__ = FederatedTrainer.__doc__  # the heading of its options
+
+    personalize = commands.personalize
+    export = commands.export
+
+
+class SaveConfig(Callback):
     """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again unchanged.
 
-    Options of `fit` alone are left out at their defaults.
+    Options of `fit` alone are left out at their defaults. A run that is refused at its start leaves no folder.
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet: a run that is refused at its start leaves no folder."""
+    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
+        self.parser, self.config = parser, config
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = copy.deepcopy(self.config)
@@ -123,7 +130,7 @@ class SaveConfig(SaveConfigCallback):
             folder.mkdir(parents=True, exist_ok=True)
             line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
             comments = "".join(line.format(**change) for change in module.history.changes)
-            write_atomically(folder / self.config_filename, comments + written(self.parser, config))
+            write_atomically(folder / "config.yaml", comments + written(self.parser, config))
 
 
 class CommandParser(FederatedParser):
@@ -145,13 +152,13 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         self._only = next((one for one in _given(args)[:1] if one in self.subcommands()), None)
-        self._keep_rounds: int | None = None
+        self._keep_rounds = 0
         self._resume_version: int | None = None
         self._writer: FolderLock | None = None
         with ExitStack() as self._held:
             defaults = {"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True}
             super().__init__(
-                FederatedModule, FederatedDataModule, save_config_callback=SaveConfig, trainer_class=FederatedTrainer,
+                FederatedModule, FederatedDataModule, save_config_callback=None, trainer_class=CommandTrainer,
                 trainer_defaults=defaults, seed_everything_default=0, parser_class=CommandParser,
                 auto_configure_optimizers=False, load_from_checkpoint_support=False, args=args,
             )  # fmt: skip
@@ -199,30 +206,32 @@ class FederatedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
         given = prepared(_given(args))
-        self.config = parser.parse_args(given)
-        command = self.config.subcommand
+        parsed = parser.parse_args(given)
+        command = parsed.subcommand
         if command in WITHOUT_TRAINER:
             raise ConfigError(f"{command} takes its arguments after its name; start with `python -m lit_fed {command}`")
-        config = self.config[command]
+        config = parsed[command]
         check_parsed(self._parser(command), config)
-        if more := giving_way(given, config):
+        if more := giving_way(given, config.data):
             given += more
-            self.config = parser.parse_args(given)
-            config = self.config[command]
+            parsed = parser.parse_args(given)
+            config = parsed[command]
         check_run_name(config.name)
-        name = config.name or default_name(given, config)
+        name = config.name or default_name(given, config.model.algorithm.class_path)
         try:
-            path = self._find_checkpoint(config, name)
+            path = self._find_checkpoint(command, config.ckpt_path, Path(config.trainer.default_root_dir) / name)
             if path is not None and command != "fit":
                 stored = load_checkpoint(path, values=False)[CHECKPOINT_KEY]["arguments"]
                 check_modules(config.trust)
                 stored = trusted_arguments(stored, path, classes_in(config), config.trust)
                 behind = given.index(command) + 1
-                self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
-                check_parsed(self._parser(command), self.config[command])
+                parsed = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
+                config = parsed[command]
+                check_parsed(self._parser(command), config)
         except DamagedCheckpointError as error:
             raise ConfigError(with_command(error, given)) from error
-        config = self.config[command]
+        if not 0 <= int(config.seed_everything) < 2**32:  # what all generators in use can take
+            raise ConfigError(f"--seed_everything is {config.seed_everything}; give a number from 0 to {2**32 - 1}")
         parsers: tuple[Any, Any] = (parser, self._parser(command))
         layers = [one.get(command, one) for each in parsers for one in each.configurations]
         for line in options_of_other_classes(layers, config, [option for option, _ in options_in(given)]):
@@ -230,33 +239,35 @@ class FederatedCLI(LightningCLI):
         config.name = name
         if path is not None:
             config.ckpt_path = str(path)
-
-    def _set_seed(self) -> None:
-        """Seed everything, with a number that all generators in use can take."""
-        seed = self.config[self.subcommand].seed_everything
-        if not 0 <= int(seed) < 2**32:
-            raise ConfigError(f"--seed_everything is {seed}; give a number from 0 to {2**32 - 1}")
-        super()._set_seed()
+        self.config = parsed
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: a checkpoint's arguments never override those of the command line silently."""
 
-    def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
-        """The path of the given checkpoint; a fit from `last` continues in that run's folder."""
-        if config.get("ckpt_path") is None:
-            if self.config.subcommand in ("predict", "personalize", "export"):
+    def _find_checkpoint(self, command: str, given: str | None, folder: Path) -> Path | None:
+        """The path of the given checkpoint; a fit from `last` continues in that run's folder.
+
+        Args:
+            command: the command.
+            given: a path, or one of `KEYWORDS`.
+            folder: folder of the runs of this name.
+        """
+        if given is None:
+            if command in ("predict", "personalize", "export"):
                 raise ConfigError("--ckpt_path is not set; give a .ckpt file of a run, or last")
-            if self.config.subcommand != "fit":
-                sys.stderr.write(f"lit_fed: {self.config.subcommand} without --ckpt_path: of models not yet trained\n")
+            if command != "fit":
+                sys.stderr.write(f"lit_fed: {command} without --ckpt_path: of models not yet trained\n")
             return None
-        if config.ckpt_path not in KEYWORDS:
-            if not os.path.isfile(config.ckpt_path):  # false too for a name that no file can have
-                raise ConfigError(f"--ckpt_path {quote(config.ckpt_path)}: no such file; give a .ckpt file, or last")
-            if self.config.subcommand == "fit":
-                load_checkpoint(Path(config.ckpt_path), resumable=True, values=False)  # before the data are read
-            return Path(config.ckpt_path)
-        path, version = newest_checkpoint(Path(config.trainer.default_root_dir) / name, config.ckpt_path)
-        if self.config.subcommand == "fit":
+        if given not in KEYWORDS:
+            if not os.path.isfile(given):  # false too for a name that no file can have
+                raise ConfigError(f"--ckpt_path {quote(given)}: no such file; give a .ckpt file, or last")
+            if command == "fit":
+                load_checkpoint(Path(given), resumable=True, values=False)  # before the data are read
+            return Path(given)
+        path, version = newest_checkpoint(folder, given)
+        if command == "fit":
+            from lit_fed.callbacks.wandb import continue_run
+
             self._hold(run_folder(path))  # before it is read: rounds that another process adds would be removed
             checkpoint = load_checkpoint(path, resumable=True, values=False)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
@@ -265,37 +276,20 @@ class FederatedCLI(LightningCLI):
 
     # ------------------------------------------------------------------ objects
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        kwargs["logger"] = self._loggers(self.config_init[self.subcommand]) if self.subcommand == "fit" else False
+        command = self.subcommand
+        parser, config = self._parser(command), self.config[command]
+        kwargs["logger"] = False
+        if command == "fit":
+            of_run = config.name, self._resume_version, self._keep_rounds, self._writer
+            kwargs["logger"] = _loggers(self.config_init.fit.trainer, of_run, report=config.report)
         trainer = super().instantiate_trainer(**kwargs)
-        self.model.history.arguments = self._arguments()
+        if command == "fit":
+            trainer.callbacks.insert(0, SaveConfig(parser, config))  # type: ignore[attr-defined]
+        settings = json.loads(written(parser, config, format="json"))
+        precision = str(settings["trainer"].get("precision") or "32-true")
+        shared = {name: settings[name] for name in ("seed_everything", "model", "data")}
+        self.model.history.arguments = shared | {"trainer": {"precision": precision}}  # as those of its checkpoint
         return trainer
-
-    def _loggers(self, config: Namespace) -> Any:
-        given = config.trainer.logger
-        if given is False:
-            if config.report:
-                raise ConfigError("--report needs the run's folder; leave out --trainer.logger false")
-            return False
-        if not str(config.trainer.default_root_dir):
-            raise ConfigError("--trainer.default_root_dir is empty; give a folder, or leave it out for runs/")
-        check_creatable(Path(config.trainer.default_root_dir), "--trainer.default_root_dir")
-        extra = [] if given in (True, None) else given if isinstance(given, list) else [given]
-        own = RoundLogger(
-            config.trainer.default_root_dir, config.name, self._resume_version, self._keep_rounds or 0, self._writer
-        )
-        return [own, *extra]
-
-    def _arguments(self) -> dict[str, Any]:
-        """Settings that a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
-        config = self._parser(self.subcommand)
-        dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
-        precision = dumped["trainer"].get("precision") or "32-true"
-        return {
-            "seed_everything": dumped["seed_everything"],
-            "model": dumped["model"],
-            "data": dumped["data"],
-            "trainer": {"precision": str(precision)},
-        }
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints hold plain types only, so nothing in one is ever executed."""
@@ -348,6 +342,26 @@ class FederatedCLI(LightningCLI):
         if self.trainer.is_global_zero and last is not None and not diverged:
             text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
             sys.stdout.write(text.format(last=last))
+
+
+def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:
+    """The loggers of a fit: that of the run's folder, and the given ones; False: none.
+
+    Args:
+        trainer: arguments of the trainer.
+        of_run: name, version and more of the run, for `RoundLogger`.
+        report: a report is written into the folder.
+    """
+    given, root = trainer.logger, str(trainer.default_root_dir)
+    if given is False:
+        if report:
+            raise ConfigError("--report needs the run's folder; leave out --trainer.logger false")
+        return False
+    if not root:
+        raise ConfigError("--trainer.default_root_dir is empty; give a folder, or leave it out for runs/")
+    check_creatable(Path(root), "--trainer.default_root_dir")
+    extra = [] if given in (True, None) else given if isinstance(given, list) else [given]
+    return [RoundLogger(root, *of_run), *extra]
 
 
 # ---------------------------------------------------------------------- the checkpoint of a command

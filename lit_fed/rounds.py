@@ -45,7 +45,7 @@ from lit_fed.core.types import (
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.mixture_start import with_start
-from lit_fed.wrappers.selection import Selection
+from lit_fed.wrappers.selection.rules import Selection
 
 __all__ = [
     "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "in_memory",
@@ -303,8 +303,9 @@ def start(
         "sizes": train.sizes,
         "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
-    fixed = {"seed": 0, "weighting": algorithm.participation.weighting, "phase": "init", "round_idx": 0} | sizes | terms
-    base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)), **fixed)
+    fixed: dict[str, Any] = {"seed": 0, "weighting": algorithm.participation.weighting, "phase": "init", "round_idx": 0}
+    fixed |= {"num_rounds": 1, "batch_size": 0, "groups": None} | sizes | terms
+    base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, fixed["num_rounds"]), **fixed)
     shared, task = algorithm.shared_init(base), task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
     return in_memory(algorithm, base._replace(task=task), shared, choose, train)

@@ -20,32 +20,15 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from torch import Tensor
 
 from lit_fed.callbacks.defaults import callbacks_of
-from lit_fed.callbacks.report import client_table, populations_of, print_table
-from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
-from lit_fed.core import tree
-from lit_fed.core.types import ClientBlock, Tree
-from lit_fed.data.facts import TrainingFacts
+from lit_fed.core.types import ClientBlock
 from lit_fed.data.module import FederatedDataModule, Predicted
-from lit_fed.data.new_clients import NewClients
-from lit_fed.errors import ConfigError, notice
-from lit_fed.rounds import FederatedRounds
+from lit_fed.errors import ConfigError
 from lit_fed.system.packages import DataFrame
-from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
-from lit_fed.training.export import PersonalModel, check_program_file, personal_model
-from lit_fed.training.hooks import data_of, federated, results_folder
-from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import (
-    check_new_folder,
-    check_table_file,
-    check_table_format,
-    new_folder,
-    prediction_table,
-    write_table,
-)
-from lit_fed.training.peft_folder import save_client
+from lit_fed.training.checkpoint import with_atomic_checkpoints
+from lit_fed.training.hooks import federated
+from lit_fed.training.output import check_table_file, prediction_table, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -53,7 +36,8 @@ from lit_fed.training.strategy import SECONDS_OF_A_COLLECTIVE, FederatedStrategy
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
-Unknown = Literal["error", "zeros"] | None
+NOW_FUNCTIONS = {"client_table", "export", "personal_model", "personalize", "plot_mixtures", "plot_rounds"}
+"""Former methods of the trainer, which are functions of `lit_fed` that take it first."""
 
 
 def is_several(given: Any) -> bool:
@@ -75,6 +59,8 @@ class FederatedTrainer(Trainer):
     Args:
         timeout: seconds that a rank waits for the others in a collective of `fed_ddp`; then the run ends on every rank.
     """
+
+    callbacks: list[Callback]  # Lightning sets it
 
     def __init__(self, *args: Any, timeout: float = SECONDS_OF_A_COLLECTIVE, **kwargs: Any) -> None:
         refuse_arguments(kwargs)
@@ -99,7 +85,7 @@ class FederatedTrainer(Trainer):
             super().__init__(*args, **kwargs)
         except (TypeError, ValueError, ModuleNotFoundError) as error:
             raise ConfigError(f"Lightning's trainer refuses its arguments: {error}") from error
-        refuse_callbacks(self.callbacks)  # type: ignore[attr-defined]
+        refuse_callbacks(self.callbacks)
         self.fit_loop = FederatedLoop(self, self.fit_loop)
         self._signal_connector: Any = StopRequests(self)
         if isinstance(self.strategy, FederatedStrategy):
@@ -211,6 +197,8 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if the file cannot be written, or there are no such clients or samples.
         """
+        from lit_fed.callbacks.served_clients import ServedClients
+
         path = None if output is None else check_table_file(output)
         data = datamodule if dataloaders is None else dataloaders
         if not isinstance(data, FederatedDataModule):
@@ -218,8 +206,7 @@ class FederatedTrainer(Trainer):
         refuse_remote(data, "predict")
         data.predicted = Predicted(population, split)
         served = ServedClients()
-        with self._also(served), self._interrupts_passed_on():
-            super().predict(model, None, data, False, ckpt_path, weights_only)
+        self.serve(model, data, ckpt_path, weights_only, into=served)
         if not self.is_global_zero:
             return None
         module = federated(self.lightning_module)
@@ -230,232 +217,37 @@ class FederatedTrainer(Trainer):
             sys.stdout.write(f"predictions: {path}\n")
         return None if return_predictions is False else table
 
-    def personalize(
-        self,
-        model: LightningModule,
-        ckpt_path: str | None = None,
-        clients: str = "",
-        output: str = "",
-        format: Literal["csv", "parquet"] = "csv",
-        unknown_categories: Unknown = None,
-    ) -> DataFrame | None:
-        """Serve new clients from a checkpoint: write their adapted states, accuracies and predictions.
+    def serve(
+        self, model: LightningModule | None, data: LightningDataModule, ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None, *, into: Callback | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Serve the clients of a data module by Lightning's loop of predictions, without a table.
 
         Args:
-            model: a `FederatedModule` with the checkpoint's settings, not yet trained or tested.
-            ckpt_path: checkpoint of a run, or `last` on the command line.
-            clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
-                predict, y_test to measure; the last two are optional. Inputs are as in a folder of clients: uint8
-                pixels or numbers in 0..1 if the training normalised its inputs. After training on a `Table` also a
-                .csv, .csv.gz or .parquet file with its columns: rows without a label, or with `test` in a column
-                `split`, are predicted; if every row has a label and there is no column `split`, a fifth of each
-                client's rows is held out and measured. After training on pictures with named classes also a folder of
-                pictures for each client; after training on masks its `images`, of which those with one in `masks` are
-                adapted on. Several inputs are `<name>_train` and `<name>_test` in place of x_train and x_test.
-            output: new or empty folder for clients.csv, predictions and `states/<client>.pt`.
-            format: file format of the predictions.
-            unknown_categories: a text that no training row of a table holds is an `error`, or `zeros` in all inputs of
-                its column; null: as in the training.
-
-        Returns:
-            The table of clients on rank zero; None elsewhere.
-
-        Raises:
-            ConfigError: if the checkpoint, a client's file or the folder is invalid, before anything is computed.
-        """
-        if not output:
-            raise ConfigError("--output is not set; give a new folder for the results")
-        folder = check_new_folder(output)
-        check_table_format(format)
-        if ckpt_path is None:
-            raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
-        module = federated(model)
-        data = self._unseen_clients(module, ckpt_path, clients, unknown=unknown_categories)
-        with new_folder(folder, owner=self.is_global_zero) as partial:
-            served = ServedClients(partial / "states")
-            with self._also(served), self._interrupts_passed_on():
-                super().predict(module, datamodule=data, return_predictions=False)
-            if not self.is_global_zero:
-                return None
-            table, predictions, results = unseen_tables(served, data, module)
-            write_table(table, partial / "clients.csv", private=module.settings.privacy is not None)
-            write_table(predictions, partial / f"predictions.{format}")
-        if results:
-            print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
-        sys.stdout.write(f"{served_in_words(served, data)}results: {folder}\n")
-        return table
-
-    def personal_model(
-        self,
-        model: LightningModule,
-        datamodule: LightningDataModule | None = None,
-        ckpt_path: _PATH | None = None,
-        client: str = "",
-        clients: str = "",
-        weights_only: bool | None = None,
-        unknown_categories: Unknown = None,
-    ) -> PersonalModel | None:
-        """Serve one client, as in the test of the run, and return its personal model as a plain module.
-
-        Args:
-            model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
-            datamodule: the data module; not needed with `clients`.
+            model: a `FederatedModule`.
+            data: the data module, or unseen clients.
             ckpt_path: checkpoint of the run; None takes the model as it is.
-            client: name of the client, seen or unseen, or else its number.
-            clients: unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
             weights_only: refuse checkpoints with anything but tensors and plain types.
-            unknown_categories: as for `personalize`.
-
-        Returns:
-            The module, on the CPU, on rank zero; None elsewhere.
-
-        Raises:
-            ConfigError: if there is no such client or its model cannot be traced.
+            into: callback that collects the blocks of served clients; None: they are returned.
         """
-        served = self._serve_one(model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-        return None if served is None else personal_model(*served)
-
-    def _serve_one(
-        self, model: LightningModule, data: Any, ckpt_path: _PATH | None, client: str, clients: str,
-        weights_only: bool | None, unknown: Unknown,
-    ) -> tuple[FederatedRounds, TrainingFacts, Tree, Tensor, str] | None:  # fmt: skip
-        """Serve one client; the arguments of `personal_model` of `lit_fed.training.export`, on rank zero."""
-        module = federated(model)
-        if clients:
-            if ckpt_path is None:
-                raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
-            data = self._unseen_clients(module, str(ckpt_path), clients, client, unknown)
-            ckpt_path = None  # it has been restored
-        elif isinstance(data, FederatedDataModule):
-            data.predicted = Predicted(client=client)
-        else:
-            raise ConfigError(
-                "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
-            )
-        with self._interrupts_passed_on():
-            blocks: Any = super().predict(module, None, data, True, ckpt_path, weights_only)
-        served = next((block for block in blocks if block), None)
-        if served is None:
-            return None
-        example = (data.seen or data.unseen).train.x[:1]
-        return module.federation, module.facts, tree.index(served.states, 0), example, client
-
-    def export(
-        self,
-        model: LightningModule,
-        datamodule: LightningDataModule | None = None,
-        ckpt_path: _PATH | None = None,
-        weights_only: bool | None = None,
-        *,
-        client: str = "",
-        clients: str = "",
-        format: Literal["pt", "onnx", "peft"] = "pt",
-        output: str = "",
-        unknown_categories: Unknown = None,
-        raw_columns: bool = False,
-    ) -> PersonalModel | None:
-        """Write a client's personal model as a program that runs without lit_fed, or its adapters for peft.
-
-        The program takes a batch of inputs, in 0..1 if the training normalised its inputs, and returns the probability
-        of every class, or for regression the predicted value.
-
-        Args:
-            model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
-            datamodule: the data module; not needed with `clients`.
-            ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
-            weights_only: refuse checkpoints with anything but tensors and plain types.
-            client: name of the client in `clients.csv`, seen or unseen, or else its number `client_id` in the table of
-                `predict`.
-            clients: unseen clients as for `personalize`, a folder or a table; `client` is one of them, without .npz.
-            format: `pt` for `torch.export.load`, `onnx`, or `peft` for the adapters of `--model.lora_rank`.
-            output: `.pt2` or `.onnx` file, or a new folder for `peft`.
-            unknown_categories: as for `personalize`.
-            raw_columns: after training on a table, take its columns: numbers, numbers of categories, NaN where a value
-                is missing; the program encodes them. Else it takes the encoded inputs.
-
-        Returns:
-            The model as a module, on rank zero; None elsewhere, and for `peft`.
-
-        Raises:
-            ConfigError: if the file cannot be written, there is no such client or its model cannot be traced.
-        """
-        if not output:
-            raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
-        path = check_program_file(output, format)
-        if not clients:
-            refuse_remote(datamodule, "export")
-        served = self._serve_one(model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-        if served is None:
-            return None
-        exported = save_client(path, format, *served, raw_columns=raw_columns)
-        sys.stdout.write(f"model: {path}\n")
-        return exported
-
-    def _unseen_clients(
-        self, module: FederatedModule, ckpt_path: str, clients: str, only: str | None = None, unknown: Unknown = None
-    ) -> NewClients:
-        """Restore a checkpoint to serve new clients; notes which of them took part in the training."""
-        checkpoint = load_checkpoint(Path(ckpt_path))
-        facts = module.restore_shared(checkpoint, unknown)
-        data = NewClients(clients, facts, only)
-        known = facts.took_part(data.unseen.names if only is None else [only])
-        if known and self.is_global_zero:
-            notice(
-                f"{', '.join(known)} took part in the training; --clients serves new clients, so the stored state is "
-                "not used. predict, and export without --clients, use it; in a federation `lit-fed client predict`"
-            )
-        return data
-
-    def client_table(self) -> DataFrame:
-        """One row per measured client with its last results, as in the run's clients.csv.
-
-        Raises:
-            ConfigError: if nothing was measured yet.
-        """
-        module: Any = self.lightning_module
-        if not isinstance(module, FederatedModule) or not module.client_scores:
-            raise ConfigError("no client was measured yet; call trainer.fit or trainer.test first")
-        return client_table(populations_of(data_of(self)), module)
-
-    def plot_mixtures(self) -> Any:
-        """A figure of matplotlib: the mixture weights of each seen client, above its true group where known.
-
-        Raises:
-            ConfigError: if the algorithm has no mixture weights, or nothing was measured yet.
-        """
-        from lit_fed.pictures.run import mixtures_figure
-
-        clients = self.client_table()
-        if "pi_0" not in clients:
-            name = type(federated(self.lightning_module).settings.algorithm).__name__
-            raise ConfigError(f"{name} has no mixture weights to draw; take a mixture, such as FedEM")
-        return mixtures_figure(clients)
-
-    def plot_rounds(self, metric: str = "accuracy") -> Any:
-        """A figure of matplotlib: a metric of seen and unseen clients at every evaluation, from the run's metrics.csv.
-
-        Args:
-            metric: `accuracy`, for regression `mse`, `loss` or a chosen metric.
-
-        Raises:
-            ConfigError: if the run has no folder, or the metric was not measured.
-        """
-        from lit_fed.pictures.run import rounds_figure
-
-        folder = results_folder(self)
-        if folder is None:
-            raise ConfigError("the run has no metrics.csv; leave logger=False out, and call trainer.fit first")
-        return rounds_figure(folder, metric)
-
-    @contextmanager
-    def _also(self, callback: Callback) -> Iterator[None]:
-        """Add a callback for the duration of a block."""
-        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
-        callbacks.append(callback)
+        also = [] if into is None else [into]
+        self.callbacks += also
         try:
-            yield
+            with self._interrupts_passed_on():
+                return super().predict(model, None, data, into is None, ckpt_path, weights_only) or []
         finally:
-            callbacks.remove(callback)
+            for one in also:
+                self.callbacks.remove(one)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say where a method is that this trainer had.
+
+        Raises:
+            AttributeError: always.
+        """
+        if name in NOW_FUNCTIONS:
+            raise AttributeError(f"trainer.{name} is now a function: lit_fed.{name}(trainer, ...)")
+        return super().__getattribute__(name)  # with the error of Python, or of a property
 
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
         """Write a checkpoint, and delete client files that only its predecessor needed."""

@@ -118,16 +118,17 @@ def make_context(task=None, solver=None, phase="train", **fields) -> Context:
     """A context of ten clients with 100 samples in all."""
     solver = solver or LocalSolver()
     defaults = {"lr": solver.lr_in(phase, 0, 1), "round_idx": 0, "num_clients": 10, "total_samples": 100, "seed": 0}
+    defaults |= {"num_rounds": 1, "most_samples": 0, "groups": None, "weighting": "samples", "batch_size": 0}
     defaults |= {"secret": Secret.of_seed(0)}
-    return Context(task or make_task(), solver, phase=phase, **(defaults | fields))
+    return Context(task=task or make_task(), solver=solver, phase=phase, **(defaults | fields))
 
 
 def facts(target=BINARY, input_shape=(4,), *, num_clients=3, total_samples=9, input_type=torch.float32, label_shape=()):
     """What a module is built from."""
-    name = str(input_type).removeprefix("torch.")
     return TrainingFacts(
-        input_shape, name, label_shape, target, num_clients, total_samples, total_samples, None, 128, 1024, "samples",
-        0, 1, None,
+        input_shape=input_shape, input_type=str(input_type).removeprefix("torch."), label_shape=label_shape,
+        target=target, num_clients=num_clients, total_samples=total_samples, most_samples=total_samples, seed=0,
+        batch_size=128, clients_per_block=1024, normalisation=None, num_rounds=1, groups=None, weighting="samples",
     )  # fmt: skip
 
 

@@ -39,14 +39,13 @@ from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
 from lit_fed.core.graphs.peers import own_models, put_models
 from lit_fed.core.graphs.topology import Bipartite, TimeVarying, Topology
+from lit_fed.core.grids import NUMBER_BITS, round_to_grid
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import LocalSolve, PenalisedSolve
 from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced, Tree
 from lit_fed.errors import check_settings
-from lit_fed.wrappers.compression.codecs.base import NUMBER_BITS
-from lit_fed.wrappers.compression.codecs.uniform import MOST_BITS, round_to_grid
 
 __all__ = ["CQGGADMM", "QuantisedClient", "QuantiserGrid", "SentModel", "quantise"]
 
@@ -109,7 +108,7 @@ class CQGGADMM(PenalisedSolve[CostedNetwork, QuantisedClient]):
     def __post_init__(self) -> None:
         topology = not isinstance(self.topology, TimeVarying), "a graph that does not change"
         decays = {"bit_decay": "(0, 1]", "censor_decay": "(0, 1)"}
-        bits = f"[0, {MOST_BITS}]"
+        bits = f"[0, {NUMBER_BITS}]"
         check_settings(self, decays, penalty_weight="> 0", topology=topology, bits=bits, censor_threshold=">= 0")
 
     def _groups(self, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -187,8 +186,8 @@ def _quantised(
 
 
 def _next_grid(last: QuantiserGrid, radius: Tensor, decay: float) -> QuantiserGrid:
-    """A grid from −radius to radius, whose spacing is at most `decay` times the last one, up to `MOST_BITS`."""
-    needed = torch.log2(1 + (torch.exp2(last.bits) - 1) * radius / (decay * last.radius)).ceil().clamp(1, MOST_BITS)
+    """A grid from −radius to radius, whose spacing is at most `decay` times the last one, up to `NUMBER_BITS`."""
+    needed = torch.log2(1 + (torch.exp2(last.bits) - 1) * radius / (decay * last.radius)).ceil().clamp(1, NUMBER_BITS)
     return QuantiserGrid(radius, torch.where((last.radius > 0) & (radius > 0), needed, last.bits))
 
 

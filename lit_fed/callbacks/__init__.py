@@ -1,6 +1,5 @@
 """Callbacks: the server, evaluation, communication, reports; files in this folder are discovered automatically."""
 
-from lit_fed.callbacks.defaults import with_defaults
 from lit_fed.system.discovery import room
 from lit_fed.training.hooks import FederatedCallback
 
@@ -9,4 +8,4 @@ LIGHTNING = ("Callback", "ModelCheckpoint", "ModelSummary", "ProgressBar", "Rich
 
 __getattr__, _FOUND = room(__name__, "FederatedCallback", *LIGHTNING)
 
-__all__ = [*_FOUND, "FederatedCallback", "with_defaults"]
+__all__ = [*_FOUND, "FederatedCallback"]

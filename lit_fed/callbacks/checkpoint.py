@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 __all__ = ["LastCheckpoint", "checkpoint_folder", "last_checkpoint"]
@@ -41,12 +40,6 @@ class LastCheckpoint(ModelCheckpoint):
             filename="last", monitor=None, save_top_k=1, every_n_epochs=every_n_rounds,
             save_on_train_epoch_end=True, enable_version_counter=False,
         )  # fmt: skip
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the folder, without a warning if it holds the checkpoint of a resumed run."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
-            super().setup(trainer, pl_module, stage)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the file name never changes."""

@@ -12,24 +12,26 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
 from lit_fed.callbacks.checkpoint import LastCheckpoint
-from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.evaluation import ClientMetrics, UnseenClientEvaluation
-from lit_fed.callbacks.guarantees import Guarantees
 from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
-from lit_fed.callbacks.robust_rounds import RobustRounds
-from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.training.hooks import FederatedCallback, federated
 from lit_fed.training.refusals import refuse_callbacks
 from lit_fed.training.round_logger import RoundLogger
 
-__all__ = ["callbacks_of", "keep_notices_out", "with_defaults"]
+__all__ = ["callbacks_of", "keep_notices_out"]
+
+DEFAULTS: tuple[type[Callback], ...] = (
+    ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
+    Divergence, RunReport, TrainedParameters, AttackSuccess,
+)  # fmt: skip
+"""Those of every run; a run with features has theirs besides, see `FederatedModule.configure_callbacks`."""
 
 
 def keep_notices_out() -> None:
@@ -43,29 +45,10 @@ def keep_notices_out() -> None:
         logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)
 
 
-def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progress: bool = True) -> list[Callback]:
-    """The given callbacks and the default ones of other kinds; also silences Lightning's notices.
-
-    Args:
-        callbacks: given callbacks; they come first.
-        checkpoint: write `last.ckpt` after every round.
-        progress: show progress.
-    """
-    keep_notices_out()  # these callbacks report the run
-    defaults = [
-        ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        Divergence, RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
-    ]  # fmt: skip
-    missing = [kind() for kind in defaults if not any(isinstance(one, kind) for one in callbacks)]
-    if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
-        missing.append(FederatedProgressBar())
-    if checkpoint and not any(isinstance(one, LastCheckpoint) for one in callbacks):
-        missing.append(LastCheckpoint())
-    return [*callbacks, *missing]
-
-
 def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
-    """The callbacks of a trainer: the one that passes on rounds, the given ones and the defaults.
+    """The callbacks of a trainer: the one that passes on rounds, the given ones, and the default ones of other kinds.
+
+    Also silences Lightning's notices, since these callbacks report the run.
 
     Args:
         arguments: arguments of the trainer.
@@ -73,19 +56,21 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
     Raises:
         ConfigError: if a given callback cannot work on rounds.
     """
+    keep_notices_out()
     given = arguments.get("callbacks") or []
     chosen = [given] if isinstance(given, Callback) else list(given)
     refuse_callbacks(chosen)
-    if arguments.get("enable_model_summary") and not any(isinstance(one, NetworkSummary) for one in chosen):
-        chosen.append(NetworkSummary())
     # its `lr-Assign` is logged as `lr` in any case
     chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
-    chosen = with_defaults(
-        chosen,
-        checkpoint=arguments.get("enable_checkpointing") is not False,
-        progress=arguments.get("enable_progress_bar") is not False,
-    )
-    return [_FirstCallback(), MonitorCheck(), *chosen]
+    defaults: list[tuple[type[Callback], type[Callback]]] = [(kind, kind) for kind in DEFAULTS]
+    if arguments.get("enable_model_summary"):
+        defaults.insert(0, (NetworkSummary, NetworkSummary))
+    if arguments.get("enable_progress_bar") is not False:
+        defaults.append((ProgressBar, FederatedProgressBar))
+    if arguments.get("enable_checkpointing") is not False:
+        defaults.append((LastCheckpoint, LastCheckpoint))
+    missing = [made() for kind, made in defaults if not any(isinstance(one, kind) for one in chosen)]
+    return [_FirstCallback(), MonitorCheck(), *chosen, *missing]
 
 
 class _FirstCallback(FederatedCallback):

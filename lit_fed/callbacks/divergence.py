@@ -66,7 +66,7 @@ class Divergence(FederatedCallback):
         if loss == -math.inf or (math.isfinite(loss) and not worse):
             return
         clients = None if remote else _on_training_samples(trainer, module)
-        drops = module.settings.robust_aggregation is not None
+        drops = module.algorithm.drops_non_finite
         if drops and not math.isfinite(loss) and clients is not None and clients.loss.isfinite().all():
             return  # the rule dropped the messages of clients that computed NaN
         found = divergence_in_words(loss, self.first, guess, clients)

@@ -18,6 +18,7 @@ from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import part_of
+from lit_fed.wrappers.privacy.feature import PrivacyFeature
 from lit_fed.wrappers.privacy.settings import Private, with_private_part
 
 __all__ = ["Guarantees", "guarantee_in_words", "guarantee_of"]
@@ -32,8 +33,12 @@ def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
         module: the module of the run.
         exact: False is faster, and ε may be larger by a thousandth or two.
     """
-    found, learned = module.history.guarantee(module.federation, exact), " and ".join(module.facts.learned)
-    if found and learned:
+    feature, start = module.settings.feature(PrivacyFeature), module.history.warm_start
+    if feature is None:
+        return {}
+    spent = None if start is None else start.spent
+    found = feature.guarantee(module.federation, spent, starts=start is not None, exact=exact)
+    if learned := " and ".join(module.facts.learned):
         found["not_covered"] += f", and {learned}, learned without noise"
     return {f"privacy/{name}": value for name, value in found.items()}
 
@@ -51,12 +56,16 @@ class Guarantees(FederatedCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse a fit that cannot hold the guarantee, and print the planned ε."""
         module = federated(pl_module)
-        federation, start, privacy = module.federation, module.history.warm_start, module.settings.privacy
+        federation, start, feature = (
+            module.federation,
+            module.history.warm_start,
+            module.settings.feature(PrivacyFeature),
+        )
         found = part_of(federation.algorithm, federation.shared, Private)  # type: ignore[type-abstract]
-        if found is None or privacy is None:
+        if found is None or feature is None:
             return
         private, own = found
-        lines = [] if start is None else privacy.check_start(start.path, start.spent)
+        lines = [] if start is None else feature.check_start(start.path, start.spent)
         said, pending = take_secret(trainer, module, private, own)
         lines += said
         own = part_of(federation.algorithm, federation.shared, Private)[1]  # type: ignore[index, type-abstract]
@@ -65,7 +74,7 @@ class Guarantees(FederatedCallback):
             table = module.facts.columns is not None
             fix = "; --data.dataset.constants FILE learns them from a table of public rows" if table else ""
             lines.append(f"ε does not cover {learned}, which are learned from the clients' samples without noise{fix}")
-        if privacy.noise_seed is None:
+        if feature.node_secret():
             keep_secret(trainer, federation.terms.secret, pending)
         for line in lines if trainer.is_global_zero else ():
             notice(line)

@@ -38,7 +38,9 @@ class MonitorCheck(FederatedCallback):
             if key.startswith("test/"):
                 place = f"--trainer.callbacks: {type(callback).__name__}.monitor"
                 raise ConfigError(f"{place} is {key}, and test samples choose nothing; give {_of_validation(trainer)}")
-        self._refuse(trainer, known_keys(trainer, pl_module), lambda key: not key.startswith("train/"))
+        self._refuse(
+            trainer, known_keys(trainer, federated(pl_module).chosen_metrics), lambda key: not key.startswith("train/")
+        )
         if is_withheld(trainer) and trainer.is_global_zero:
             notice(
                 "WANDB_SWEEP_ID is set, and test samples choose nothing: test/… is logged after the final test alone; "
@@ -53,7 +55,7 @@ class MonitorCheck(FederatedCallback):
         seen = {key: value for key, value in module.results.items() if key.startswith("train/seen/")}
         for key, value in seen.items():  # from the checkpoint, if a run resumes in such a round
             trainer.callback_metrics.setdefault(key, torch.tensor(value))
-        known = known_keys(trainer, module) - {TRAINING_LOSS} | trainer.callback_metrics.keys()
+        known = known_keys(trainer, module.chosen_metrics) - {TRAINING_LOSS} | trainer.callback_metrics.keys()
         for callback, key in _watching(trainer):
             if key.startswith("train/") and key not in known and getattr(callback, "strict", True):
                 missing = "a step" if len(record.client_ids) else "part"
@@ -65,7 +67,8 @@ class MonitorCheck(FederatedCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._trained and not self._checked:
             self._checked = True
-            self._refuse(trainer, known_keys(trainer, pl_module) | trainer.callback_metrics.keys(), lambda _: True)
+            known = known_keys(trainer, federated(pl_module).chosen_metrics)
+            self._refuse(trainer, known | trainer.callback_metrics.keys(), lambda _: True)
 
     def _refuse(self, trainer: Trainer, known: set[str], decided: Callable[[str], bool]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -129,9 +132,9 @@ def evaluation_keys(data: FederatedDataModule, chosen: ChosenMetrics, split: str
     return {f"{split}/{population}/{name}" for population in populations for name in names}
 
 
-def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
+def known_keys(trainer: Trainer, chosen: ChosenMetrics) -> set[str]:
     """Keys to choose by that the callbacks of this package log in a fit, without the algorithm's own metrics."""
-    data, chosen, keys = data_of(trainer), federated(pl_module).chosen_metrics, {TRAINING_LOSS}
+    data, keys = data_of(trainer), {TRAINING_LOSS}
     if no_evaluation(trainer):
         return keys
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]

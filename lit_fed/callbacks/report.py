@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
-from lit_fed.callbacks.robust_rounds import verdicts_of
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -70,9 +69,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         if attacked:
             honest = torch.ones(len(positions), dtype=torch.bool) if population.honest is None else population.honest
             columns["attacker"] = (~honest).tolist()
-        verdicts = verdicts_of(module, positions) if name == "seen" else None
-        if verdicts is not None:
-            columns["kept"] = verdicts
+        module.tell("on_client_columns", name, positions, columns)
         tables.append(pd.DataFrame(columns | scores.weights()))
     return pd.concat(tables, ignore_index=True)
 
@@ -138,7 +135,7 @@ class RunReport(FederatedCallback):
         if folder is None:
             return
         table = client_table(populations_of(data_of(trainer)), module)
-        private = module.settings.privacy is not None  # clients.csv holds mixture weights, which ε does not cover
+        private = module.settings.is_private
         write_table(table, folder / "clients.csv", private=private)
         if self.pictures:
             from lit_fed.pictures.run import draw

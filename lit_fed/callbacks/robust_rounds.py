@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
@@ -11,9 +13,10 @@ from lit_fed.metrics.summary import RunSummary
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import part_of
+from lit_fed.wrappers.robust.feature import RobustFeature
 from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, RobustAverage
 
-__all__ = ["RobustRounds", "verdicts_of"]
+__all__ = ["RobustRounds"]
 
 NAMED = 5
 """Upper limit of clients that a line names."""
@@ -35,16 +38,16 @@ class RobustRounds(FederatedCallback):
         module = federated(pl_module)
         judged = _judged(module)
         self._before = None if judged is None else (judged.refused.clone(), int(judged.skipped))
-        robustness, algorithm = module.settings.robustness, module.settings.algorithm
-        if trainer.is_global_zero and robustness.freezes_minorities(algorithm):
+        feature = module.settings.feature(RobustFeature)
+        if trainer.is_global_zero and feature is not None and feature.freezes_minorities(module.settings.algorithm):
             notice(
-                f"{robustness.option} freezes components that no more clients train than it trims at either end; keep "
+                f"{feature.option} freezes components that no more clients train than it trims at either end; keep "
                 "its trim below the smallest group, or choose CenteredClipping, GeometricMedian or NormBound"
             )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        judged = _judged(module)
-        if judged is None or self._before is None or not len(record.client_ids):
+        judged, feature = _judged(module), module.settings.feature(RobustFeature)
+        if judged is None or feature is None or self._before is None or not len(record.client_ids):
             return
         refused, skipped = judged.refused - self._before[0], int(judged.skipped) - self._before[1]
         self._before = judged.refused.clone(), int(judged.skipped)
@@ -58,7 +61,7 @@ class RobustRounds(FederatedCallback):
         log_round(trainer, module, {f"robust/{name}": value for name, value in values.items()})
         if not trainer.is_global_zero:
             return
-        index, option = record.round_idx, module.settings.robustness.option
+        index = record.round_idx
         if refused.any():
             names = _listed(trainer, refused)
             self.notice_once(
@@ -68,9 +71,19 @@ class RobustRounds(FederatedCallback):
         if skipped:
             self.notice_once(
                 "skipped",
-                f"round {index} changes nothing, since too few messages were left for {option}; robust/skipped tells "
-                "of more",
+                f"round {index} changes nothing, since too few messages were left for {feature.option}; robust/skipped "
+                "tells of more",
             )
+
+    def on_client_columns(
+        self, trainer: Trainer, module: FederatedModule, population: str, positions: list[int],
+        columns: dict[str, list[Any]],
+    ) -> None:  # fmt: skip
+        """Add `kept`, the share of a seen client's last message that counted; NaN for one that was never sampled."""
+        judged = _judged(module)
+        if judged is not None and population == "seen":
+            kept = judged.kept[positions]
+            columns["kept"] = kept.masked_fill(kept == NEVER_JUDGED, float("nan")).tolist()
 
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         """Add the messages and rounds that the rule dropped so far, from the shared state."""
@@ -93,18 +106,9 @@ class RobustRounds(FederatedCallback):
             summary.lines.append(f"robust aggregation: {'; '.join(said)}\n")
 
 
-def verdicts_of(module: FederatedModule, positions: list[int]) -> list[float] | None:
-    """Share of the last message of seen clients that counted, NaN for those never sampled; None without a rule."""
-    judged = _judged(module)
-    if judged is None:
-        return None
-    kept = judged.kept[positions]
-    return kept.masked_fill(kept == NEVER_JUDGED, float("nan")).tolist()
-
-
 def _judged(module: FederatedModule) -> Judged | None:
     """The rule's state at the server; None without a rule."""
-    if module.settings.robust_aggregation is None:
+    if not module.algorithm.drops_non_finite:
         return None
     found = part_of(module.federation.algorithm, module.shared, RobustAverage)
     return None if found is None else found[1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -16,11 +18,14 @@ from lit_fed.system.files import os_error_text, quote
 
 __all__ = [
     "CONFIG", "config_files", "configs_folder", "default_name", "giving_way", "options_in", "prepared", "shipped",
-    "with_values",
+    "with_place", "with_values",
 ]  # fmt: skip
 
 CONFIG = ("-c", "--config")
 """The option that names a configuration."""
+
+OPTION = re.compile(r"(?:--|[Oo]ption ')(\w[\w.]*\w)")
+"""An option in a message of the parser."""
 
 MOST_BYTES = 2**20
 """Upper limit of a configuration's size; a checkpoint or a data set that was given by mistake is larger."""
@@ -95,13 +100,13 @@ def config_files(given: Sequence[str]) -> list[str]:
     return [value for option, value in options_in(given) if option in CONFIG and not value.lstrip().startswith("{")]
 
 
-def default_name(given: list[str], config: Namespace) -> str:
-    """The name of a run without `--name`: the last configuration's stem, else the algorithm's class."""
+def default_name(given: list[str], algorithm: str) -> str:
+    """The name of a run without `--name`: the last configuration's stem, else the name of the algorithm's class."""
     stems = [Path(file).stem for file in config_files(given)]
-    return stems[-1] if stems else str(config.model.algorithm.class_path).rpartition(".")[2]
+    return stems[-1] if stems else algorithm.rpartition(".")[2]
 
 
-def giving_way(given: list[str], config: Namespace) -> list[str]:
+def giving_way(given: list[str], data: Namespace) -> list[str]:
     """Arguments that undo settings of configurations which the data set of the command line cannot use; warns of them.
 
     A data set that comes with its clients is not divided; if they are on nodes, none is held out here. Settings of the
@@ -110,16 +115,45 @@ def giving_way(given: list[str], config: Namespace) -> list[str]:
     set_here = {one.partition("=")[0] for one in given}
     if "--data.dataset" not in set_here:
         return []
-    module, _, name = str(config.data.dataset.class_path).rpartition(".")
+    module, _, name = str(data.dataset.class_path).rpartition(".")
     kind = getattr(importlib.import_module(module), name)  # the parser has imported it
     if not issubclass(kind, ClientDataSet):
         return []
     instead = {"partition": "null", "num_clients": "null"} | ({"unseen_fraction": "0"} if kind.is_remote else {})
     sections = {one.removeprefix("--data.").partition(".")[0] for one in set_here}
-    undone = {f"--data.{name}": value for name, value in instead.items() if config.data[name] and name not in sections}
+    undone = {f"--data.{name}": value for name, value in instead.items() if data[name] and name not in sections}
     if undone:
         notice(f"{', '.join(undone)} of the configuration left out: {kind.__name__} comes with its clients")
     return [part for option in undone.items() for part in option]
+
+
+# ---------------------------------------------------------------------- places in configurations
+def with_place(given: Sequence[str], message: str) -> str:
+    """A message about an option, with file and line where a configuration gives it and the command line does not.
+
+    Args:
+        given: arguments of the command.
+        message: it names the option; one of a class follows the option that the class is given to.
+    """
+    names = OPTION.findall(message)[:2]
+    here = {option.removeprefix("--") for option, _ in options_in(given)}
+    for option in (".".join(names), *names[:1]):
+        for file in reversed(config_files(given)) if option not in here else ():
+            with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # the message may be about the file
+                tree = yaml.compose(Path(file).read_text(), Loader=yaml.SafeLoader)
+                if (line := _line_of(tree, option.split("."))) is not None:
+                    return f"--config {file}, line {line}: {message}"
+    return message
+
+
+def _line_of(node: yaml.Node | None, names: Sequence[str]) -> int | None:
+    """The line of a key below a section; options of a class may be in its `init_args`. None: there is none."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.value == names[0]:
+            return int(key.start_mark.line) + 1 if len(names) == 1 else _line_of(value, names[1:])
+        if key.value == "init_args" and (line := _line_of(value, names)) is not None:
+            return line
+    return None
 
 
 # ---------------------------------------------------------------------- checks of configurations

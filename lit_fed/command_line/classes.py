@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import re
@@ -16,7 +17,6 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch import nn
 from torch.utils.data import Dataset
 
-from lit_fed.clients.session import ModelSettings
 from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
@@ -29,21 +29,16 @@ from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.base import Network, refuse_lightning, size_names
-from lit_fed.system.discovery import subclasses
+from lit_fed.system.discovery import bases_of, subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
-from lit_fed.system.whitelist import Whitelist, without_writes
-from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.training.module import FederatedModule
+from lit_fed.wrappers.feature import features
 from lit_fed.wrappers.mixture_start import MixtureStart
-from lit_fed.wrappers.privacy.settings import Privacy
-from lit_fed.wrappers.robust.attacks import Attack
-from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.wrapper import SecureAggregation
-from lit_fed.wrappers.selection import Selection
 
 __all__ = [
-    "CLASSES", "as_function", "check_modules", "check_parsed", "classes_in", "near_class", "options_of_other_classes",
-    "options_of_own_network", "refuse_file", "trusted_arguments", "with_function",
+    "CLASSES", "NETWORK", "as_function", "check_modules", "check_parsed", "classes_in", "near_class",
+    "options_of_other_classes", "options_of_own_network", "refuse_file", "trusted_arguments", "with_function",
 ]  # fmt: skip
 
 CLASSES: dict[str, type] = {
@@ -55,13 +50,7 @@ CLASSES: dict[str, type] = {
     "model.network": Network,
     "model.loss": Loss,
     "model.target": Target,
-    "model.privacy": Privacy,
-    "model.secure_aggregation": SecureAggregation,
-    "model.compression": Codec,
-    "model.downlink_compression": Codec,
-    "model.robust_aggregation": Rule,
-    "model.attack": Attack,
-    "model.selection": Selection,
+    **{f"model.{name}": base for kind in features() for name, base in bases_of(kind).items()},
     "data.dataset": DataSet,
     "data.partition": Partition,
     "data.poison": Poison,
@@ -95,6 +84,10 @@ FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckp
 """Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
 
 
+MOST_NAMES = 10
+"""Maximum number of names of a user's module in a message."""
+
+
 def near_class(place: str, given: str) -> str:
     """A hint at the class that a setting takes in place of a name that it does not take; "" where none is known.
 
@@ -112,10 +105,32 @@ def near_class(place: str, given: str) -> str:
     relative = RELATIVES.get(re.sub("[^a-z0-9]", "", name.lower())) if base is Algorithm else None
     if relative is not None:
         return f"its nearest relative here is {relative}"
+    if "." in given and not lies_below(given, "lit_fed"):
+        return _near_in_module(given, base)
     paths = {one.__name__: _written(one) for one in subclasses(base)}
     near = [paths[name] for name in nearest(given.rpartition(".")[2], paths, cutoff=0.75)]
     known = f"--{place} takes {', '.join(sorted(paths))}, or the path of a class of your own"
     return did_you_mean(given, (), known, first=near)
+
+
+def _near_in_module(given: str, base: type) -> str:
+    """A hint at what the module of a path defines: classes below the base, or whatever may make a network."""
+    module, _, name = given.rpartition(".")
+    try:
+        inside = vars(importlib.import_module(module))
+    except ModuleNotFoundError:
+        return f"Python finds no module {module}; start in the folder of its file, or set PYTHONPATH"
+    except Exception as error:  # whatever the module's code raises
+        return f"{module} cannot be imported: {error}"
+    package = module.partition(".")[0]
+    known = [
+        one for one, found in inside.items()
+        if (callable(found) if base is Network else isinstance(found, type) and issubclass(found, base))
+        and lies_below(found.__module__, package)
+    ]  # fmt: skip
+    near = [f"{module}.{one}" for one in nearest(name, known)]
+    few = f"; it has {', '.join(known)}" if 0 < len(known) <= MOST_NAMES else ""
+    return did_you_mean(given, (), f"{module} has no {name}{few}", first=near)
 
 
 def _written(cls: type) -> str:
@@ -154,11 +169,14 @@ def check_parsed(parser: Any, config: Namespace) -> None:
                 raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
     for setting, base in CLASSES.items():
         chosen = config.get(setting, "absent")
-        if isinstance(chosen, Namespace) and "class_path" in chosen:
+        if _is_class(chosen):
             if import_object(chosen.class_path) is base:
                 names = ", ".join(sorted(one.__name__ for one in subclasses(base)))
                 raise ConfigError(f"--{setting} {base.__name__}: the base of all of them; choose one of {names}")
-            _check_options(f"--{setting}", chosen)
+            options = inspect.signature(import_object(chosen.class_path)).parameters
+            for name, value in vars(chosen.get("init_args") or Namespace()).items():  # type: ignore[no-untyped-call]
+                if value is None and name in options and not _takes_null(options[name]):
+                    raise ConfigError(f"--{setting}.{name} is null; give a value, or leave it out")
         elif chosen is None and setting == "model.algorithm":
             raise ConfigError(f"--{setting} is null; leave it out, or give a class")
 
@@ -201,14 +219,6 @@ def _same(value: Any, now: Any) -> bool:
     if _is_class(value):
         return _is_class(now) and bool(value.class_path == now.class_path)
     return isinstance(value, list) or bool(value == now)
-
-
-def _check_options(option: str, chosen: Namespace) -> None:
-    """Refuse null for an option of a class that does not take it."""
-    parameters = inspect.signature(import_object(chosen.class_path)).parameters
-    for name, value in vars(chosen.get("init_args") or Namespace()).items():  # type: ignore[no-untyped-call]
-        if value is None and name in parameters and not _takes_null(parameters[name]):
-            raise ConfigError(f"{option}.{name} is null; give a value, or leave it out")
 
 
 def _takes_null(parameter: Any) -> bool:
@@ -263,12 +273,14 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
     Raises:
         ConfigError: naming the class, its module, the checkpoint and what to do; or a value of no argument.
     """
+    from lit_fed.system.whitelist import Whitelist, without_writes
+
     known = Whitelist(checkpoint, (LocalSolver, *CLASSES.values()), is_rule_of_torch, named, trusted)
     try:
         given = json.loads(json.dumps(stored))
     except (TypeError, ValueError, RecursionError):
         known.refuse("arguments", "is no plain value")
-    sections: dict[str, Any] = {"model": ModelSettings, "data": FederatedDataModule}
+    sections: dict[str, Any] = {"model": FederatedModule, "data": FederatedDataModule}
     if not isinstance(given, dict) or given.keys() - {"seed_everything", "trainer", *sections}:
         known.refuse("arguments", "has other sections than those of a run")
     trainer = given.get("trainer", {})
@@ -307,20 +319,13 @@ def options_of_own_network(maker: Any, kwargs: dict[str, Any]) -> dict[str, Any]
     return {**kwargs, "skip": size_names(maker), "fail_untyped": False}
 
 
-def as_function(config: Namespace) -> Namespace:
-    """A configuration whose network, if it is the path of a function, is that function with its options bound.
+def as_function(chosen: Any) -> Any:
+    """The parsed network; if it is the path of a function, that function with its options bound.
 
     The parser would call the function at once, which needs the sizes of the data.
     """
-    command = config.get("subcommand")
-    key = f"{command}.{NETWORK}" if command else NETWORK
-    chosen = config.get(key)
-    if not isinstance(chosen, Namespace) or "class_path" not in chosen:
-        return config
-    found = import_object(chosen.class_path)
-    if isinstance(found, type):
-        return config
-    config = config.clone()
+    found = import_object(chosen.class_path) if _is_class(chosen) else chosen
+    if found is chosen or isinstance(found, type):
+        return chosen
     options: Any = chosen.get("init_args")
-    config[key] = partial(found, **(vars(options) if options else {}), **(chosen.get("dict_kwargs") or {}))
-    return config
+    return partial(found, **(vars(options) if options else {}), **(chosen.get("dict_kwargs") or {}))

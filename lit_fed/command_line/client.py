@@ -25,8 +25,8 @@ from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.packages import DataFrame, pd
 
 if TYPE_CHECKING:
-    from lit_fed.clients.session import ModelSettings
     from lit_fed.deployment.kept import KeptTraining
+    from lit_fed.settings import ModelSettings
 
 __all__ = ["client_parser", "end_at_once", "node_settings", "run_client", "serving_parser", "settings_in"]
 
@@ -77,6 +77,7 @@ def _add_files(parser: PlainParser) -> None:
         "--states", required=True, metavar="DIR",
         help="folder for the states of this node's clients, used by no other node",
     )  # fmt: skip
+    parser.gone["--trust"] = "a node imports the classes that its own --config names, and no others; leave --trust out"
 
 
 def serving_parser(command: str) -> PlainParser:
@@ -175,8 +176,7 @@ def node_settings(parsed: Any) -> tuple[ModelSettings, dict[str, Any]]:
     parser, config = parsed._parser("fit"), parsed.config["fit"]
     common = common_settings(json.loads(written(parser, config, format="json"))["model"])
     settings = parser.instantiate(Namespace(model=config.model)).model.settings  # type: ignore[no-untyped-call]
-    if settings.privacy is not None:
-        settings = settings._replace(privacy=replace(settings.privacy, noise_seed=None))
+    settings = replace(settings, features=tuple(one.at_node() for one in settings.features))
     settings.check_combination(deployed=True)
     return settings, common
 

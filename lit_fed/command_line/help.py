@@ -145,7 +145,8 @@ class FederatedHelp(DefaultHelpFormatter):
         if found := TYPE.search(text):
             before, rest = text[: found.end()], text[found.end() :]
             spelled = _split(rest, ",)")[0]
-            text = before + TYPES.get(action.dest, plain_type(spelled)) + rest[len(spelled) :]
+            within = f", {one}" if (one := getattr(action, "within", None)) else ""  # the range of a class's option
+            text = before + TYPES.get(action.dest, plain_type(spelled)) + within + rest[len(spelled) :]
         if str(action.metavar).startswith("{"):  # the values are shown beside the name
             text = re.sub(r"\(type: [^,]*, ", "(", text)
         return text

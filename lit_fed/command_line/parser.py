@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 import docstring_parser
@@ -12,7 +13,8 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_fed.command_line.classes import as_function, near_class, options_of_own_network
+from lit_fed.command_line.arguments import with_place
+from lit_fed.command_line.classes import NETWORK, as_function, near_class, options_of_own_network
 from lit_fed.command_line.help import FederatedHelp
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
@@ -48,6 +50,12 @@ UNKNOWN = re.compile(
 )
 """Its words before a command, an option or a class that does not exist, and the name."""
 
+NESTED = re.compile(
+    r"--([\w.]+):(?: Does not validate against .*? Errors: -)? --([\w.]+): "
+    r"(.*?)(?: - Expected a <class 'NoneType'>.*)?$"
+)
+"""Its words about an option of a class, whose own parser knows the last part of the option's name only."""
+
 BARE_LIST = re.compile(r"Expected a <class '(?:list|tuple)'>.* value: ([\w.+-]+(?:,[\w.+-]+)+)$")
 """Its words for a list without brackets, and the list."""
 
@@ -66,10 +74,10 @@ class FederatedParser(LightningArgumentParser):
         kwargs.setdefault("prog", "python -m lit_fed")
         kwargs.setdefault("allow_abbrev", False)  # a prefix would mean another option once there is one more
         about, _, path = str(kwargs.get("description")).partition(".help=")
-        self._explains_class = about.startswith("Help for --")  # jsonargparse's name of the parser of one class
-        if self._explains_class:
-            option = about.removeprefix("Help for ")
-            chosen = f"{option}{'+=' if option == '--trainer.callbacks' else ' '}{path.rpartition('.')[2]}"
+        # jsonargparse's name of the parser of one class
+        self._explained = about.removeprefix("Help for --") if about.startswith("Help for --") else ""
+        if option := self._explained:
+            chosen = f"--{option}{'+=' if option == 'trainer.callbacks' else ' '}{path.rpartition('.')[2]}"
             kwargs["usage"] = f"python -m lit_fed fit {chosen} [options]"
         super().__init__(*args, **kwargs)
         self.configurations: list[Namespace] = []  # of the arguments that were parsed last, in their order
@@ -77,10 +85,14 @@ class FederatedParser(LightningArgumentParser):
     def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> list[str]:
         """Add a class's arguments; in the help of one class, also describe the class."""
         added: list[str] = super().add_class_arguments(theclass, *args, **options_of_own_network(theclass, kwargs))
-        if self._explains_class:
+        if self._explained:
             said = docstring_parser.parse(inspect.getdoc(theclass) or "")
             self.description = " ".join(filter(None, (said.short_description, said.long_description)))
             self._action_groups[-1].title = "options" if added else None
+            for one in fields(theclass) if is_dataclass(theclass) else ():
+                for action in self._actions:
+                    if action.dest == f"{self._explained}.{one.name}":
+                        action.within = one.metadata.get("range")  # type: ignore[attr-defined]
         return added
 
     def add_function_arguments(self, function: Any, *args: Any, **kwargs: Any) -> list[str]:
@@ -112,7 +124,10 @@ class FederatedParser(LightningArgumentParser):
             import_all()
         else:
             import_named(" ".join(words))
-        parsed: Namespace = super().parse_args(args, *more, **options)
+        try:
+            parsed: Namespace = super().parse_args(args, *more, **options)
+        except ConfigError as error:
+            raise ConfigError(with_place(words, str(error))) from error
         return parsed
 
     def parse_string(self, content: str, *args: Any, **options: Any) -> Namespace:
@@ -128,7 +143,7 @@ class FederatedParser(LightningArgumentParser):
         Raises:
             ConfigError: always.
         """
-        text = " ".join(PLACE.sub(r"--\1:", str(message)).split())
+        text = NESTED.sub(r"--\1.\2: \3", " ".join(PLACE.sub(r"--\1:", str(message)).split()))
         found = None if any(one in text for one in HINTS) else UNKNOWN.search(text)
         hint = self._hint(found[1], found[2], text) if found else ""
         bare = BARE_LIST.search(text)
@@ -163,7 +178,12 @@ class FederatedParser(LightningArgumentParser):
             ConfigError: if an object refuses its arguments, or needs a package that is not there.
         """
         try:
-            made: Namespace = super().instantiate(as_function(namespace), *args, **kwargs)
+            command = namespace.get("subcommand")
+            key = f"{command}.{NETWORK}" if command else NETWORK
+            if key in namespace:
+                namespace = namespace.clone()
+                namespace[key] = as_function(namespace[key])
+            made: Namespace = super().instantiate(namespace, *args, **kwargs)
             return made
         except (ValueError, ModuleNotFoundError) as error:
             if isinstance(error.__cause__, ConfigError):

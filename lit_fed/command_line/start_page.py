@@ -100,6 +100,7 @@ class PlainParser(argparse.ArgumentParser):
             prog=f"{program} {command}", usage=f"{program} {usage or f'{command} [options]'}", description=description,
             allow_abbrev=False,
         )  # fmt: skip
+        self.gone: dict[str, str] = {}  # options that were removed, and what to do instead
 
     def error(self, message: str) -> NoReturn:
         """Stop with the message and, for an unknown option, the nearest one.
@@ -111,8 +112,7 @@ class PlainParser(argparse.ArgumentParser):
         _, found, unknown = text.partition("unrecognized arguments: ")
         if found and unknown.startswith("-"):
             known: list[Any] = [option for action in self._actions for option in action.option_strings]
-            meant = did_you_mean(
-                unknown.split()[0].partition("=")[0], known, "`--help` after the command lists its options"
-            )
-            text += f"\n{meant}"
+            option = unknown.split()[0].partition("=")[0]
+            meant = did_you_mean(option, known, "`--help` after the command lists its options")
+            text += f"\n{self.gone.get(option, meant)}"
         raise ConfigError(text)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,15 @@ from lit_fed.errors import check_settings
 
 __all__ = [
     "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
-    "Served", "TunedCopy", "local_result", "local_run", "local_step", "passes", "ranged", "tuned", "tuning_space",
+    "Served", "TunedCopy", "local_result", "local_run", "local_step", "passes", "ranged", "takes_steps", "tuned",
+    "tuning_space",
 ]  # fmt: skip
 
 NOT_SENT: Any = None
 """Stands in a client's shared state for what it was not sent; an empty tree."""
+
+ROUNDS_LOOKED_AT = 100
+"""Rounds among which at least one has local steps, if the algorithm takes any."""
 
 Shared = TypeVar("Shared", bound=Any)
 State = TypeVar("State", bound=Any)
@@ -117,7 +122,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     incompatible: ClassVar[dict[str, str]] = {}
     """Features that the algorithm cannot be combined with → the reason, which completes "NAME …" in the error message.
 
-    Keys are those of `lit_fed.wrappers.compatibility.FEATURES`, e.g. `loss`, `privacy` or `size_sampling`. A reason may
+    Keys are those of `lit_fed.wrappers.compatibility.reasons`, e.g. `loss`, `privacy` or `size_sampling`. A reason may
     end with the fix, after a semicolon: `{"loss": "needs the log-loss; leave it out"}`.
     """
 
@@ -139,6 +144,18 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     state_reads_data: ClassVar[bool] = False
     """Whether `state_init` reads anything of the client, such as its number; else all clients start alike."""
 
+    hides_cohort: ClassVar[bool] = False
+    """Whether it is secret who takes part in a round; so under a wrapper whose ε counts on it."""
+
+    drops_non_finite: ClassVar[bool] = False
+    """Whether the server drops messages that hold NaN or infinity."""
+
+    over_selection: ClassVar[float] = 0.0
+    """Share of the clients of a round that are drawn beyond their number, since some will be missing."""
+
+    files: ClassVar[dict[str, str]] = {}
+    """Digests of the files that it reads, by option: a resumed run needs the same ones."""
+
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
 
@@ -155,7 +172,15 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """A client's first state, kept between rounds; () if it keeps none."""
         return ()  # type: ignore[return-value]
 
+    def kept_names(self, ctx: Context) -> frozenset[str]:
+        """Names of the leaves of models that stay with their clients; so under a wrapper."""
+        return frozenset()
+
     # ------------------------------------------------------------------ one round
+    def reachable(self, ctx: Context) -> np.ndarray | None:
+        """Mask of the clients that can be reached in a round, [T] bool; None: all."""
+        return None
+
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
         """The exchanges of one round with the sampled clients [C]."""
         return (Phase("train", client_ids, ctx.solver.work),)
@@ -239,6 +264,14 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
             The weights, for figures only; None if client models are not weighted individually.
         """
         return None
+
+    def numbers_left_out(self, heard: Shared) -> int:
+        """Numbers that a codec leaves out of each message, whose places all clients know.
+
+        Args:
+            heard: the shared state as clients received it.
+        """
+        return 0
 
     def num_payloads(self, ctx: Context, shared: Shared, num_clients: int) -> int:
         """Number of different messages that the server sends to `num_clients` clients of a phase, for simulated time.
@@ -373,6 +406,13 @@ def local_step(ctx: Context, work: Work, batch: Batch, **options: Any) -> Work:
     models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, **options)
     work = work._replace(models=models, optimizer=optimizer)
     return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)  # type: ignore[no-any-return]
+
+
+def takes_steps(algorithm: Any, ctx: Context) -> bool:
+    """Whether clients take local steps in some of the first rounds; coins may leave others without."""
+    everybody = torch.arange(ctx.num_clients)
+    rounds = (ctx._replace(phase="plan", round_idx=index) for index in range(min(ctx.num_rounds, ROUNDS_LOOKED_AT)))
+    return any(phase.work.trains for one in rounds for phase in algorithm.phases(one, everybody))
 
 
 def ranged(default: Any, within: str) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from lit_fed.core.seeds import Secret
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientData, LocalWork
 
-__all__ = ["Context", "RandomTransform"]
+__all__ = ["Context", "RandomTransform", "Terms"]
 
 
 class RandomTransform(Protocol):
@@ -26,7 +27,37 @@ class RandomTransform(Protocol):
         """Inputs and labels of the same shape and type; labels other than masks stay."""
 
 
-class Context(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Terms:
+    """Sizes and terms of a training: what the facts of its data and the context of a phase have in common."""
+
+    num_clients: int  # T
+    total_samples: int  # training samples of all T clients
+    seed: int
+    num_rounds: int
+    most_samples: int  # training samples of the largest of the T clients
+    groups: Tensor | None  # [T] true group of each client, where known
+    weighting: Literal["samples", "positions", "uniform"]
+    batch_size: int  # samples of a local batch if the local work sets none; 0: the whole local set
+    sampling_probability: float = 1.0  # q, participation probability of each client
+    total_positions: int = 0  # labelled positions of all T clients' samples, if clients are weighted by them
+    capped_samples: int = 0  # Σ of all T clients' weights after the cap on each; 0: no cap
+    sizes: Tensor | None = None  # [T] int64 training samples of each client, at the server if ε depends on all of them
+    lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
+    work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
+    batch_sizes: Tensor | None = None  # [T] float64 batch sizes of the clients; None: all have `batch_size`
+
+    def _replace(self, **changes: Any) -> Self:
+        """These with some fields changed, as of a named tuple."""
+        return replace(self, **changes)
+
+    def _asdict(self) -> dict[str, Any]:
+        """The fields by name, as of a named tuple."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Context(Terms):
     """Settings and facts of a phase, the same for all its clients."""
 
     task: Task
@@ -34,32 +65,17 @@ class Context(NamedTuple):
     lr: Tensor  # [] float64, the local learning rate of this round; in the phase `adapt` that of adaptation
     round_idx: int  # from 0
     phase: str
-    num_clients: int  # T
-    total_samples: int  # training samples of all T clients
-    seed: int
-    groups: Tensor | None = None  # [T] true group of each client, where known
     aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
-    weighting: Literal["samples", "positions", "uniform"] = "samples"
-    num_rounds: int = 1
     horizon: int | None = None  # rounds after which schedules end, also if a run goes on; None: `num_rounds`
-    most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     draws: Tensor | None = None  # [T] draws of each client in this phase, if messages count them themselves
     attackers: Tensor | None = None  # [T] True for clients that are known to attack; None: not known
     private: frozenset[str] = frozenset()  # names of personal leaves, which are not sent
-    sampling_probability: float = 1.0  # q, participation probability of each client
-    total_positions: int = 0  # labelled positions of all T clients' samples, if clients are weighted by them
-    capped_samples: int = 0  # Σ of all T clients' weights after the cap on each; 0: no cap
-    batch_size: int = 0  # samples of a local batch if the local work sets none; 0: the whole local set
     augmentation: RandomTransform | None = None  # augmentation of the samples of local steps; None: none
     mixture_noise: float | None = None  # standard deviation on Σ_s q_s in the M-step; None: π stays at the client
     drawn_weight: float | None = None  # total weight of the sampled clients, dropouts included; None: unused
-    sizes: Tensor | None = None  # [T] training samples of each client, at the server if ε depends on all of them
     secret: Secret | None = None  # source of the privacy noise; None: no privacy
     unprotected: Context | None = None  # the context without protection of samples; None: this one
-    lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
-    work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
-    batch_sizes: Tensor | None = None  # [T] float64 batch sizes of the clients; None: all have `batch_size`
     stage: str = ""  # stage of the local work, in `client_step`; "": the work has a single one
 
     def seed_of_batches(self, work: LocalWork) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `from_plain` finds their targets
+from lit_fed.core.context import Terms
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Regression, Target
 from lit_fed.data.data_sets.base import Normalisation
@@ -18,7 +20,8 @@ from lit_fed.data.data_sets.columns import TableColumns
 __all__ = ["TrainingFacts", "name_digests"]
 
 
-class TrainingFacts(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class TrainingFacts(Terms):
     """Facts about the data and terms of a run that are needed to build its federation.
 
     Checkpoints keep them to serve unseen clients; nodes receive those of `public` as JSON.
@@ -28,31 +31,16 @@ class TrainingFacts(NamedTuple):
     input_type: str  # torch's name of the inputs' type, `float32` or `int64`
     label_shape: tuple[int, ...]  # of one sample: () or (L,), or (H, W) of a mask
     target: Target
-    num_clients: int
-    total_samples: int  # training samples of all clients
-    most_samples: int  # training samples of the largest of them
-    groups: Tensor | None  # [T] true group of each client, where known
-    batch_size: int
     clients_per_block: int
-    weighting: Literal["samples", "positions", "uniform"]
-    seed: int
-    num_rounds: int
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1; None: their numbers
     columns: TableColumns | None = None  # columns of the table that inputs come from
     augment: str | None = None  # transforms of the inputs of local steps, as `written_out` gives them
-    sampling_probability: float = 1.0  # with which a client takes part in a round
-    capped_samples: int = 0  # sum of the clients' samples, each up to the cap of weights; 0: no cap
     attackers: Tensor | None = None  # [A] clients that attack; None: no attack is simulated
     learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
-    sizes: Tensor | None = None  # [T] int64 training samples of each client, if ε depends on all of them
     named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have only numbers
-    total_positions: int = 0  # labelled positions of all training samples, if they are weights
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
-    lr_factors: Tensor | None = None  # [T] float64, see `Context`
-    work_shares: Tensor | None = None  # [T] float64, see `Context`
-    batch_sizes: Tensor | None = None  # [T] float64, see `Context`
     class_counts: Tensor | None = None  # [C] int64 training labels of each class, if the loss needs them
     inputs: NamedInputs | None = None  # inputs that a sample concatenates; None: a single input
 

@@ -16,10 +16,8 @@ from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Regression, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import DataSet, Normalisation
-from lit_fed.data.data_sets.columns import OF_LABELS
+from lit_fed.data.data_sets.base import OF_LABELS, DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
-from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
@@ -174,6 +172,8 @@ class FederatedDataModule(LightningDataModule):
             unseen: likewise, clients held out of training.
             settings: other arguments of the class, and `labels` and `num_classes` of `ClientFolder`.
         """
+        from lit_fed.data.data_sets.in_memory import data_set_of_arrays
+
         given = {name: settings.pop(name) for name in ("labels", "num_classes") if name in settings}
         return cls(data_set_of_arrays(clients, unseen, **given), **settings)
 
@@ -200,6 +200,8 @@ class FederatedDataModule(LightningDataModule):
             table: other fields of `Table`, as in `{"split_column": "fold"}`.
             settings: other arguments of the class.
         """
+        from lit_fed.data.data_sets.in_memory import data_set_of_frame
+
         return cls(data_set_of_frame(frame, client, label, features, unseen, **table or {}), **settings)
 
     def prepare_data(self) -> None:

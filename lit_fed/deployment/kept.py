@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lit_fed import serving
-from lit_fed.clients.session import ModelSettings
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.deployment.messages import facts_from_json, session_name
@@ -24,6 +23,7 @@ from lit_fed.deployment.settings import refuse_other_settings
 from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import ClientScores
+from lit_fed.settings import ModelSettings
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.readers import FormError

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import lit_fed
-from lit_fed.clients.session import ModelSettings
 from lit_fed.clients.store_files import KEPT_STATE
 from lit_fed.deployment.kept import keep_training, kept_versions
 from lit_fed.deployment.messages import read_question, read_session, session_name
@@ -23,6 +22,7 @@ from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import refuse_other_settings
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ClientError, ConfigError, WriteError, logged
+from lit_fed.settings import ModelSettings
 from lit_fed.system.files import write_atomically
 from lit_fed.system.readers import FormError
 

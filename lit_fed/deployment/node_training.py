@@ -22,7 +22,6 @@ from torch import Tensor
 from lit_fed import serving
 from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
-from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
 from lit_fed.core.seeds import Secret
@@ -38,6 +37,8 @@ from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds, InMemoryServer
+from lit_fed.session import Session
+from lit_fed.settings import ModelSettings
 from lit_fed.system.files import whole_file
 from lit_fed.system.readers import FormError
 
@@ -222,7 +223,7 @@ class NodeTraining:
         facts = facts_from_json(sent["facts"], settings.target)
         data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
-        is_private = settings.privacy is not None and settings.privacy.noise_seed is None
+        is_private = any(one.node_secret() for one in settings.features)
         steps = repr(session.algorithm), repr(session.terms.solver)  # not in `name` if the server is a program
         self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
         _check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))

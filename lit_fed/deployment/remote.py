@@ -39,7 +39,6 @@ from lit_fed.metrics.scores import ClientScores
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.readers import MOST_FLOAT
 from lit_fed.wrappers.deltas import delta_of, reference_of
-from lit_fed.wrappers.privacy.client_level import clips_messages
 
 __all__ = ["RemoteTrainer", "VersionStore", "implausible_message", "implausible_rows"]
 
@@ -138,7 +137,7 @@ class RemoteTrainer:
         phase, version = job.block.phase, self._store.next_version()
         ids = phase.client_ids.tolist()
         # ε assumes a secret cohort where messages are clipped, and no algorithm allowed there reads `present`
-        told = None if clips_messages(self.rounds.algorithm) else job.ctx.present
+        told = None if self.rounds.algorithm.hides_cohort else job.ctx.present
         common = {
             "kind": "train", "phase": phase.name, "version": version,
             "work": phase.work._asdict() | {"stages": [list(one) for one in phase.work.stages]},

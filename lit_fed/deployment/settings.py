@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_fed.deployment.transport import foreign_text
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.feature import features
 
 __all__ = ["common_settings", "refuse_other_settings"]
 
@@ -18,15 +19,23 @@ MOST_SHOWN = 10
 
 
 def common_settings(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that server and nodes have in common: without the seed of the noise and patterns of clients' names.
+    """The settings that server and nodes have in common: without what each chooses, and patterns of clients' names.
 
     Args:
         model: the section `model`, as the command line writes it.
     """
     common = {**model, "solver": {**model["solver"], **OF_THE_SERVER}} if "solver" in model else dict(model)
-    options = (model.get("privacy") or {}).get("init_args") or {}
-    kept = {name: value for name, value in options.items() if name != "noise_seed"}
-    return common | {"privacy": model["privacy"] | {"init_args": kept}} if options else common
+    for path in (path for one in features() for path in one.own_options):
+        common = _without(common, path)
+    return common
+
+
+def _without(options: dict[str, Any], path: str) -> dict[str, Any]:
+    """Nested options without the one at a path, with dots between keys."""
+    key, _, rest = path.partition(".")
+    if not rest:
+        return {name: value for name, value in options.items() if name != key}
+    return options | {key: _without(options[key], rest)} if options.get(key) else options
 
 
 def refuse_other_settings(sent: dict[str, Any] | None, own: dict[str, Any] | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import LONGEST_SHOWN, did_you_mean, import_path, lies_below
 
-__all__ = ["import_all", "import_named", "room", "subclasses", "with_objects"]
+__all__ = ["bases_of", "import_all", "import_named", "named", "room", "subclasses", "with_objects"]
 
 
 ROOMS: dict[str, dict[str, str]] = {}
@@ -133,6 +133,11 @@ def _load(point: EntryPoint) -> None:
         ) from error
 
 
+def named(package: str, name: str) -> Any:
+    """The class of a name in a package, which is imported when it is needed."""
+    return getattr(importlib.import_module(package), name)
+
+
 def import_named(text: str) -> None:
     """Import the classes whose names stand in a text: arguments, or a configuration.
 
@@ -201,6 +206,12 @@ def with_objects(
         name: _object(given[name], hints[name], f"--{section}.{name}", fixes.get(name, "")) for name in hints
         if name in given
     }  # fmt: skip
+
+
+def bases_of(made: type) -> dict[str, type]:
+    """Fields of a dataclass whose values are objects of a class of lit_fed that others derive from, and that class."""
+    each = [(name, one) for name, hint in get_type_hints(made).items() for one in (get_args(hint) or (hint,))]
+    return {name: one for name, one in each if isinstance(one, ABCMeta) and lies_below(one.__module__, "lit_fed")}
 
 
 def _object(value: Any, hint: Any, option: str, fix: str) -> Any:

@@ -250,7 +250,10 @@ def _kinds_of_options(of: Callable[..., Any]) -> dict[str, Kind]:
     """Kinds of the parameters of a class or function; unknown ones may take names."""
     made = of.__init__ if isinstance(of, type) and not hasattr(of, "_fields") else of  # type: ignore[misc]
     try:
-        hints, parameters = get_type_hints(made), inspect.signature(of).parameters
+        parameters = inspect.signature(of).parameters
+        written = {one.name: one.annotation for one in parameters.values()}
+        hints = {name: hint for name, hint in written.items() if hint is not inspect.Parameter.empty}
+        hints |= get_type_hints(made)
     except Exception:  # names that are not there, in user-defined code
         return {}
     untold: Kind = "names" if _is_of_torch(made) else "anything"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ def _of(*kinds: type) -> Reader:
 
 
 def _fields_of(kind: Any) -> Reader:
-    """Read the fields of a named tuple; those with a default may be absent, those of other types are left as they are.
+    """Read fields of a named tuple or a dataclass; those with a default may be absent, of other types they stay.
 
     Args:
         kind: its class.
@@ -63,7 +64,8 @@ def _fields_of(kind: Any) -> Reader:
     for name, hint in get_type_hints(kind).items():
         kinds = [*(get_args(hint) or (hint,)), *((int,) if hint is float else ())]
         readers[name] = _of(*kinds) if {*kinds} <= {int, float, str, Tensor, type(None)} else _of(object)
-    return record(readers, may_miss=tuple(kind._field_defaults))
+    given = inspect.signature(kind).parameters.values()
+    return record(readers, may_miss=tuple(one.name for one in given if one.default is not one.empty))
 
 
 def _texts(value: Any, *, keys: bool) -> Iterator[str]:

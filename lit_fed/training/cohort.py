@@ -10,8 +10,6 @@ from lit_fed import serving
 from lit_fed.core.types import ClientBlock
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.faults.wrapper import faults_of
-from lit_fed.wrappers.privacy.client_level import clips_messages
 
 __all__ = ["next_round"]
 
@@ -35,14 +33,10 @@ def next_round(federation: FederatedRounds, data: FederatedDataModule, trainer: 
 
 
 def _draw(federation: FederatedRounds) -> dict[str, Any]:
-    """Arguments of the draw: seed and round; with faults, who is available and how many more to sample."""
-    seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, faults_of(federation.algorithm)
-    hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
-    # amplification by sampling holds only if the cohort is a secret
-    draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
+    """Arguments of the draw: seed and round, who can be reached, and how many more are drawn."""
+    ctx, algorithm = federation.context("plan"), federation.algorithm
+    seed = ctx.secret.seed("cohorts") if algorithm.hides_cohort and ctx.secret is not None else ctx.seed
+    draw: dict[str, Any] = {"seed": seed, "round_idx": ctx.round_idx, "over_selection": algorithm.over_selection}
     if federation.selection is not None:
         draw["candidates"] = federation.selection.draw
-    if faults is None:
-        return draw
-    available = faults.available(seed, round_idx, federation.terms.num_clients)
-    return draw | {"available": available, "over_selection": faults.over_selection}
+    return draw | {"available": algorithm.reachable(ctx)}

@@ -39,7 +39,7 @@ from lit_fed.wrappers.base import innermost
 
 __all__ = [
     "PersonalModel", "Predict", "RawColumns", "SubstitutedTask", "asked_models", "check_program_file", "network_of",
-    "personal_model", "prediction_of", "save_program",
+    "prediction_of", "save_program", "traced_model",
 ]  # fmt: skip
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
@@ -237,7 +237,7 @@ class Combination(nn.Module):
         return self.task.target.shown(prediction)
 
 
-def personal_model(
+def traced_model(
     federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ""
 ) -> PersonalModel:
     """The personal model of a client with this state.

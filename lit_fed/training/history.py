@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,25 +17,14 @@ from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, keep_harmless
 from lit_fed.training.warm_start import WarmStart
-from lit_fed.wrappers.faults.wrapper import faults_of
-from lit_fed.wrappers.privacy.settings import privacy_of, spent_by, whole_guarantee
+from lit_fed.wrappers.feature import Feature
 
 __all__ = [
     "Difference", "RunHistory", "compare_arguments", "plain_settings", "refuse_other_run",
-    "refuse_other_terms",
 ]  # fmt: skip
 
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings that may change on resume: the size of the clients' steps, not what they compute."""
-
-COUNTED_ON = {
-    "sampling_probability": "the share of clients in a round",
-    "num_clients": "the number of clients",
-    "total_samples": "the number of training samples",
-    "weighting": "model.weighting",
-    "batch_size": "data.batch_size",
-}
-"""Terms that ε and redrawn noise rely on in all rounds, with their names in messages."""
 
 MEASURED = {"model.metrics"}
 """Settings that change what is measured of a run, not what it computes."""
@@ -131,7 +121,7 @@ def _same_class(one: Any, other: Any) -> bool:
 
 def refuse_other_run(
     stored: dict[str, Any] | None, arguments: dict[str, Any], identity: dict[str, Any], algorithm: Any, *,
-    goes_on: bool = False, with_changes: bool = False,
+    goes_on: bool = False, with_changes: bool = False, place: str = "the checkpoint",
 ) -> list[Difference]:  # fmt: skip
     """Compare the run of a checkpoint with the run that reads it.
 
@@ -142,6 +132,7 @@ def refuse_other_run(
         algorithm: this run's algorithm.
         goes_on: the run is a fit.
         with_changes: `--resume_with_changes` was given.
+        place: the checkpoint, for messages.
 
     Returns:
         The accepted changes; without `with_changes` none.
@@ -158,9 +149,9 @@ def refuse_other_run(
         given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
     refused = [one for one in given + inside if not one.may_change]
     if goes_on and with_changes:
-        _refuse(refused)
+        _refuse(refused, place)
     else:
-        _refuse(given or inside, may_change=goes_on and not refused)
+        _refuse(given or inside, place, may_change=goes_on and not refused)
     return given or inside
 
 
@@ -180,32 +171,14 @@ def _searched(differences: list[Difference], solver: dict[str, Any]) -> list[Dif
     return found
 
 
-def _refuse(differences: list[Difference], *, may_change: bool = False) -> None:
+def _refuse(differences: list[Difference], place: str, *, may_change: bool = False) -> None:
     """Raise a `ConfigError` that names the first differences, if any, and with `may_change` how to accept them."""
     if differences:
         way_out = "add --resume_with_changes to go on with the new ones, " if may_change else ""
         raise ConfigError(
-            f"the checkpoint is of another run: {'; '.join(map(str, differences[:4]))}. Give the same values, {way_out}"
+            f"{place} is of another run: {'; '.join(map(str, differences[:4]))}. Give the same values, {way_out}"
             "or start a new run without --ckpt_path"
         )
-
-
-def refuse_other_terms(before: dict[str, Any], now: Any) -> None:
-    """Refuse to resume a private run under other terms: the reported ε assumes the same terms in all rounds.
-
-    Args:
-        before: terms of the rounds so far, by name.
-        now: object with the terms of the coming rounds as attributes.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
-    for name, said in COUNTED_ON.items():
-        if before[name] != getattr(now, name):
-            raise ConfigError(
-                f"--model.privacy counts on the same terms in all rounds, and {said} is {getattr(now, name)}, in the "
-                f"rounds so far {before[name]}; give the same value, or start a new run"
-            )
 
 
 # ---------------------------------------------------------------------- rounds that are added
@@ -314,18 +287,9 @@ class RunHistory:
             "each is fresh, since equal models would stay equal\n"
         )
 
-    def guarantee(self, federation: FederatedRounds, exact: bool = True) -> dict[str, Any]:
-        """The privacy guarantee of the run's models, including those that it started from; {} without one."""
-        warm, ctx = self.warm_start, federation.context("plan")
-        spent = None if warm is None else warm.spent
-        return whole_guarantee(
-            federation.algorithm, ctx, federation.shared, spent, starts=warm is not None, exact=exact
-        )
-
     def identity(self, federation: FederatedRounds) -> dict[str, Any]:
         """Identity that a resumed run must share with its checkpoint, with or without a command line."""
-        criterion, faults = federation.terms.task.criterion, faults_of(federation.algorithm)
-        files = {} if faults is None else faults.files
+        criterion = federation.terms.task.criterion
         return {
             "algorithm": plain_settings(federation.algorithm),
             "solver": plain_settings(federation.terms.solver),
@@ -338,17 +302,22 @@ class RunHistory:
             "loss.in_e_step": criterion is not None and criterion.loss.in_e_step,
             "target": repr(federation.terms.task.target),
             "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
-        } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in files.items()}
+        } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in federation.algorithm.files.items()}
 
-    def entry(self, federation: FederatedRounds, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
+    def entry(
+        self, federation: FederatedRounds, features: Sequence[Feature], facts: TrainingFacts, results: dict[str, float]
+    ) -> dict[str, Any]:
         """The checkpoint's entry under `CHECKPOINT_KEY`, in plain types.
 
         Args:
             federation: the algorithm with its server and its clients.
+            features: around the algorithm.
             facts: what it was built from, needed to serve unseen clients.
             results: the latest metrics.
         """
-        terms, store = federation.terms, federation.store
+        terms, store, warm = federation.terms, federation.store, self.warm_start
+        start = None if warm is None else warm.spent
+        spent = (one.spent(federation, start, starts=warm is not None) for one in features)
         per_block = min(facts.clients_per_block, store.clients_per_block or facts.clients_per_block)
         return {
             "identity": self.identity(federation),
@@ -358,21 +327,23 @@ class RunHistory:
             "changes": self.changes,
             "results": dict(results),
             "client_files": store.location,
-            "init_from": None if self.warm_start is None else self.warm_start._asdict(),
-            "spent": spent_by(self.guarantee(federation, exact=False)),
+            "init_from": None if warm is None else warm._asdict(),
+            "spent": next((one for one in spent if one is not None), None),
             "noise": "" if terms.secret is None else terms.secret.name,
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
             "frozen": federation.server.frozen_part.entry(),  # type: ignore[attr-defined] # of a `ModuleServer`
         }
 
     def restore(
-        self, checkpoint: dict[str, Any], federation: FederatedRounds, trainer: Trainer | None
-    ) -> dict[str, float]:
+        self, checkpoint: dict[str, Any], federation: FederatedRounds, features: Sequence[Feature],
+        trainer: Trainer | None,
+    ) -> dict[str, float]:  # fmt: skip
         """Take over the history of a checkpoint, find its client files and write a notice; returns the metrics.
 
         Args:
             checkpoint: its content, which is reduced to what Lightning may restore.
             federation: the algorithm with its server and its clients; gets number of rounds and schedule.
+            features: around the algorithm.
             trainer: trainer of the run; None outside a run.
 
         Raises:
@@ -380,16 +351,16 @@ class RunHistory:
                 left to train with the changes.
         """
         goes_on = trainer is not None and bool(trainer.training)
+        path = None if trainer is None else trainer.ckpt_path
         stored, terms = checkpoint.get(CHECKPOINT_KEY), federation.terms
         differences = refuse_other_run(
             stored, self.arguments, self.identity(federation), federation.algorithm, goes_on=goes_on,
-            with_changes=self.resume_with_changes,
+            with_changes=self.resume_with_changes, place="the checkpoint" if path is None else f"--ckpt_path {path}",
         )  # fmt: skip
         assert stored is not None
-        if goes_on and privacy_of(federation.algorithm) is not None:  # without a command line no argument tells
-            refuse_other_terms(stored["serving"], terms)
+        for one in features if goes_on else ():  # without a command line no argument tells
+            one.check_terms(stored["serving"], terms)
         federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
-        path = None if trainer is None else trainer.ckpt_path
         if trainer is not None:
             keep_harmless(checkpoint, trainer)
         federation.store.find(checkpoint["state_dict"], path, stored["client_files"])

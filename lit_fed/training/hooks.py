@@ -91,5 +91,11 @@ class FederatedCallback(Callback):
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Called when the round is committed, before its evaluation and checkpoint."""
 
+    def on_client_columns(
+        self, trainer: Trainer, module: FederatedModule, population: str, positions: list[int],
+        columns: dict[str, list[Any]],
+    ) -> None:  # fmt: skip
+        """Called for `clients.csv`, to add columns about the clients at `positions` of `seen` or `unseen`."""
+
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         """Called on rank zero after the test, to add entries of `summary.json` and lines for the terminal."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +17,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import Precision
 
 from lit_fed import serving
-from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, NotFiniteError, notice
 from lit_fed.rounds import FederatedRounds, in_memory
+from lit_fed.session import Session
+from lit_fed.settings import ModelSettings
 from lit_fed.system.trials import InProcess, Plan, run_trials
 from lit_fed.training.cohort import next_round
 
@@ -134,12 +134,13 @@ def search(
     rates = SGD_RATES if settings.solver.optimizer == "sgd" else ADAM_RATES
     train, runs = seen.train.to(device), {}
     for rate in rates:
-        session = Session.of(settings._replace(solver=replace(settings.solver, lr=rate)), facts, device, start)
+        session = Session.of(settings.with_lr(rate), facts, device, start)
         memory = settings.client_memory_gb * 1e9
         federation = in_memory(
             session.algorithm, session.terms, session.shared, session.choose, train, memory / len(rates)
         )
-        federation.selection = settings.selection
+        for one in settings.features:
+            one.start(federation)
         if federation.store.in_files:
             raise ConfigError(
                 f"--model.solver.lr is auto, and client states of {len(rates)} trials exceed "

@@ -10,56 +10,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
 from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
-from lit_fed.clients import MemoryFormat
-from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.clients.store import ClientStore
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.targets import Loss, Target
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.scores import ClientScores
-from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
+from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
-from lit_fed.system.discovery import with_objects
+from lit_fed.session import Session
+from lit_fed.settings import ModelSettings, model_settings
+from lit_fed.system.discovery import named
+from lit_fed.system.options import takes
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
 from lit_fed.training.cohort import next_round
 from lit_fed.training.history import (
     RunHistory,
     plain_settings,
     refuse_other_run,
-    refuse_other_terms,
 )
-from lit_fed.training.learning_rate import Trial, best_rate, search
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
-from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.compression.codecs.base import Scope
-from lit_fed.wrappers.compression.wrapper import Feedback
-from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.privacy.settings import Privacy
-from lit_fed.wrappers.robust.attacks import Attack
-from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.wrapper import SecureAggregation
-from lit_fed.wrappers.selection import Selection
+from lit_fed.wrappers.feature import features
 
 __all__ = ["FederatedModule", "facts_of"]
-
-FIXES = {
-    "solver": "for a learning rate write LocalSolver(lr=0.1)", "algorithm": "a network is the argument network=",
-}  # fmt: skip
-"""What to write for arguments of other types."""
 
 
 class FederatedModule(LightningModule):
@@ -67,61 +51,7 @@ class FederatedModule(LightningModule):
 
     In Python, too, a class or its name stands for an object with its defaults: `FederatedModule("FedAvg")`.
 
-    Args:
-        algorithm: the algorithm with its hyper-parameters.
-        solver: the local solver of the clients.
-        network: builds the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
-            weights all models start from; each model of a mixture then has a fresh last layer.
-        client_trainer: how clients run: `sequential` one after another, `vectorized` at once, `graphed` one after
-            another with local steps replayed from CUDA graphs, `debug` slowly with every result checked; `auto` chooses
-            by device and network.
-        aggregation: contribution of clients that were not sampled to an average of models: none (`renormalised`), or
-            the model that they last received (`stale_fill`, as in the official FedEM code).
-        weighting: weight of a client's message: its `samples`, the `positions` of its samples that have a label, or
-            `uniform`; null takes the algorithm's (mostly `samples`), and `uniform` where clients are sampled in
-            proportion to their samples.
-        init_seeds: seeds of the initial models, for `torch.manual_seed`; null derives them from the training seed.
-        client_memory_gb: memory in GB (10⁹ bytes) for the states of all clients; beyond it, the largest leaves are
-            stored in files beside the run's checkpoints.
-        memory_format: layout of images and of weights of 2-D convolutions; `auto` takes channels last unless clients
-            run at once.
-        batch_norm: parameters and running statistics of BatchNorm layers: averaged like all weights (`average`), or
-            kept by each client (`local`, FedBN).
-        personal: leaves that stay with their client and are never sent: patterns of names, such as `[layer4.*, fc]`, or
-            `head` for the last layer, `body` for all others, `norm` for BatchNorm layers; null: none.
-        personal_training: `joint`, every local step moves all leaves (FedSim); or `alternating`, epochs of the personal
-            leaves come before the algorithm's local work on the others (FedAlt, FedRep).
-        personal_epochs: passes over the local samples for the personal leaves, in `alternating`; null: 1.
-        personal_lr: learning rate of the first round for the personal leaves, in `alternating`; null: that of the
-            solver.
-        personal_unseen_epochs: passes over its samples in which an unseen client fits its personal leaves before it is
-            served; null: 1.
-        trainable: patterns of names of trained parameters, such as `[layer4.*, fc]`, or `head` for the last layer; the
-            others are frozen and stored once for all models and clients. Null: the network's `requires_grad`.
-        lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default, of a
-            causal language model nothing.
-        lora_targets: patterns of names of layers that get an adapter, such as `*query`; null: all frozen ones.
-        lora_alpha: adapters are scaled by this divided by their rank; null: unscaled.
-        metrics: metrics of the clients beside accuracy and loss: names of torchmetrics classes, such as
-            `[AUROC, F1Score]`; null: none.
-        loss: loss of the local steps in place of the log-loss; null: the log-loss.
-        target: what labels are: a likelihood, such as `Multiclass`, `Regression` or a user-defined class; null:
-            inferred from type and shape of the training labels.
-        privacy: simulated differential privacy of what the server learns; null: none.
-        secure_aggregation: use only sums of messages as integers, at the cost of a protocol of secure sums, such as
-            `SecureSum`, which hides nothing; null: messages as they are.
-        compression: codec of the clients' messages, applied to the change of each leaf; null: none.
-        compression_feedback: treatment of the codec's error: dropped (`none`), added to the client's next message
-            (`ef14`), or avoided by sending differences to the server's copy (`ef21`); null: `ef14` for a biased codec,
-            else `none`.
-        compression_scope: what is encoded as one vector: each `leaf` of a model, or the `whole` model.
-        downlink_compression: codec of what the server sends; null: none.
-        robust_aggregation: rule that combines the clients' changes when some clients may lie, such as
-            `CenteredClipping`; null: their average.
-        attack: what the clients of `--data.attackers` send in place of their updates; null: their updates.
-        faults: how clients fail: drop out, come late, are unreachable, compute NaN; null: not at all.
-        selection: selects the clients of a round by losses that candidates report, such as `PowerOfChoice`; null: the
-            cohort of `--data.client_sampling`.
+    Settings are the fields of `ModelSettings`, and those of the features in `lit_fed.wrappers`.
 
     Attributes:
         algorithm: the given algorithm inside the wrappers of the settings.
@@ -139,51 +69,23 @@ class FederatedModule(LightningModule):
 
     record: RoundRecord
 
+    @takes(ModelSettings, *features())
     def __init__(
         self,
         algorithm: Algorithm = FedEM(),  # noqa: B008 - frozen
         solver: LocalSolver = LocalSolver(),  # noqa: B008 - frozen
         network: Callable[[tuple[int, ...], int], Network] = Linear,
-        client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"] = "auto",
-        aggregation: Literal["renormalised", "stale_fill"] = "renormalised",
-        weighting: Literal["samples", "positions", "uniform"] | None = None,
-        init_seeds: list[int] | None = None,
-        client_memory_gb: float = 4.0,
-        memory_format: MemoryFormat = "auto",
-        batch_norm: Literal["average", "local"] = "average",
-        personal: list[str] | str | None = None,
-        personal_training: Literal["joint", "alternating"] = "joint",
-        personal_epochs: int | None = None,
-        personal_lr: float | None = None,
-        personal_unseen_epochs: int | None = None,
-        trainable: list[str] | str | None = None,
-        lora_rank: int | None = None,
-        lora_targets: list[str] | str | None = None,
-        lora_alpha: float | None = None,
-        metrics: MetricsGiven = None,
-        loss: Loss | None = None,
-        target: Target | None = None,
-        privacy: Privacy | None = None,
-        secure_aggregation: SecureAggregation | None = None,
-        compression: Codec | None = None,
-        compression_feedback: Feedback | None = None,
-        compression_scope: Scope = "leaf",
-        downlink_compression: Codec | None = None,
-        robust_aggregation: Rule | None = None,
-        attack: Attack | None = None,
-        faults: Faults | None = None,
-        selection: Selection | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__()
-        given = with_objects(FederatedModule.__init__, locals(), "model", FIXES)  # without repeating the names
-        self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
-        self.settings = self.settings._replace(metrics=with_classes(metrics))
+        self.settings = model_settings(algorithm=algorithm, solver=solver, network=network, **settings)
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = self.settings.solver.lr == "auto"
-        self.trials: list[Trial] = []
+        self.trials: list[Any] = []  # of the search for a learning rate
+        self.own_callbacks: list[Callback] = []
         self.results: dict[str, float] = {}
         self.client_scores: dict[str, ClientScores] = {}
 
@@ -192,6 +94,8 @@ class FederatedModule(LightningModule):
         """Build the state from the sizes of the data; Lightning restores a checkpoint into it afterwards."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
+            from lit_fed.data.new_clients import NewClients
+
             if self.is_built and isinstance(data, NewClients):  # they are served from a checkpoint alone
                 self.federation.check_unseen(data.unseen)
                 return
@@ -226,12 +130,14 @@ class FederatedModule(LightningModule):
         if stage != "fit" or self.history.resumes:
             self._take_rate(0.0)
         else:
+            from lit_fed.training.learning_rate import best_rate, search
+
             warm = self.history.warm_start
             self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
             self._take_rate(best_rate(self.trials, self.settings.name))
 
     def _take_rate(self, lr: float) -> None:
-        self.settings = self.settings._replace(solver=dataclasses.replace(self.settings.solver, lr=lr))
+        self.settings = self.settings.with_lr(lr)
         if self.is_built:
             self.federation.terms = self.federation.terms._replace(solver=self.settings.solver)
 
@@ -255,8 +161,8 @@ class FederatedModule(LightningModule):
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
         if self._searches and not self.settings.solver.lr:  # it was built for a test that was refused
             self._settle_rate(facts_of(self.settings, data, num_rounds), data, "fit")
-        if self.settings.privacy is not None:
-            refuse_other_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
+        for one in self.settings.features:
+            one.check_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
         done = 0 if self.trainer.ckpt_path is not None else self.num_rounds_done - self.trainer.global_step
         self.federation.terms = self.federation.terms._replace(num_rounds=done + num_rounds)
         self.federation.schedule_rounds = num_rounds if done else None
@@ -289,7 +195,8 @@ class FederatedModule(LightningModule):
         task, network = session.terms.task, self.settings.network
         server = ModuleServer(self, task, session.shared, source_of(network, task.template_seed))
         self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
-        self.federation.selection = self.settings.selection
+        for one in self.settings.features:
+            one.start(self.federation)
 
     def restore_shared(
         self, checkpoint: dict[str, Any], unknown_categories: Literal["error", "zeros"] | None = None
@@ -364,6 +271,13 @@ class FederatedModule(LightningModule):
         optimizer: Any = self.optimizers()
         optimizer.optimizer.param_groups[0]["lr"] = float(self.federation.context("plan").lr)
 
+    def configure_callbacks(self) -> list[Callback]:
+        """The callbacks of the features, the same ones for every trainer: some count over several fits."""
+        if not self.own_callbacks:
+            names = (name for one in self.settings.features for name in one.callbacks)
+            self.own_callbacks = [named("lit_fed.callbacks", name)() for name in names]
+        return self.own_callbacks
+
     def configure_optimizers(self) -> Assign:
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
@@ -412,7 +326,9 @@ class FederatedModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry of lit_fed: identity, history, and the facts for serving."""
-        checkpoint[CHECKPOINT_KEY] = self.history.entry(self.federation, self.facts, self.results)
+        checkpoint[CHECKPOINT_KEY] = self.history.entry(
+            self.federation, self.settings.features, self.facts, self.results
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run; take over results and schedule of this one.
@@ -428,7 +344,7 @@ class FederatedModule(LightningModule):
         self._take_stored_rate(checkpoint.get(CHECKPOINT_KEY))
         if self._trainer is not None and self._trainer.state.fn == "fit":
             self._say_rate()
-        self.results = self.history.restore(checkpoint, self.federation, self._trainer)
+        self.results = self.history.restore(checkpoint, self.federation, self.settings.features, self._trainer)
 
     # ------------------------------------------------------------------ description
     @property
@@ -475,36 +391,27 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
         ConfigError: if the settings do not suit the data.
     """
     settings.check_combination(dataset=(type(data.dataset).__name__, data.dataset.divided_by))
-    usual = "uniform" if data.client_sampling == "size" else settings.algorithm.participation.weighting
-    if settings.selection is not None:
-        usual = settings.selection.usual_weighting or usual
-    if settings.privacy is not None:
-        usual = settings.privacy.usual_weighting() or usual
-    usual = settings.robustness.usual_weighting() or usual
+    usual, solver, names = settings.algorithm.participation.weighting, settings.solver, data.populations[0].names
+    usual = "uniform" if data.client_sampling == "size" else usual
+    for one in settings.features:
+        usual = one.usual_weighting() or usual
     seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
     facts = data.facts(weighting=settings.weighting or usual, seed=seed, num_rounds=num_rounds)
-    share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
-    num_messages = round(share * facts.num_clients)
-    settings.robustness.check_data(facts, num_messages)
-    if settings.faults is not None:
-        settings.faults.check_clients(facts.num_clients)
-    if settings.selection is not None:
-        settings.selection.check_cohort(num_messages, facts.num_clients)
-    if settings.secure_aggregation is not None:
-        most_weight = facts.most_samples if facts.weighting == "samples" else 1
-        settings.secure_aggregation.check_cohort(num_messages, most_weight)
     facts = facts._replace(
-        lr_factors=settings.solver.by_client("client_lr", data.populations[0].names),
-        work_shares=settings.solver.by_client("client_work", data.populations[0].names),
-        batch_sizes=settings.solver.by_client("client_batch_size", data.populations[0].names, data.batch_size),
+        lr_factors=solver.by_client("client_lr", names),
+        work_shares=solver.by_client("client_work", names),
+        batch_sizes=solver.by_client("client_batch_size", names, data.batch_size),
     )
     if settings.loss is not None and settings.loss.counts_classes:
         learned = (*facts.learned, "the class frequencies of --model.loss")
         facts = facts._replace(class_counts=data.class_counts(), learned=learned)
-    if settings.privacy is not None and settings.privacy.needs_sizes:
-        facts = facts._replace(sizes=data.populations[0].train.sizes)
-    cap = settings.robustness.weight_cap if settings.privacy is None else settings.privacy.weight_cap
-    return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
+    share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
+    for one in settings.features:
+        one.check_clients(facts, round(share * facts.num_clients))
+        facts = one.more_facts(facts, data)
+        if one.weight_cap is not None:
+            facts = facts._replace(capped_samples=data.capped_samples(one.weight_cap))
+    return facts
 
 
 def _wrapped(text: str) -> str:

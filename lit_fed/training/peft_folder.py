@@ -30,9 +30,9 @@ from lit_fed.training.export import (
     SubstitutedTask,
     asked_models,
     network_of,
-    personal_model,
     prediction_of,
     save_program,
+    traced_model,
 )
 from lit_fed.training.output import new_folder
 
@@ -58,7 +58,7 @@ def save_client(
             raise ConfigError("--raw_columns is true, and --format peft writes adapters of texts; leave it out")
         save_adapters(path, federation, state, example, client)
         return None
-    model = personal_model(federation, facts, state, example, client)
+    model = traced_model(federation, facts, state, example, client)
     if raw_columns:
         model.take_columns(facts.columns)
     save_program(model, path, format)

@@ -1,4 +1,4 @@
-"""Features around any algorithm, one folder each: mathematics, settings and wrapper."""
+"""Features around any algorithm, one folder each: mathematics, settings, wrapper, and what the rest asks of it."""
 
 from lit_fed.system.discovery import room
 

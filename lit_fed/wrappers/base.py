@@ -21,8 +21,8 @@ from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Reduced, Tree
 
 __all__ = [
-    "AlgorithmWrapper", "WrappedShared", "WrappedState", "WrappedWork", "WrapperSettings", "buffer_names", "innermost",
-    "own_work", "part_of", "wrapper_of",
+    "AlgorithmWrapper", "WrappedShared", "WrappedState", "WrappedWork", "WrapperSettings", "averages_statistics",
+    "buffer_names", "innermost", "own_work", "part_of",
 ]  # fmt: skip
 
 
@@ -255,13 +255,9 @@ def innermost(algorithm: Any) -> Any:
 Wrapper = TypeVar("Wrapper", bound=AlgorithmWrapper)
 
 
-def wrapper_of(algorithm: Any, kind: type[Wrapper]) -> Wrapper | None:
-    """The outermost wrapper of a kind around an algorithm; None: there is none."""
-    while isinstance(algorithm, AlgorithmWrapper):
-        if isinstance(algorithm, kind):
-            return algorithm
-        algorithm = algorithm.inner
-    return None
+def averages_statistics(algorithm: Any, ctx: Context) -> bool:
+    """Whether clients send running statistics of BatchNorm: the network has some, and they are not personal."""
+    return bool(ctx.task.norm_names - algorithm.kept_names(ctx))
 
 
 def part_of(algorithm: Any, shared: Tree, kind: type[Wrapper]) -> tuple[Wrapper, Any] | None:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from combination import local_norm
 from federated_round import (
     MULTICLASS,
     Federation,
@@ -21,7 +22,6 @@ from lit_fed.algorithms import AFL, FedAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
 WHOLE = {"batch_size": 0}
@@ -209,7 +209,7 @@ def test_one_model_goes_each_way_and_a_number_up():
 def test_a_client_keeps_its_own_normalisation():
     train, task = make_clients([6, 9, 3]), make_task(network=NormalisedMLP)
     options = {"task": task, "rounds": 1, **WHOLE}
-    agnostic, plain = (run_rounds(LocalNorm(one), None, train, **options) for one in (AFL(), FedAvg()))
+    agnostic, plain = (run_rounds(local_norm(one), None, train, **options) for one in (AFL(), FedAvg()))
     assert same_bits(agnostic.states.norm, plain.states.norm)
 
 

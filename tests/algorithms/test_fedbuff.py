@@ -3,6 +3,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from combination import refuse
 from federated_round import (
     REGRESSION,
     Federation,
@@ -27,9 +28,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.seeds import generator
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import check_cohort
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD
-from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 SIZES = [5, 2, 8, 3, 4]
@@ -230,7 +229,7 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(ConfigError, match=r"FedBuff needs every client .* leave out --data\.client_fraction"):
         check_cohort(algorithm, "FedBuff", np.array([0, 2]), 5)
     with pytest.raises(ConfigError, match=r"FedBuff takes clients as they come in, and not each with a probability"):
-        Compatibility(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
+        refuse(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3))
     with pytest.raises(ConfigError, match=r"^--model\.downlink_compression encodes .* were sent older ones; leave it"):
-        Compatibility(algorithm, compression=Compression(down=QSGD())).check()
-    Compatibility(algorithm, compression=Compression(QSGD())).check()
+        refuse(algorithm, downlink_compression=QSGD())
+    refuse(algorithm, compression=QSGD())

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from combination import local_norm, refuse
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -30,8 +31,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ClientData, ModelState, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.compatibility import Compatibility
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [
     {"lr": 0.5},
@@ -251,7 +250,7 @@ def test_ones_own_normalisation_leaves_the_others_normalised():
         "train": make_clients([6, 9, 3]), "task": make_task(network=NormalisedMLP), "batch_size": 3,
         "solver": LocalSolver(lr=0.2, local_steps=3),
     }  # fmt: skip
-    nova, plain = (run_rounds(LocalNorm(one), None, **options) for one in (FedNova(), FedAvg()))
+    nova, plain = (run_rounds(local_norm(one), None, **options) for one in (FedNova(), FedAvg()))
     assert distance((nova.shared, nova.states), (plain.shared, plain.states)) < 1e-12
 
 
@@ -312,4 +311,4 @@ def test_clipping_alone_is_taken():
 
 def test_absent_clients_are_not_filled_in():
     with pytest.raises(ConfigError, match="stale_fill"):
-        Compatibility(FedNova(), "stale_fill").check()
+        refuse(FedNova(), aggregation="stale_fill")

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from combination import local_norm
 from federated_round import (
     Federation,
     as_arrays,
@@ -21,7 +22,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
 
@@ -135,7 +135,7 @@ def test_the_base_travels_alone(layers, numbers, client_trainer):
 def test_normalisation_of_the_base_may_stay_with_the_clients(layers):
     data, unseen = make_clients([5, 4]), make_clients([6, 3], seed=2, first_id=2)
     run = {"task": make_task(network=Normalised, dtype=torch.float64), "solver": LocalSolver(lr=0.3)}
-    federation = run_rounds(LocalNorm(FedPer(private_layers=layers)), None, data, **run)
+    federation = run_rounds(local_norm(FedPer(private_layers=layers)), None, data, **run)
     numbers = {0: 15 + 12 + 4, 1: 15 + 12, 2: 15 + 12, 3: 15, 4: 15, 5: 0}[layers]
     assert federation.bits.tolist() == [2 * numbers * 64] * 2
     assert all(prediction.isfinite().all() for prediction in federation.predictions())

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from combination import local_norm, refuse
 from federated_round import (
     Federation,
     as_arrays,
@@ -20,8 +21,6 @@ from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 SIZES = [5, 2, 8, 6, 4, 3]
@@ -98,7 +97,7 @@ def test_it_is_ifca_with_the_right_choices(client_trainer):
 def test_clients_of_other_groups_do_not_count_for_a_group():
     """Not even with the model that absent clients were last sent: it is that of another group."""
     with pytest.raises(ConfigError, match="stale_fill, and Oracle says itself"):
-        Compatibility(Oracle(), "stale_fill").check()
+        refuse(Oracle(), aggregation="stale_fill")
 
 
 # ---------------------------------------------------------------------- state, serving, traffic
@@ -149,10 +148,10 @@ def test_clients_may_keep_their_normalisation(client_trainer):
     """With FedBN around it, every group is still a run of FedAvg with FedBN around it."""
     sizes, task = [5, 4, 8, 6, 4, 3], make_task(network=normalised)
     train = make_clients(sizes)
-    federation = run_rounds(LocalNorm(Oracle()), client_trainer, train, groups=GROUPS, task=task)
+    federation = run_rounds(local_norm(Oracle()), client_trainer, train, groups=GROUPS, task=task)
     for g in range(3):
         members = [i for i in range(6) if GROUPS[i] == g]
-        alone = run_rounds(LocalNorm(FedAvg()), client_trainer, train, task=task, cohorts=[members] * 3)
+        alone = run_rounds(local_norm(FedAvg()), client_trainer, train, task=task, cohorts=[members] * 3)
         assert distance(tree.index(federation.shared, slice(g, g + 1)), alone.shared) < 1e-12
         for i in members:
             assert distance(federation.predictions()[i], alone.predictions()[i]) < 1e-12

@@ -9,7 +9,7 @@ from partial_models import settings, small_mlp, unseen_clients
 from lit_fed.algorithms import FedAlt, FedAvg, FedAvgPlus, FedRep, FedSALoRA, FedSim, LGFedAvg
 from lit_fed.core import tree
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.personal import PersonalParts
+from lit_fed.wrappers.personal.parts import PersonalParts
 
 HEAD = ("head",)
 PAIRS = {

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from combination import local_norm
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -25,7 +26,6 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import Linear
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 both_classes = pytest.mark.parametrize("kind", [QFedAvg, QFedSGD])
@@ -200,7 +200,7 @@ def test_a_client_keeps_its_own_normalisation(client_trainer):
     """What it keeps is its own, not the multiple that the server sums; in round 1 it is that of FedAvg's client."""
     options = {"task": make_task(network=NormalisedMLP), "rounds": 1, "batch_size": 3}
     train = make_clients([6, 9, 3])
-    fair, plain = (run_rounds(LocalNorm(one), client_trainer, train, **options) for one in (QFedAvg(), FedAvg()))
+    fair, plain = (run_rounds(local_norm(one), client_trainer, train, **options) for one in (QFedAvg(), FedAvg()))
     assert same_bits(fair.states.norm, plain.states.norm)
     assert distance(fair.shared.models, plain.shared.models) > 1e-4
     start = Federation(QFedAvg(), train, options["task"]).shared

@@ -4,6 +4,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from combination import local_norm
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -33,7 +34,6 @@ from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSur
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 1, 9, 3]
 COHORTS = [[0, 1, 2, 3], [2, 0], [1, 3, 3]]
@@ -122,7 +122,7 @@ def test_it_is_fedem_with_local_batch_norm(trainer):
         "train": make_clients([6, 9, 3]), "task": make_task(network=NormalisedMLP), "batch_size": 3,
         "solver": LocalSolver(lr=0.1, momentum=0.5),
     }  # fmt: skip
-    ours, fedem = (run_rounds(LocalNorm(one), trainer, **options) for one in (MIXTURE, FedEM(3)))
+    ours, fedem = (run_rounds(local_norm(one), trainer, **options) for one in (MIXTURE, FedEM(3)))
     assert distance((ours.shared, ours.states), (fedem.shared, fedem.states)) < 1e-12
     assert ours.bits.tolist() == fedem.bits.tolist()
 

@@ -1,10 +1,10 @@
 """Hyper-parameters out of their range are refused by name, value and fix, when the algorithm is made."""
 
 import pytest
+from combination import refuse
 
 from lit_fed import algorithms
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
 
 WRONG = [
     ("AFL", {"lambda_lr": -0.1}, r"lambda_lr is -0\.1; give a number >= 0"),
@@ -206,4 +206,4 @@ def test_values_out_of_range_are_named(name, wrong, message):
 )
 def test_clients_cannot_keep_their_normalisation(name, reason):
     with pytest.raises(ConfigError, match=rf"^--model\.batch_norm is local, and {name} {reason}"):
-        Compatibility(getattr(algorithms, name)(), batch_norm="local").check()
+        refuse(getattr(algorithms, name)(), batch_norm="local")

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from quiet import quiet_trainer
 from sklearn import metrics as sk
 
-from lit_fed import FedAvg, FedEM, FederatedModule, LocalSolver
+from lit_fed import FedAvg, FedEM, FederatedModule, LocalSolver, personalize
 from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.data import ClientFolder, Digits
@@ -98,7 +98,7 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
         algorithm, LocalSolver(lr=0.1), client_trainer="sequential", metrics=module.settings.metrics
     )
     capsys.readouterr()
-    quiet_trainer(1, tmp_path).personalize(fresh, last, clients=f"{root}/unseen", output=str(tmp_path / "later"))
+    personalize(quiet_trainer(1, tmp_path), fresh, last, clients=f"{root}/unseen", output=str(tmp_path / "later"))
     said = capsys.readouterr().out
     for name in ("auroc", "f1_score", "brier"):
         row = next(line for line in said.splitlines() if f" {name} " in line)

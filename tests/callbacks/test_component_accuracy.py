@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from fed_runs import run_cli
+from lit_fed.wrappers.fedbn import NormState
 from prepared import rendering
 from running import run
 
@@ -17,7 +18,6 @@ from lit_fed.core.types import ModelState
 from lit_fed.data import Digits, LabelPermutations
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics.scores import ClientScores
-from lit_fed.wrappers.fedbn import NormState
 
 ARGUMENTS = [
     "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3", "--data.partition", "LabelPermutations",

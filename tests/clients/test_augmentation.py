@@ -22,13 +22,13 @@ from lit_fed.algorithms import (
 )
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import augmented
-from lit_fed.clients.session import check_augmented_steps
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import Secret, seed_of
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.data.augmentation import Augmentation, MaskForm, in_batches, make_augmentation
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
+from lit_fed.session import check_augmented_steps
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 SIZES = [9, 1, 6, 2]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from combination import refuse
 from federated_round import (
     MULTICLASS,
     REGRESSION,
@@ -26,7 +27,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers import ExamplePrivacy
-from lit_fed.wrappers.compatibility import Compatibility
 
 RAGGED = [30, 1, 17, 2, 12, 4, 5, 33]
 BATCHES = torch.tensor([8, 4, 0, 1, 3, 8, 2, 16], dtype=torch.float64)
@@ -176,22 +176,20 @@ def test_a_run_goes_on_with_the_same_solvers_alone(tmp_path):
     )
     assert all(torch.equal(leaf, resumed[name]) for name, leaf in straight.items())
     for other in (LocalSolver(lr=0.1, local_epochs=2), LocalSolver(lr=0.1, local_epochs=2, client_lr={"1": 0.4})):
-        with pytest.raises(ConfigError, match=r"the checkpoint is of another run: .*solver"):
+        with pytest.raises(ConfigError, match=r"--ckpt_path .*last\.ckpt is of another run: .*solver"):
             fitted(tmp_path, other, rounds=3, ckpt_path=last)
 
 
 @pytest.mark.parametrize("algorithm", [AFL(), FedSGD(), FedU(), L2GD(), QFedAvg()], ids=lambda one: type(one).__name__)
 def test_one_rate_is_needed_by_some(algorithm):
-    settings = Compatibility(algorithm, solver=LocalSolver(client_lr={"a": 0.5}))
     with pytest.raises(ConfigError, match=f"client_lr is given, and {type(algorithm).__name__} .*; leave it out"):
-        settings.check()
-    Compatibility(algorithm, solver=LocalSolver()).check()
+        refuse(algorithm, solver=LocalSolver(client_lr={"a": 0.5}))
+    refuse(algorithm, solver=LocalSolver())
 
 
 def test_one_batch_size_is_needed_by_fedu():
-    settings = Compatibility(FedU(), solver=LocalSolver(client_batch_size={"a": 8}))
     with pytest.raises(ConfigError, match=r"client_batch_size is given, and FedU mixes .*; leave it out"):
-        settings.check()
+        refuse(FedU(), solver=LocalSolver(client_batch_size={"a": 8}))
 
 
 @pytest.mark.parametrize(
@@ -204,4 +202,4 @@ def test_one_batch_size_is_needed_by_fedu():
 def test_private_steps_are_alike_for_all(solver, words):
     privacy = ExamplePrivacy(1.0, clip_norm=1.0, delta=1e-3, sample_rate=0.1)
     with pytest.raises(ConfigError, match=words):
-        Compatibility(FedAvg(), solver=solver, privacy=privacy).check()
+        refuse(FedAvg(), solver=solver, privacy=privacy)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds, same_bits
+from federated_round import MULTICLASS, distance, facts, make_clients, make_task, run_rounds, same_bits
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM, FedProx
@@ -10,7 +10,6 @@ from lit_fed.clients import SequentialTrainer, choose_trainer, graphed
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import MLP
 
@@ -58,12 +57,12 @@ def test_it_needs_a_gpu():
 
 def test_the_device_of_a_module_decides(monkeypatch):
     """A fit on a GPU takes it: Lightning says where a module will be before it is there."""
-    facts = TrainingFacts((3,), "float32", (), Multiclass(3), 2, 8, 4, None, 4, 2, "samples", 0, 1, None)
+    given = facts(Multiclass(3), (3,))
     with pytest.raises(ConfigError, match="the device is cpu"):
-        FederatedModule(FedAvg(), client_trainer="graphed").build_shared(facts)
+        FederatedModule(FedAvg(), client_trainer="graphed").build_shared(given)
     monkeypatch.setattr(FederatedModule, "device", torch.device("cuda"))
     module = FederatedModule(FedAvg(), client_trainer="graphed")
-    module.build_shared(facts)
+    module.build_shared(given)
     assert module.federation.client_trainer.name == "graphed"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from combination import local_norm, refuse
 from exemptions import EXEMPT, exempt
 from federated_round import (
     BINARY,
@@ -48,9 +49,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.compatibility import Compatibility
-from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.personal import PersonalParts, PersonalSettings
+from lit_fed.wrappers.personal.parts import PersonalParts
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,7 +180,7 @@ def test_stale_fill_changes_an_average_or_is_refused(algorithm):
     """Where absent clients would count with the model that they were last sent, or where that has no meaning."""
     if not algorithm.participation.fills_in_absent:
         with pytest.raises(ConfigError, match="stale_fill"):
-            Compatibility(algorithm, "stale_fill").check()
+            refuse(algorithm, aggregation="stale_fill")
         return
     cohorts = [[0, 2], [1, 3], [0, 2]]
     plain, filled = (
@@ -364,11 +363,11 @@ def test_padding(algorithm, network):
 
 
 def test_local_batch_norm(algorithm):
-    """With each client's own normalisation the server learns nothing of it, and both client trainers agree."""
+    """With each client's own normalisation the server has nothing of it, and both client trainers agree."""
     solver = LocalSolver(lr=0.05, momentum=0.5)
     options = {"train": make_clients([6, 9, 3]), "network": NormalisedMLP, "batch_size": 3, "solver": solver}
     one, other = (
-        after_rounds(LocalNorm(algorithm), rounds=2, trainer=trainer(), **options)
+        after_rounds(local_norm(algorithm), rounds=2, trainer=trainer(), **options)
         for trainer in (SequentialTrainer, VectorizedTrainer)
     )
     unseen = make_clients([5, 4], seed=9, first_id=3)
@@ -376,23 +375,16 @@ def test_local_batch_norm(algorithm):
     assert finite(everything(one, unseen))
     plain = after_rounds(algorithm, rounds=2, **options)
     assert all(own < whole or whole == 0 for own, whole in zip(one.bits, plain.bits, strict=True))
-    start = federation_of(LocalNorm(algorithm), **options)
-    for before, after in zip(tree.models(start.shared), tree.models(one.shared), strict=True):
-        names = one.task.norm_names
-        assert names
-        for part in ("parameters", "buffers"):
-            leaves = getattr(before, part)
-            assert same_bits(
-                [leaf for name, leaf in leaves.items() if name in names],
-                [leaf for name, leaf in getattr(after, part).items() if name in names],
-            )
+    assert one.task.norm_names
+    for models in tree.models(one.shared.inner):
+        assert one.task.norm_names.isdisjoint(models.parameters | models.buffers)
 
 
 @pytest.mark.parametrize("training", ["joint", "alternating"])
 def test_personal_parts(algorithm, training):
     """With own heads nothing at the server has one, bytes are without them, and both client trainers agree."""
     try:
-        Compatibility(algorithm, personal=PersonalSettings(["head"], training)).check()
+        refuse(algorithm, personal=["head"], personal_training=training)
     except ConfigError:
         pytest.skip("refused")
     solver = LocalSolver(lr=0.05, momentum=0.5)

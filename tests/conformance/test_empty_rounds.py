@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
+from combination import local_norm, refuse
 from exemptions import exempt
 from federated_round import Federation, make_clients, same_bits
 from fit_all import StackedAverage
@@ -24,8 +25,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
-from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.secure.wrapper import SecureAverage, SecureSum
 
@@ -146,7 +145,7 @@ SEEN: list = []
 
 
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-@pytest.mark.parametrize("wrap", [lambda one: one, LocalNorm], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("wrap", [lambda one: one, local_norm], ids=["plain", "wrapped"])
 def test_a_server_may_want_the_reduction_of_nothing(trainer, wrap):
     for algorithm, double, rows in ((Watching(), torch.float64, ()), (WatchingRows(), torch.float32, (0,))):
         SEEN.clear()
@@ -160,7 +159,7 @@ def test_a_server_may_want_the_reduction_of_nothing(trainer, wrap):
         assert (federation.metrics, federation.bits.tolist()) == ({}, [0, 0])
 
 
-@pytest.mark.parametrize("wrap", [LocalNorm, lambda one: SecureAverage(one, SecureSum())], ids=["norm", "sum"])
+@pytest.mark.parametrize("wrap", [local_norm, lambda one: SecureAverage(one, SecureSum())], ids=["norm", "sum"])
 def test_wrappers_leave_it_at_that(wrap):
     run(fresh(wrap(FedEM(num_components=2))))
 
@@ -240,10 +239,10 @@ def test_algorithms_that_need_all_clients_refuse_to_miss_one(algorithm):
         rf"{name} needs every client in every round; leave out --data\.client_fraction and --data\.clients_per_round$"
     )
     with pytest.raises(ConfigError, match=said):
-        Compatibility(algorithm, sampling="poisson", probability=0.25).check()
-    Compatibility(algorithm, sampling="poisson", probability=1.0).check()
+        refuse(algorithm, sampling="poisson", probability=0.25)
+    refuse(algorithm, sampling="poisson", probability=1.0)
 
 
 @pytest.mark.parametrize("algorithm", TAKEN, ids=name_of)
 def test_all_others_take_it(algorithm):
-    Compatibility(algorithm, weighting="samples", sampling="poisson", probability=0.25).check()
+    refuse(algorithm, weighting="samples", sampling="poisson", probability=0.25)

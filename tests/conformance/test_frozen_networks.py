@@ -6,6 +6,7 @@ makes of the samples. So both have to give the same numbers, and to send the sam
 
 import pytest
 import torch
+from combination import local_norm
 from federated_round import MULTICLASS, distance, make_task, same_bits
 from network_cases import CASES, EXACT, LINEAR_ALONE, SIZES, UNSEEN, Unused, federation, images, num_rounds
 from test_algorithms import all_algorithms, everything, finite
@@ -20,7 +21,6 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear, Network
-from lit_fed.wrappers.fedbn import LocalNorm
 
 every_case = pytest.mark.parametrize("case", CASES)
 TRAINERS = [SequentialTrainer, VectorizedTrainer]
@@ -156,7 +156,7 @@ def test_frozen_scales_of_batch_norm(algorithm, local):
     """The running statistics move all the same, and go where BatchNorm goes."""
     if local and isinstance(algorithm, FedPer):
         return
-    algorithm = LocalNorm(algorithm) if local else algorithm
+    algorithm = local_norm(algorithm) if local else algorithm
     runs = [federation(algorithm, FrozenScale, one()) for one in TRAINERS]
     start = tree.models((runs[0].shared, runs[0].states))
     shown = [after_rounds(run, images(UNSEEN, first_id=len(SIZES))) for run in runs]

@@ -1,6 +1,7 @@
 """Every algorithm under privacy of samples: protected as the rule says, or refused."""
 
 import pytest
+from combination import refuse
 from federated_round import distance, make_clients, same_bits
 from test_algorithms import SMALL, after_rounds, all_algorithms, everything, federation_of, small_mlp
 
@@ -13,7 +14,6 @@ from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import innermost
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 SMALL = SMALL | {"OfficialFedEM": {"shuffle_per_component": False}}  # they draw one batch a step for all models
@@ -68,7 +68,7 @@ def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
     settings = ExamplePrivacy(
         noise_multiplier=noise, clip_norm=clip_norm, sample_rate=sample_rate, delta=1e-3, noise_seed=0, **more
     )
-    Compatibility(algorithm, privacy=settings).check()
+    refuse(algorithm, privacy=settings)
     return settings.around(algorithm)
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_protected_is_refused(algorithm):
     mixture = {"mixture_noise": 5.0} if "noise_in_steps_alone" in algorithm.incompatible else {}
     settings = ExamplePrivacy(noise_multiplier=1.0, clip_norm=1.0, sample_rate=0.1, delta=1e-3, **mixture)
     with pytest.raises(ConfigError, match=rf"^--model.privacy ExamplePrivacy cannot protect {name_of(algorithm)}: "):
-        Compatibility(algorithm, privacy=settings).check()
+        refuse(algorithm, privacy=settings)
 
 
 @named([FedProx(local_solve="exact"), FedProx(inexactness=0.5), ProxAvg(local_solve="exact"), SCAFFOLD(option="I")])

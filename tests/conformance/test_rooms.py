@@ -8,8 +8,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "lit_fed"
 
 ROOMS = [
-    "errors", "system", "core", "metrics", "models", "data", "wrappers", "algorithms", "clients", "rounds", "serving",
-    "deployment", "training", "pictures", "callbacks", "command_line", "benchmark", "trainer", "cli", "__main__",
+    "errors", "system", "core", "metrics", "models", "data", "wrappers", "algorithms", "clients", "rounds", "settings",
+    "session", "serving", "deployment", "training", "pictures", "callbacks", "command_line", "benchmark", "trainer",
+    "commands", "cli", "__main__",
 ]  # fmt: skip
 """From the bottom up; docs/architecture.md says what each is for."""
 

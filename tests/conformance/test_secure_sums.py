@@ -1,11 +1,11 @@
 """Every algorithm inside secure sums: those whose server needs a sum get the plain numbers, all others are refused."""
 
 import pytest
+from combination import refuse
 from federated_round import distance, make_clients
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, small_mlp
 
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -36,4 +36,4 @@ def test_algorithms_that_need_more_than_a_sum_are_refused(algorithm):
     with pytest.raises(
         ConfigError, match=f"--model.secure_aggregation shows the server a sum .*, and {name} .*; choose"
     ):
-        Compatibility(algorithm, secure=SecureSum()).check()
+        refuse(algorithm, secure_aggregation=SecureSum())

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from combination import refuse, surrounded
 from federated_round import Federation, make_clients, make_context, make_parties, make_task, same_bits
 from normalised import NormalisedMLP
 from test_algorithms import SIZES, SMALL, all_algorithms, everything, small_mlp, tensors
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, ClusteredFL, FedBuff, FedEM, FedFOMO, MixtureADMM
 from lit_fed.clients import SequentialTrainer
-from lit_fed.clients.session import surround
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.partial_models import PartialModel
@@ -20,7 +20,6 @@ from lit_fed.core.targets import Multiclass
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -154,7 +153,7 @@ def test_what_a_client_is_sent_is_enough_under_wrappers(name):
     algorithm, options = WRAPPED[name]
     network = NormalisedMLP if name == "FedBN" else small_mlp
     solver = LocalSolver(lr=0.2, momentum=0.5, local_epochs=2, persist_optimizer=True)
-    plain, post = in_both_ways(surround(algorithm, **options), network=network, solver=solver, weighting="uniform")
+    plain, post = in_both_ways(surrounded(algorithm, **options), network=network, solver=solver, weighting="uniform")
     if name in WRAPPERS:
         assert post.bits[2] <= 3 * (tree.bits(tree.models(plain.shared)[0]) + 256), "little beside the models"
 
@@ -179,10 +178,10 @@ def test_who_begins_holds_no_models_of_all_clients(algorithm):
 def test_who_may_be_deployed(algorithm):
     name = type(algorithm).__name__
     if name not in REFUSED:
-        Compatibility(algorithm, deployed=True).check()
+        refuse(algorithm, deployed=True)
         return
     with pytest.raises(ConfigError, match=rf"^{name} .*{REFUSED[name]}"):
-        Compatibility(algorithm, deployed=True).check()
+        refuse(algorithm, deployed=True)
 
 
 def test_bytes_of_ucfl():

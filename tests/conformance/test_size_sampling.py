@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from combination import local_norm, refuse
 from federated_round import Federation, distance, make_clients, make_task, same_bits
 from test_algorithms import SMALL, all_algorithms, federation_of
 
@@ -21,8 +22,6 @@ from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import check_cohort
-from lit_fed.wrappers.compatibility import Compatibility
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 6, 9, 3, 4]
 COHORTS = [[0, 0, 2], [4, 0, 0, 3], [0, 0, 2, 3]]
@@ -73,24 +72,24 @@ def test_or_it_counts_once(algorithm):
 def test_or_it_is_refused_by_name(algorithm):
     name = name_of(algorithm)
     with pytest.raises(ConfigError, match=rf"^--data\.client_sampling is size, .* and {name} .*; give uniform$"):
-        Compatibility(algorithm, sampling="size").check()
-    Compatibility(algorithm, weighting="samples", sampling="uniform").check()
+        refuse(algorithm, sampling="size")
+    refuse(algorithm, weighting="samples", sampling="uniform")
 
 
 @pytest.mark.parametrize("algorithm", TAKEN, ids=name_of)
 def test_what_is_taken_is_not_refused(algorithm):
-    Compatibility(algorithm, sampling="size").check()
-    Compatibility(algorithm, weighting="uniform", sampling="size").check()
+    refuse(algorithm, sampling="size")
+    refuse(algorithm, weighting="uniform", sampling="size")
 
 
 def test_local_batch_norm_changes_nothing():
     class Refusing(FedAvg):
         incompatible: ClassVar = {"size_sampling": "does not like it"}
 
-    assert LocalNorm(FedAvg()).participation.counts_draws
+    assert local_norm(FedAvg()).participation.counts_draws
     for algorithm, reason in ((Refusing(), "and Refusing does not like it"), (AFL(), "AFL needs every client once")):
         with pytest.raises(ConfigError, match=reason):
-            Compatibility(LocalNorm(algorithm), sampling="size").check()
+            refuse(local_norm(algorithm), sampling="size")
 
 
 def test_both_kinds_are_there():

@@ -3,41 +3,38 @@
 from itertools import combinations
 
 import pytest
+from combination import surrounded
 from federated_round import make_clients, same_bits
 from normalised import NormalisedMLP
 from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import IFCA, FedEM
-from lit_fed.clients.session import surround
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
-from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.personal import PersonalSettings
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.robust.rules import CenteredClipping
-from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3, "noise_seed": 0}
 
 WRAPPERS = {
     "FedBN": {"batch_norm": "local"},
-    "own heads": {"personal": PersonalSettings(["head"])},
-    "heads in turn": {"personal": PersonalSettings(["head"], "alternating")},
-    "RandomK": {"compression": Compression(RandomK(0.5), scope="whole")},
-    "QSGD": {"compression": Compression(QSGD(), scope="whole")},
-    "TopK": {"compression": Compression(TopK(0.5), scope="whole")},
-    "EF21": {"compression": Compression(TopK(0.5), "ef21", "whole")},
-    "downlink": {"compression": Compression(scope="whole", down=QSGD())},
+    "own heads": {"personal": ["head"]},
+    "heads in turn": {"personal": ["head"], "personal_training": "alternating"},
+    "RandomK": {"compression": RandomK(0.5), "compression_scope": "whole"},
+    "QSGD": {"compression": QSGD(), "compression_scope": "whole"},
+    "TopK": {"compression": TopK(0.5), "compression_scope": "whole"},
+    "EF21": {"compression": TopK(0.5), "compression_feedback": "ef21", "compression_scope": "whole"},
+    "downlink": {"compression_scope": "whole", "downlink_compression": QSGD()},
     "client privacy": {"privacy": ClientPrivacy(**BUDGET)},
     "local privacy": {"privacy": LocalPrivacy(**BUDGET)},
     "example privacy": {"privacy": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0)},
     "secure sum": {"secure_aggregation": SecureSum()},
-    "robust rule": {"robustness": Robustness(CenteredClipping(0.05, 2))},
+    "robust rule": {"robust_aggregation": CenteredClipping(0.05, 2)},
     "lost messages": {"faults": Faults([0.0, 0.0, 0.9, 0.9], "after")},
 }
 
@@ -60,25 +57,23 @@ REFUSED = {
     ("secure sum", "lost messages"): "dropout_fraction instead",
 }
 
-PAIRS = [pair for pair in combinations(WRAPPERS, 2) if not WRAPPERS[pair[0]].keys() & WRAPPERS[pair[1]].keys()]
+CHOICES = [{*options} - {"compression_scope"} for options in WRAPPERS.values()]
+PAIRS = [
+    pair
+    for pair, (one, other) in zip(combinations(WRAPPERS, 2), combinations(CHOICES, 2), strict=True)
+    if not one & other
+]
 
 
 def run(*names, **options):
-    wrapped = surround(FedEM(2), **{key: value for name in names for key, value in WRAPPERS[name].items()})
+    wrapped = surrounded(FedEM(2), **{key: value for name in names for key, value in WRAPPERS[name].items()})
     network = NormalisedMLP if "FedBN" in names else small_mlp
     return after_rounds(wrapped, make_clients(SIZES), 2, network=network, weighting="uniform", **options)
 
 
 def arguments(pair):
     """The pair as a module is given it."""
-    options = WRAPPERS[pair[0]] | WRAPPERS[pair[1]]
-    codecs = options.pop("compression", Compression())
-    chosen = {"compression": codecs.up, "compression_feedback": codecs.feedback, "compression_scope": codecs.scope}
-    personal = options.pop("personal", PersonalSettings())
-    options |= {"personal": personal.parts, "personal_training": personal.training}
-    robustness = options.pop("robustness", Robustness())
-    against = {"robust_aggregation": robustness.rule, "attack": robustness.attack}
-    return options | chosen | against | {"downlink_compression": codecs.down}
+    return WRAPPERS[pair[0]] | WRAPPERS[pair[1]]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
@@ -98,11 +93,11 @@ def test_who_is_inside_whom():
     """Clipping comes last before messages are added up, and rules judge what is added."""
     names = ("FedBN", "lost messages", "QSGD", "client privacy", "secure sum", "robust rule")
     options = {key: value for name in names for key, value in WRAPPERS[name].items()}
-    wrapped = surround(FedEM(2), **options | {"compression": Compression(QSGD(), down=QSGD())})
+    wrapped = surrounded(FedEM(2), **options | {"compression": QSGD(), "downlink_compression": QSGD()})
     found = []
     while not isinstance(wrapped, FedEM):
         found, wrapped = [type(wrapped).__name__, *found], wrapped.inner
-    order = ["LocalNorm", "Unreliable", "Compressed", "PrivateAverage", "SecureAverage", "RobustAverage"]
+    order = ["PersonalParts", "Unreliable", "Compressed", "PrivateAverage", "SecureAverage", "RobustAverage"]
     assert found == [*order, "CompressedBroadcast"]
 
 
@@ -111,8 +106,8 @@ def test_refused_pairs_are_pairs():
 
 
 def test_models_that_clients_choose_are_judged_although_they_hear_encoded_ones():
-    robustness = Robustness(CenteredClipping(0.05, 2))
-    wrapped = surround(IFCA(2), compression=Compression(scope="whole", down=QSGD()), robustness=robustness)
+    rule = CenteredClipping(0.05, 2)
+    wrapped = surrounded(IFCA(2), compression_scope="whole", downlink_compression=QSGD(), robust_aggregation=rule)
     whole, cut = (
         after_rounds(wrapped, make_clients(SIZES), 2, network=small_mlp, weighting="uniform", clients_per_block=number)
         for number in (len(SIZES), 1)

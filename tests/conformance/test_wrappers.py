@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from combination import refuse
 from federated_round import distance, make_clients, same_bits
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everything, network_of, small_mlp
 
@@ -13,13 +14,12 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
-from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
+from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast
 from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.robust.rules import CenteredClipping, NormBound
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.message.kind in ("models", "changes")]
@@ -140,7 +140,7 @@ def test_privacy_is_the_same_for_both_client_trainers(algorithm):
 @named([one for one in ALL if one not in AVERAGES])
 def test_privacy_refuses_what_is_no_average(algorithm):
     with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
-        Compatibility(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
+        refuse(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3))
 
 
 @named(SUMS)
@@ -154,9 +154,9 @@ def test_compression_is_the_same_for_both_client_trainers(algorithm):
 @named([one for one in ALL if one not in SUMS])
 def test_compression_refuses_what_is_no_sum_of_changes(algorithm):
     name = type(algorithm).__name__
-    for option, settings in (("compression", Compression(QSGD())), ("downlink_compression", Compression(down=QSGD()))):
+    for option in ("compression", "downlink_compression"):
         with pytest.raises(ConfigError, match=rf"--model.{option} .* {name}"):
-            Compatibility(algorithm, compression=settings).check()
+            refuse(algorithm, **{option: QSGD()})
 
 
 @named(JUDGED)
@@ -184,4 +184,4 @@ def test_robust_rules_are_the_same_for_both_client_trainers_and_all_blocks(algor
 def test_robust_rules_refuse_what_is_no_average(algorithm):
     name = type(algorithm).__name__
     with pytest.raises(ConfigError, match=rf"--model.robust_aggregation NormBound acts on changes .* {name}"):
-        Compatibility(algorithm, robustness=Robustness(NormBound())).check()
+        refuse(algorithm, robust_aggregation=NormBound())

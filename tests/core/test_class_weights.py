@@ -141,7 +141,7 @@ def test_counts_are_those_of_the_training_labels_and_survive_a_checkpoint(tmp_pa
     states = [one.state_dict() for one in (straight, resumed)]
     assert all(torch.equal(leaf, states[1][name]) for name, leaf in states[0].items())
     for other in (LEARNED, CrossEntropy(in_e_step=True)):  # another E-step, other weights
-        with pytest.raises(ConfigError, match="the checkpoint is of another run: loss"):
+        with pytest.raises(ConfigError, match=r"last\.ckpt is of another run: loss"):
             fitted(tmp_path, other, 3, ckpt_path=str(last))
 
 

@@ -23,10 +23,10 @@ from lit_fed import (
     Segmentation,
     Sequences,
     UNet,
+    personal_model,
 )
 from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, Ditto, FedADMM, FedNova, Local, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.session import Session
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Criterion, Target
@@ -35,6 +35,7 @@ from lit_fed.core.types import Split
 from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
+from lit_fed.session import Session
 from lit_fed.training.export import save_program
 
 SHAPE, TARGET = (8, 8), Segmentation(3, ignore_index=255)
@@ -284,7 +285,7 @@ def test_a_fit_measures_dice_and_exports(tmp_path):
     trainer.fit(module, datamodule=data)
     found = trainer.test(module, datamodule=data, verbose=False)[0]
     assert {"test/seen/accuracy", "test/seen/dice", "test/seen/jaccard_index"} <= found.keys()
-    personal = trainer.personal_model(module, data, client="c1")
+    personal = personal_model(trainer, module, data, client="c1")
     x = torch.rand(2, 1, 8, 8)
     assert personal(x).shape == (2, 64, 3)
     save_program(personal, tmp_path / "model.pt2")

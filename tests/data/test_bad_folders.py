@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_files import EXECUTED, GOOD, X, Y, npy, raw, refused, save, set_up, text, zipped
+from federated_round import facts as facts_of_training
 
 from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
@@ -192,10 +192,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_unseen_clients(tmp_path, name):
-    facts = TrainingFacts(
-        (3,), "float32", (), Multiclass(3), 2, 8, 4, None, 4, 1024, "samples", 0, 1, None,
-    )  # fmt: skip
-    facts = facts._replace(stored_type="float32")
+    facts = facts_of_training(Multiclass(3), (3,))._replace(stored_type="float32")
     make, words = UNSEEN[name]
     save(tmp_path / "ann.npz", **GOOD)
     make(tmp_path / "bob.npz")

@@ -1,5 +1,6 @@
 """Nodes give the numbers of the simulation, bit for bit: every algorithm that can be deployed, and its wrappers."""
 
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from combination import refuse
 from fit_all import OPTIONS
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
 from normalised import NormalisedMLP
@@ -14,7 +16,6 @@ from torch import nn
 
 from lit_fed import FederatedModule, algorithms, serving
 from lit_fed.algorithms import SCAFFOLD, UCFL, Ditto, FedEM, FedFOMO, MixtureADMM
-from lit_fed.clients.session import Session
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
@@ -30,7 +31,7 @@ from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError, LostNodesError
 from lit_fed.models import MLP, HuggingFaceCausalLM
 from lit_fed.rounds import FederatedRounds, InMemoryServer
-from lit_fed.wrappers.compatibility import Compatibility
+from lit_fed.session import Session
 from lit_fed.wrappers.compression.codecs import QSGD, TopK
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
@@ -38,7 +39,7 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.robust.attacks import Gaussian
 from lit_fed.wrappers.robust.rules import CenteredClipping
-from lit_fed.wrappers.selection import PowerOfChoice
+from lit_fed.wrappers.selection.rules import PowerOfChoice
 
 NUM_ROUNDS = 2
 
@@ -64,7 +65,7 @@ def deployable() -> list[str]:
     found = []
     for name in sorted(set(algorithms.__all__) - {"Algorithm"}):
         try:
-            Compatibility(getattr(algorithms, name)(**OPTIONS.get(name, {})), deployed=True).check()
+            refuse(getattr(algorithms, name)(**OPTIONS.get(name, {})), deployed=True)
         except ConfigError:
             continue
         found.append(name)
@@ -78,9 +79,10 @@ def sides(folders, states, settings, **changed) -> Sides:
         split.first_id = seen.train.num_clients
     train = seen.train
     facts = TrainingFacts(
-        tuple(train.x.shape[1:]), "float32", (), infer_target(train.y), train.num_clients, train.num_samples,
-        int(train.sizes.max()), None, 4, 1024, settings.weighting or settings.algorithm.participation.weighting, 0,
-        NUM_ROUNDS, None,
+        input_shape=tuple(train.x.shape[1:]), input_type="float32", label_shape=(), target=infer_target(train.y),
+        num_clients=train.num_clients, total_samples=train.num_samples, most_samples=int(train.sizes.max()),
+        batch_size=4, clients_per_block=1024, seed=0, num_rounds=NUM_ROUNDS, groups=None, normalisation=None,
+        weighting=settings.weighting or settings.algorithm.participation.weighting,
     )._replace(**changed)  # fmt: skip
     made = []
     for _ in range(2):
@@ -259,7 +261,7 @@ def test_numbers_may_begin_at_any_address(case, tmp_path):
 def test_models_that_begin_elsewhere_are_refused(folders, tmp_path):
     settings = FederatedModule(MIXTURE, client_trainer="sequential").settings
     both = sides(folders, tmp_path, settings)
-    both.transport.nodes = make_nodes(folders, tmp_path / "other", settings=settings._replace(init_seeds=[7, 8]))
+    both.transport.nodes = make_nodes(folders, tmp_path / "other", settings=replace(settings, init_seeds=[7, 8]))
     with pytest.raises(LostNodesError, match="anna says: the models that clients start from are others here"):
         both.remote.round(both.remote_populations[0].train, [0, 1])
 

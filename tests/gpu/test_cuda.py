@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from combination import local_norm
 from federated_round import BINARY, MULTICLASS, POSITIONS, Tagger, distance, make_clients, make_task, run_rounds
 from fit_all import fit
 from lightning.pytorch import Callback, seed_everything
@@ -23,7 +24,6 @@ from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP, LeNet5, Linear
-from lit_fed.wrappers.fedbn import LocalNorm
 
 DEVICE = torch.device("cuda", 0)
 ON_DEVICE = {"accelerator": "gpu", "devices": 1}
@@ -138,7 +138,7 @@ def test_replayed_steps_are_those_of_the_sequential_trainer(algorithm, kind):
 @every_algorithm
 def test_local_batch_norm(algorithm):
     runs = [(SequentialTrainer(), torch.device("cpu")), (SequentialTrainer(), DEVICE), (VectorizedTrainer(), DEVICE)]
-    cpu, cuda, at_once = (results(LocalNorm(algorithm), trainer, KINDS["BatchNorm"], one) for trainer, one in runs)
+    cpu, cuda, at_once = (results(local_norm(algorithm), trainer, KINDS["BatchNorm"], one) for trainer, one in runs)
     assert distance(cpu, cuda) < 1e-9
     assert distance(cuda, at_once) < 1e-9
 

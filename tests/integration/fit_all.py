@@ -28,7 +28,7 @@ from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.robust.attacks import ALIE, Gaussian
 from lit_fed.wrappers.robust.rules import CenteredClipping, GeometricMedian
 from lit_fed.wrappers.secure.wrapper import SecureSum
-from lit_fed.wrappers.selection import PowerOfChoice
+from lit_fed.wrappers.selection.rules import PowerOfChoice
 
 
 @dataclass(frozen=True)

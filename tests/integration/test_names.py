@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_fed import FederatedModule, FederatedTrainer
+from lit_fed import FederatedModule, FederatedTrainer, personalize
 from lit_fed.cli import main
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -125,7 +125,7 @@ def test_a_table_for_a_checkpoint_without_columns(tmp_path):
     assert {"p_cat", "p_dog"} < set(table.columns)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     with pytest.raises(ConfigError, match="the checkpoint was not trained on a table; pass a folder"):
-        trainer.personalize(FederatedModule(), str(tmp_path / "one.ckpt"), "new.csv", str(tmp_path / "served"))
+        personalize(trainer, FederatedModule(), str(tmp_path / "one.ckpt"), "new.csv", str(tmp_path / "served"))
 
 
 def test_names_that_a_spreadsheet_would_run(tmp_path, capsys):

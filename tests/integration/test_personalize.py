@@ -12,6 +12,7 @@ import torch
 from running import SMALL, folder, run
 from test_predict import CPU, P, digits, refused
 
+import lit_fed
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg
 from lit_fed.cli import main
@@ -309,16 +310,16 @@ def test_regression(tmp_path):
 def test_in_python_a_used_module_is_refused(tmp_path, clients, last):
     trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     module = FederatedModule(solver=LocalSolver(momentum=0.9))
-    table = trainer.personalize(module, str(last), str(clients), str(tmp_path / "served"))
+    table = lit_fed.personalize(trainer, module, str(last), str(clients), str(tmp_path / "served"))
     assert table["client"].tolist() == ["client_0", "client_1"]
     with pytest.raises(ConfigError, match="without a state"):
-        trainer.personalize(module, str(last), str(clients), str(tmp_path / "again"))
+        lit_fed.personalize(trainer, module, str(last), str(clients), str(tmp_path / "again"))
     with pytest.raises(ConfigError, match="FedAvg"):
-        trainer.personalize(FederatedModule(FedAvg()), str(last), str(clients), str(tmp_path / "again"))
+        lit_fed.personalize(trainer, FederatedModule(FedAvg()), str(last), str(clients), str(tmp_path / "again"))
     with pytest.raises(ConfigError, match="solver"):
-        trainer.personalize(FederatedModule(), str(last), str(clients), str(tmp_path / "again"))
+        lit_fed.personalize(trainer, FederatedModule(), str(last), str(clients), str(tmp_path / "again"))
     with pytest.raises(ConfigError, match="ckpt_path"):
-        trainer.personalize(FederatedModule(), None, str(clients), str(tmp_path / "again"))
+        lit_fed.personalize(trainer, FederatedModule(), None, str(clients), str(tmp_path / "again"))
     assert not (tmp_path / "again").exists()
 
 

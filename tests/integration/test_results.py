@@ -14,7 +14,7 @@ from reproduction.every_algorithm import ENTRIES
 from reproduction.tables import Results
 
 from lit_fed import algorithms
-from lit_fed.clients.session import check_init_seeds
+from lit_fed.session import check_init_seeds
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 

@@ -94,6 +94,10 @@ def test_class_without_arguments_is_explained():
     assert "One global model" in said(["fit", "--model.algorithm.help", "FedAvg"])
 
 
+def test_an_option_shows_its_range():
+    assert "(type: float, [0, 1], default: 0.5)" in " ".join(said(["fit", "--model.algorithm.help", "APFL"]).split())
+
+
 def on_terminal(columns, arguments):
     """Everything that a command writes to a terminal of this width."""
     terminal, end = pty.openpty()

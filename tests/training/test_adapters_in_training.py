@@ -13,7 +13,7 @@ from prepared import do_not_render
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, in_two_ranks, numbers
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedModule, export
 from lit_fed.algorithms import FedEM
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Shakespeare
@@ -141,7 +141,7 @@ def test_an_exported_client_has_its_adapters_merged(run, root, tmp_path):
     data, path = data_of(root), tmp_path / "client.pt2"
     table = trainer.predict(module, datamodule=data, population="seen", output=str(tmp_path / "seen.csv"))
     rows = table[table["client_id"] == 1]
-    trainer.export(module, data, client=data.seen.names[1], output=str(path))
+    export(trainer, module, data, client=data.seen.names[1], output=str(path))
     program = torch.export.load(path)
     x = data.seen.test.client(1).x
     found = program.module()(x).detach().flatten(0, 1)

@@ -6,7 +6,7 @@ from lightning.pytorch import seed_everything
 from quiet import assert_same_state, quiet_trainer
 from running import history
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedModule, personalize
 from lit_fed.algorithms import FedAvgPlus
 from lit_fed.callbacks import RunReport
 from lit_fed.data import Digits
@@ -54,8 +54,8 @@ def test_a_client_is_tuned_on_the_same_pictures_from_a_checkpoint_alone(whole, t
     parts = {name: getattr(data.unseen, name).client(3) for name in ("train", "test")}
     arrays = {f"{axis}_{name}": getattr(one, axis).numpy() for name, one in parts.items() for axis in "xy"}
     np.savez(tmp_path / "new/3.npz", **arrays)
-    table = quiet_trainer().personalize(
-        FederatedModule(FedAvgPlus()), f"{trainer.log_dir}/checkpoints/last.ckpt", str(tmp_path / "new"),
-        str(tmp_path / "served"),
+    table = personalize(
+        quiet_trainer(), FederatedModule(FedAvgPlus()), f"{trainer.log_dir}/checkpoints/last.ckpt",
+        str(tmp_path / "new"), str(tmp_path / "served"),
     )  # fmt: skip
     assert table["loss"].tolist() == pytest.approx([module.results["test/unseen/loss"]], abs=1e-6)

@@ -7,6 +7,7 @@ size, so that some clients are drawn twice.
 
 import pytest
 import torch
+from combination import refuse
 from federated_round import BINARY, make_clients, make_parties, run_rounds, same_bits
 from fit_all import NAMES, OPTIONS, StackedAverage, solver_of
 from lightning.pytorch import seed_everything
@@ -18,7 +19,6 @@ from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
 
 SIZES = [9, 2, 14, 5, 1, 7]
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 0])
@@ -47,7 +47,7 @@ def settings(algorithm):
     if algorithm.participation.needs_all_clients:
         return {}
     try:
-        Compatibility(algorithm, sampling="size").check()
+        refuse(algorithm, sampling="size")
     except ConfigError:
         return {"clients_per_round": 3}
     return {"client_sampling": "size", "clients_per_round": 5}

@@ -17,14 +17,14 @@ from normalised import NormalisedMLP
 from quiet import quiet_trainer
 from torch import nn
 
-from lit_fed import FederatedModule, algorithms, models
+from lit_fed import FederatedModule, algorithms, export, models, personal_model
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.training.export import check_program_file, personal_model, save_program
+from lit_fed.training.export import check_program_file, save_program, traced_model
 
 MODEL = 4 * (64 * 10 + 10)
 """Bytes of a linear model of the digits."""
@@ -107,9 +107,9 @@ def stored(path):
 def test_a_program_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_path):
     module, trainer, data = fitted(name, tmp_path)
     client, x, expected = served(module, trainer, data, "seen", tmp_path)
-    model, program = trainer.personal_model(module, data, client=client), None
+    model, program = personal_model(trainer, module, data, client=client), None
     if name in TRACED:
-        model = trainer.export(module, data, client=client, output=str(tmp_path / "client.pt2"))
+        model = export(trainer, module, data, client=client, output=str(tmp_path / "client.pt2"))
         program = torch.export.load(tmp_path / "client.pt2").module()
         assert stored(tmp_path / "client.pt2")[0] == STORED.get(name, MODEL)
     for found in (one(x).detach().numpy() for one in (model, program) if one is not None):
@@ -120,13 +120,13 @@ def test_a_program_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_pat
     assert model.about["algorithm"] == name
     if data.unseen is not None:
         client, x, expected = served(module, trainer, data, "unseen", tmp_path)
-        model = trainer.personal_model(module, data, client=client)
+        model = personal_model(trainer, module, data, client=client)
         np.testing.assert_allclose(model(x).detach().numpy(), expected, rtol=0, atol=ROUNDING.get(name, 1e-6))
 
 
 def test_a_program_with_features_of_samples_says_so(tmp_path, capsys):
     module, trainer, data = fitted("KNNPer", tmp_path)
-    model = trainer.export(module, data, client=data.seen.names[0], output=str(tmp_path / "client.pt2"))
+    model = export(trainer, module, data, client=data.seen.names[0], output=str(tmp_path / "client.pt2"))
     assert model.about["holds"] == "features and labels of the client's training samples"
     assert f"lit_fed: client.pt2 holds {model.about['holds']}, which may reveal them" in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ def test_onnx_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_path):
     module, trainer, data = fitted(name, tmp_path)
     client, x, expected = served(module, trainer, data, "unseen", tmp_path)
     path = tmp_path / "client.onnx"
-    trainer.export(module, data, client=client, output=str(path), format="onnx")
+    export(trainer, module, data, client=client, output=str(path), format="onnx")
     session = onnxruntime.InferenceSession(path)
     (found,) = session.run(["probabilities"], {"x": x.numpy()})
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
@@ -155,7 +155,7 @@ def test_batch_norm_of_the_client(tmp_path):
     for population in ("seen", "unseen"):
         client, x, expected = served(module, trainer, data, population, tmp_path)
         path = tmp_path / f"{population}.pt2"
-        trainer.export(module, data, client=client, output=str(path))
+        export(trainer, module, data, client=client, output=str(path))
         found = torch.export.load(path).module()(x).detach().numpy()
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
@@ -214,7 +214,7 @@ def test_every_network_is_exported_below():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name, tmp_path):
     module, x = with_network(name)
-    save_program(personal_model(module.federation, module.facts, (), x), tmp_path / "model.pt2")
+    save_program(traced_model(module.federation, module.facts, (), x), tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for batch in (x, x[:1]):
         torch.testing.assert_close(program(batch), expectation(module, (), batch), rtol=0, atol=1e-6)
@@ -227,7 +227,7 @@ def test_networks(name, tmp_path):
 @pytest.mark.parametrize("name", ["LeafCNN", "CharLSTM"])
 def test_networks_as_onnx(name, tmp_path):
     module, x = with_network(name)
-    save_program(personal_model(module.federation, module.facts, (), x), tmp_path / "model.onnx", "onnx")
+    save_program(traced_model(module.federation, module.facts, (), x), tmp_path / "model.onnx", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for batch in (x, x[:1]):
         (found,) = session.run(None, {"x": batch.numpy()})
@@ -238,7 +238,7 @@ def test_networks_as_onnx(name, tmp_path):
 def test_kinds_of_targets(target, shape):
     module = built(models.Linear, (6,), target, FedEM(num_components=2))
     state, x = MixtureState(torch.tensor([0.25, 0.75])), torch.randn(4, 6)
-    found = personal_model(module.federation, module.facts, state, x)(x)
+    found = traced_model(module.federation, module.facts, state, x)(x)
     assert found.shape == shape
     torch.testing.assert_close(found, expectation(module, state, x), rtol=0, atol=1e-6)
 
@@ -247,7 +247,7 @@ def test_probabilities_are_mixed_and_inputs_normalised_as_numpy_says(tmp_path):
     module = built(models.Linear, (2, 3), algorithm=FedEM(num_components=2))
     x, constants = torch.rand(7, 2, 3), Normalisation((0.3, 0.6), (0.2, 0.4))
     facts = module.facts._replace(normalisation=constants)
-    model = personal_model(module.federation, facts, MixtureState(torch.tensor([0.2, 0.8])), x)
+    model = traced_model(module.federation, facts, MixtureState(torch.tensor([0.2, 0.8])), x)
     save_program(model, tmp_path / "model.pt2")
     mean, std = (np.array(one)[:, None] for one in constants)
     flat = ((x.double().numpy() - mean) / std).reshape(7, -1)
@@ -263,7 +263,7 @@ def test_probabilities_are_mixed_and_inputs_normalised_as_numpy_says(tmp_path):
 def test_components_without_weight_are_left_out(tmp_path):
     module = built(models.Linear, (6,), algorithm=FedEM(num_components=3))
     state, x = MixtureState(torch.tensor([0.0, 1.0, 0.0])), torch.randn(4, 6)
-    model = personal_model(module.federation, module.facts, state, x)
+    model = traced_model(module.federation, module.facts, state, x)
     own = module.shared.models.parameters["linear.weight"][1]
     assert [component.linear.weight.equal(own) for component in model.components] == [True]
     torch.testing.assert_close(model(x), expectation(module, state, x), rtol=0, atol=1e-6)
@@ -272,7 +272,7 @@ def test_components_without_weight_are_left_out(tmp_path):
 def test_nothing_in_the_file_is_pickled_or_tells_of_this_machine(tmp_path):
     module = built(models.MLP, (6,), algorithm=FedEM(num_components=2))
     state, x = MixtureState(torch.tensor([0.5, 0.5])), torch.randn(4, 6)
-    save_program(personal_model(module.federation, module.facts, state, x, client="anna"), tmp_path / "model.pt2")
+    save_program(traced_model(module.federation, module.facts, state, x, client="anna"), tmp_path / "model.pt2")
     with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
         content = {one: archive.read(one) for one in archive.namelist()}
     for name, data in content.items():
@@ -300,7 +300,7 @@ class Halved(models.Network):
 
 def test_a_network_that_cannot_be_traced_is_named_with_the_reason(tmp_path):
     module = built(Halved, (6,))
-    model = personal_model(module.federation, module.facts, (), torch.randn(4, 6))
+    model = traced_model(module.federation, module.facts, (), torch.randn(4, 6))
     with pytest.raises(ConfigError, match=r"Halved cannot be exported \(.+\).*traceable"):
         save_program(model, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
@@ -333,8 +333,8 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
 def test_without_clients_nothing_is_exported(tmp_path):
     trainer = quiet_trainer()
     with pytest.raises(ConfigError, match="datamodule"):
-        trainer.export(FederatedModule(), client="0", output=str(tmp_path / "model.pt2"))
+        export(trainer, FederatedModule(), client="0", output=str(tmp_path / "model.pt2"))
     with pytest.raises(ConfigError, match="checkpoint"):
-        trainer.export(FederatedModule(), client="0", clients="new", output=str(tmp_path / "model.pt2"))
+        export(trainer, FederatedModule(), client="0", clients="new", output=str(tmp_path / "model.pt2"))
     with pytest.raises(ConfigError, match="--output is not set"):
-        trainer.export(FederatedModule(), client="0")
+        export(trainer, FederatedModule(), client="0")

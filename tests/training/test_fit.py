@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer
+from lit_fed import FederatedModule, FederatedTrainer, client_table, plot_mixtures, plot_rounds
 from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
 from lit_fed.core.algorithm import Participation
@@ -165,18 +165,22 @@ def test_a_notebook_gets_tables_and_figures(tmp_path):
     run = FederatedTrainer(default_root_dir=tmp_path, **options)
     run.fit(module, datamodule=digits(unseen_fraction=0.25))
     with pytest.raises(ConfigError, match=r"no client was measured yet"):
-        FederatedTrainer(logger=False, enable_checkpointing=False, **options).client_table()
-    table = run.client_table()
+        client_table(FederatedTrainer(logger=False, enable_checkpointing=False, **options))
+    with pytest.raises(AttributeError, match=r"trainer\.export\(\.\.\.\) is now a function: lit_fed\.export\(trainer"):
+        run.export  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'exports'"):
+        run.exports  # noqa: B018
+    table = client_table(run)
     weights = table.loc[table["population"] == "seen", ["pi_0", "pi_1", "pi_2"]]
     np.testing.assert_allclose(weights.to_numpy(), module.mixture_weights, rtol=1e-6)
-    figure = run.plot_mixtures()
+    figure = plot_mixtures(run)
     (cells,) = figure.axes[0].images
     assert figure._repr_png_().startswith(b"\x89PNG")  # what IPython shows
     assert cells.get_array().shape == (3, len(weights))
-    (axes,) = run.plot_rounds("loss").axes
+    (axes,) = plot_rounds(run, "loss").axes
     assert [line.get_label() for line in axes.lines][:1] == ["seen, mean"]
     with pytest.raises(ConfigError, match=r"metric is 'hits'; .*metrics.csv has accuracy, .*loss"):
-        run.plot_rounds("hits")
+        plot_rounds(run, "hits")
 
 
 def test_a_fit_by_another_trainer_is_refused():

@@ -10,7 +10,7 @@ from quiet import assert_same_state, quiet_trainer
 from running import folder, history
 from torch import nn
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedModule, export, personalize
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback, NetworkSummary
 from lit_fed.core.local_solver import LocalSolver
@@ -189,7 +189,7 @@ def test_what_serves_clients(run, tmp_path):
     expected = rows[[name for name in rows if name.startswith("p_")]].to_numpy()
     name, x = data.unseen.names[1], data.unseen.test.client(7).x
     path = tmp_path / "client.pt2"
-    serving.export(one, data, client=name, output=str(path))
+    export(serving, one, data, client=name, output=str(path))
     np.testing.assert_allclose(torch.export.load(path).module()(x).detach(), expected, rtol=0, atol=1e-6)
 
     (tmp_path / "new").mkdir()
@@ -198,12 +198,12 @@ def test_what_serves_clients(run, tmp_path):
         arrays = {"x_train": train.x, "y_train": train.y, "x_test": test.x, "y_test": test.y}
         np.savez(tmp_path / f"new/client_{position}.npz", **{key: leaf.numpy() for key, leaf in arrays.items()})
     unseen_clients = FederatedModule(FedEM(), SOLVER, **MODEL)
-    served = trainer(tmp_path).personalize(unseen_clients, ckpt_path, str(tmp_path / "new"), str(tmp_path / "served"))
+    served = personalize(trainer(tmp_path), unseen_clients, ckpt_path, str(tmp_path / "new"), str(tmp_path / "served"))
     hits = (rows["label"] == rows["prediction"]).mean()
     np.testing.assert_allclose(served["accuracy"].iloc[1], hits, rtol=1e-12)
     another = FederatedModule(FedEM(), SOLVER, **MODEL | {"init_seeds": [7, 8, 9]})
     with pytest.raises(ConfigError, match="and that of this run"):
-        trainer(tmp_path).personalize(another, ckpt_path, str(tmp_path / "new"), str(tmp_path / "never"))
+        personalize(trainer(tmp_path), another, ckpt_path, str(tmp_path / "new"), str(tmp_path / "never"))
     assert not (tmp_path / "never").exists()
 
 

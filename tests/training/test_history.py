@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import yaml
+from combination import local_norm
 from lightning.pytorch.callbacks import ModelCheckpoint
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
@@ -23,7 +24,6 @@ from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import clients_folder
 from lit_fed.training.finished_runs import read_run
 from lit_fed.training.history import compare_arguments, plain_settings
-from lit_fed.wrappers.fedbn import LocalNorm
 
 HORIZON, MORE = 8, 12
 SCHEDULES = ["multi_step", "cosine"]
@@ -250,7 +250,7 @@ def differences(before, now):
             FedEM(position_loss="sum"),
             ["num_components is 3, in the checkpoint 2", "position_loss is sum, in the checkpoint mean"],
         ),
-        (LocalNorm(FedEM()), LocalNorm(FedEM(em_steps=2)), ["inner.em_steps is 2, in the checkpoint 1"]),
+        (local_norm(FedEM()), local_norm(FedEM(em_steps=2)), ["inner.em_steps is 2, in the checkpoint 1"]),
         (DFedEM(), DFedEM(), []),
         (DFedEM(topology=Ring()), DFedEM(topology=Complete()), ["topology is Complete, in the checkpoint Ring"]),
         (math.nan, math.nan, []),

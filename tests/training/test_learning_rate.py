@@ -2,12 +2,14 @@
 
 import math
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from combination import refuse
 from quiet import assert_same_state, quiet_trainer
 from running import folder, run
 
@@ -20,7 +22,6 @@ from lit_fed.errors import ConfigError
 from lit_fed.training import learning_rate
 from lit_fed.training.history import refuse_other_run
 from lit_fed.training.learning_rate import ADAM_RATES, SGD_RATES, Trial, best_rate
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 ROUNDS = 16
@@ -85,7 +86,7 @@ def test_half_of_the_rates_are_left_after_each_stage():
     first, second, third = ({trial.lr for trial in module.trials if trial.rounds == one} for one in (1, 2, 8))
     assert first > second > third
     module, data = module_and_data()
-    module.settings = module.settings._replace(solver=LocalSolver("adam", "auto"))
+    module.settings = replace(module.settings, solver=LocalSolver("adam", "auto"))
     quiet_trainer(1).fit(module, datamodule=data)
     assert module.settings.solver.lr in ADAM_RATES
 
@@ -207,7 +208,7 @@ def test_private_runs_are_refused():
 
 def test_clients_on_nodes_are_refused():
     with pytest.raises(ConfigError, match=r"on the clients' samples, and those of a federation are on their nodes"):
-        Compatibility(FedAvg(), solver=LocalSolver(lr="auto"), deployed=True).check()
+        refuse(FedAvg(), solver=LocalSolver(lr="auto"), deployed=True)
 
 
 def test_what_is_no_fit_needs_a_number():

@@ -77,7 +77,9 @@ def test_a_later_client_with_test_samples_alone(tmp_path, labelled):
 
     def personalize(algorithm):
         module, output = FederatedModule(algorithm, LocalSolver(lr=0.3)), tmp_path / type(algorithm).__name__ / "served"
-        return quiet_trainer().personalize(module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output))
+        return personalize(
+            quiet_trainer(), module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output)
+        )
 
     table = personalize(FedAvg())
     assert table[["num_train", "num_test"]].to_numpy().tolist() == [[0, 200]]

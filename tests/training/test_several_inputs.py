@@ -11,7 +11,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lit_fed import ClientFolder, FedEM, FederatedDataModule, FederatedModule, FederatedTrainer, LabelFlip, TorchDataset
+from lit_fed import (
+    ClientFolder,
+    FedEM,
+    FederatedDataModule,
+    FederatedModule,
+    FederatedTrainer,
+    LabelFlip,
+    TorchDataset,
+    export,
+    personalize,
+)  # fmt: skip
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Sequences
@@ -149,8 +159,12 @@ def test_later_clients_bring_the_same_dict(root, trained, tmp_path):
         module.settings.algorithm, module.settings.solver, TextAndTable, client_trainer="sequential"
     )
     last = last_checkpoint(trainer)
-    table = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False).personalize(
-        fresh, ckpt_path=last, clients=str(root / "unseen"), output=str(tmp_path / "out")
+    table = personalize(
+        FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False),
+        fresh,
+        ckpt_path=last,
+        clients=str(root / "unseen"),
+        output=str(tmp_path / "out"),
     )
     assert table["accuracy"].tolist() == [results["test/unseen/accuracy"]]
     predictions = pd.read_csv(tmp_path / "out/predictions.csv")
@@ -166,7 +180,7 @@ def test_later_clients_bring_the_same_dict(root, trained, tmp_path):
     _, given = population.inputs.arguments(population.test.x)
     for ending in ("pt", "onnx"):
         path = tmp_path / f"dora.{ending.replace('pt', 'pt2')}"
-        model = trainer.export(module, module.trainer.datamodule, client="dora", format=ending, output=str(path))
+        model = export(trainer, module, module.trainer.datamodule, client="dora", format=ending, output=str(path))
         assert [one["name"] for one in model.about["inputs"]] == ["attention_mask", "input_ids", "table"]
         run_file = torch.export.load(path).module() if ending == "pt" else partial(run_onnx, path)
         for found in (model(**given), run_file(**given)):
@@ -196,8 +210,12 @@ def test_later_clients_with_other_inputs_are_refused(trained, tmp_path):
         np.savez(folder / "emil.npz", y_train=y, **arrays)
         fresh = FederatedModule(module.settings.algorithm, module.settings.solver, TextAndTable)
         with pytest.raises(ConfigError, match=f"emil.npz.*{said}"):
-            FederatedTrainer(accelerator="cpu", logger=False).personalize(
-                fresh, ckpt_path=last, clients=str(folder), output=str(tmp_path / "out")
+            personalize(
+                FederatedTrainer(accelerator="cpu", logger=False),
+                fresh,
+                ckpt_path=last,
+                clients=str(folder),
+                output=str(tmp_path / "out"),
             )
 
 
@@ -236,7 +254,7 @@ def test_inputs_of_a_tuple_come_in_order(tmp_path):
     data = FederatedDataModule.from_clients(clients)
     module, trainer, _ = run(data, tmp_path, add)
     assert module.facts.inputs.names == ("0", "1")
-    model = trainer.export(module, data, client="anna", output=str(tmp_path / "anna.pt2"))
+    model = export(trainer, module, data, client="anna", output=str(tmp_path / "anna.pt2"))
     given = torch.from_numpy(x[:, :3]), torch.from_numpy(x[:, 3:])
     found = torch.export.load(tmp_path / "anna.pt2").module()(*given)
     assert torch.allclose(found, model(*given), atol=1e-6)

@@ -19,7 +19,7 @@ from lit_fed.core.types import Split
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.selection import PowerOfChoice, Selection
+from lit_fed.wrappers.selection.rules import PowerOfChoice, Selection
 
 CENTRES, COUNTS, RATE = np.array([0.0, 4.0, -1.0, 3.0, 1.0, -2.0]), [1, 3, 2, 1, 4, 2], 0.3
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from combination import local_norm
 from federated_round import (
     BINARY,
     Federation,
@@ -21,7 +22,6 @@ from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 9, 3]
 NORM = {"layers.2.weight", "layers.2.bias", "layers.2.running_mean", "layers.2.running_var"}
@@ -38,6 +38,11 @@ def settings(rounds=2):
     return {"train": make_clients(SIZES), "rounds": rounds, "task": task(), "batch_size": 3, "solver": solver}
 
 
+def kept_by(states):
+    """The normalisation of clients, leaves [T, M, ...]."""
+    return states.personal.parameters | states.personal.buffers
+
+
 def norm_leaves(models):
     return {name: leaf for name, leaf in (models.parameters | models.buffers).items() if name in NORM}
 
@@ -48,13 +53,17 @@ def test_names_of_the_layer():
 
 
 @every_algorithm
-def test_the_server_learns_nothing_of_the_normalisation(algorithm):
-    federation = run_rounds(LocalNorm(algorithm), **settings())
+def test_the_server_has_nothing_of_the_normalisation(algorithm):
+    federation = run_rounds(local_norm(algorithm), **settings())
     start = Federation(algorithm, make_clients(SIZES), task()).shared
-    assert same_bits(norm_leaves(federation.shared.models), norm_leaves(start.models))
+    at_server = federation.shared.inner.models
+    assert not norm_leaves(at_server)
     if not isinstance(algorithm, Local):  # whose models stay with the client as a whole
-        assert distance(start.models.parameters, federation.shared.models.parameters) > 1e-3
-        own = federation.states.norm["layers.2.running_mean"]
+        assert (
+            distance({name: start.models.parameters[name] for name in at_server.parameters}, at_server.parameters)
+            > 1e-3
+        )
+        own = kept_by(federation.states)["layers.2.running_mean"]
         assert float((own - own[:1])[1:].abs().min()) > 0  # no two clients alike
         assert distance(own, norm_leaves(start.models)["layers.2.running_mean"].expand_as(own)) > 1e-3
 
@@ -62,7 +71,7 @@ def test_the_server_learns_nothing_of_the_normalisation(algorithm):
 def test_one_round_of_fedavg_by_hand():
     """Clients train from the server's weights under their own normalisation; all but that is averaged."""
     options = settings(rounds=1) | {"solver": LocalSolver(lr=0.1), "batch_size": 9}  # whole-batch steps
-    federation = run_rounds(LocalNorm(FedAvg()), **options)
+    federation = run_rounds(local_norm(FedAvg()), **options)
     federation.round()  # in the second round the clients' normalisations differ
     network, ours = options["task"].build().double().train(), Federation(FedAvg(), options["train"], options["task"])
     start = tree.index(ours.shared.models, 0)
@@ -84,11 +93,11 @@ def test_one_round_of_fedavg_by_hand():
         for name in server:
             if name not in kept[0]:
                 server[name] = sum(n * one[name] for n, one in zip(SIZES, trained, strict=True)) / sum(SIZES)
-    found = tree.index(federation.shared.models, 0)
-    for name in server:
+    found = tree.index(federation.shared.inner.models, 0)
+    for name in found.parameters | found.buffers:
         torch.testing.assert_close((found.parameters | found.buffers)[name], server[name], rtol=0, atol=1e-12)
     for client_id, own in enumerate(kept):
-        state = tree.index(federation.states.norm, client_id)
+        state = tree.index(kept_by(federation.states), client_id)
         for name, leaf in own.items():
             torch.testing.assert_close(state[name][0], leaf, rtol=0, atol=1e-12)
 
@@ -96,7 +105,7 @@ def test_one_round_of_fedavg_by_hand():
 @every_algorithm
 def test_sequential_is_vectorized(algorithm):
     one, other = (
-        run_rounds(LocalNorm(algorithm), trainer, **settings())
+        run_rounds(local_norm(algorithm), trainer, **settings())
         for trainer in (SequentialTrainer(), VectorizedTrainer())
     )
     assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
@@ -107,29 +116,28 @@ def test_sequential_is_vectorized(algorithm):
 
 
 def test_normalisation_is_not_counted_as_traffic():
-    whole, without = run_rounds(FedAvg(), **settings(1)), run_rounds(LocalNorm(FedAvg()), **settings(1))
+    whole, without = run_rounds(FedAvg(), **settings(1)), run_rounds(local_norm(FedAvg()), **settings(1))
     leaves = {name: leaf for name, leaf in tree.index(whole.shared.models, 0).parameters.items() if name in NORM}
     saved = tree.bits(leaves) + tree.bits(tree.index(whole.shared.models, 0).buffers)
     assert (whole.bits - without.bits).tolist() == [3 * saved, 3 * saved]
 
 
 def test_an_unseen_client_takes_the_statistics_of_its_own_samples():
-    federation = run_rounds(LocalNorm(FedAvg()), **settings())
+    federation = run_rounds(local_norm(FedAvg()), **settings())
     unseen_client = make_clients([7], seed=5, first_id=3)
     state = federation.serve(unseen_client, seen=False)
-    models = tree.index(federation.shared.models, 0)
+    models = tree.index(federation.shared.inner.models, 0)
     hidden = unseen_client.x @ models.parameters["layers.1.weight"].T + models.parameters["layers.1.bias"]
-    torch.testing.assert_close(state.norm["layers.2.running_mean"][0, 0], hidden.mean(0), rtol=0, atol=1e-12)
-    torch.testing.assert_close(state.norm["layers.2.running_var"][0, 0], hidden.var(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(kept_by(state)["layers.2.running_mean"][0, 0], hidden.mean(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(kept_by(state)["layers.2.running_var"][0, 0], hidden.var(0), rtol=0, atol=1e-12)
 
 
 def test_an_unseen_clients_own_model_starts_under_its_own_statistics():
-    federation = run_rounds(LocalNorm(Local(unseen_epochs=0)), **settings())
+    federation = run_rounds(local_norm(Local(unseen_epochs=0)), **settings())
     state = federation.serve(make_clients([7], seed=5, first_id=3), seen=False)
-    assert same_bits(
-        norm_leaves(state.inner.models), {name: state.norm[name] for name in norm_leaves(state.inner.models)}
-    )
-    assert distance(state.norm["layers.2.running_mean"], torch.zeros_like(state.norm["layers.2.running_mean"])) > 1e-3
+    kept, own = kept_by(state), norm_leaves(state.inner.models)
+    assert same_bits(own, {name: kept[name] for name in own})
+    assert distance(kept["layers.2.running_mean"], torch.zeros_like(kept["layers.2.running_mean"])) > 1e-3
 
 
 def test_an_unseen_client_with_one_sample_has_no_statistics():
@@ -169,7 +177,7 @@ def population():
 
 
 def test_context_is_shared():  # the algorithm's own phases and reduction are taken
-    wrapped = LocalNorm(OfficialFedEM())
+    wrapped = local_norm(OfficialFedEM())
     phases = wrapped.phases(make_context(), torch.arange(3))
     assert phases[0].work.batches_per_step == 3
     assert (wrapped.message.reduce, wrapped.num_models) == ("sum", 3)
@@ -179,19 +187,19 @@ def test_clients_that_send_some_components_keep_the_normalisation_of_the_others(
     mixture = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     options = {key: value for key, value in settings().items() if key != "rounds"} | {"trainer": client_trainer}
     sparse, dense = (
-        Federation(LocalNorm(algorithm), **options | {"task": task(init_seeds=(5, 5))})
+        Federation(local_norm(algorithm), **options | {"task": task(init_seeds=(5, 5))})
         for algorithm in (ResponsibilityFedEM(2), FedEM(2))
     )
     for federation in (sparse, dense):
         inner = federation.states.inner._replace(mixture=mixture)
         federation.states = federation.states._replace(inner=inner)
-    start = sparse.states.norm
+    start = kept_by(sparse.states)
     sparse.round()
     dense.round()
     sent = mixture.argmax(1)
     for name in NORM:
         for one in range(3):
             m = int(sent[one])
-            assert torch.equal(sparse.states.norm[name][one, m], dense.states.norm[name][one, m])
-            assert torch.equal(sparse.states.norm[name][one, 1 - m], start[name][one, 1 - m])
+            assert torch.equal(kept_by(sparse.states)[name][one, m], kept_by(dense.states)[name][one, m])
+            assert torch.equal(kept_by(sparse.states)[name][one, 1 - m], start[name][one, 1 - m])
     assert sparse.bits.tolist() == [float(dense.bits[0]) / 2 + 3 * 2 * 64, float(dense.bits[1])]

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,13 +39,12 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced, Tree
-from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.compression.codecs.base import (
-    SMALLEST,
     Chances,
     Codec,
     Encoded,
+    Feedback,
     Scope,
     encode_each,
     leaves_of,
@@ -60,9 +59,8 @@ from lit_fed.wrappers.deltas import (
     with_delta,
     with_parameter_trees,
 )
-from lit_fed.wrappers.fedbn import LocalNorm
 
-__all__ = ["Broadcast", "Compressed", "CompressedBroadcast", "Compression", "Feedback", "ef14", "ef21", "sent_leaves"]
+__all__ = ["Broadcast", "Compressed", "CompressedBroadcast", "ef14", "ef21"]
 
 
 def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, delta: Tensor) -> tuple[Encoded, Tensor]:
@@ -97,10 +95,6 @@ def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, delta: Tensor) -> t
     sent = encode(delta - known)
     return sent, known + sent.decoded
 
-
-Feedback = Literal["none", "ef14", "ef21"]
-"""Treatment of a codec's error: dropped, added to the next change (EF14), or changes are encoded relative to the
-server's estimate (EF21)."""
 
 Leaves = dict[str, Tensor]
 
@@ -142,14 +136,12 @@ class Compressed(AlgorithmWrapper):
 
     def client_memory(self, ctx: Context, shared: Tree, data: ClientData) -> tuple[Leaves, ...]:
         """Zeros for each vector of each tree of parameters: nothing was sent yet."""
-        leaves = sent_leaves(self.inner, ctx, tree.models(shared)[0].parameters)
-        zeros = tree.zeros_like(vectors_of(leaves, self.codec, self.scope))
+        zeros = tree.zeros_like(vectors_of(tree.models(shared)[0].parameters, self.codec, self.scope))
         return tuple(tree.zeros_like(zeros) for _ in range(2 if self.inner.message.beside_models else 1))
 
     def server_memory(self, ctx: Context, shared: Tree) -> tuple[Leaves, ...]:
         """ḡ = 0, in float64."""
-        leaves = sent_leaves(self.inner, ctx, tree.models(shared)[0].parameters)
-        vectors = vectors_of(leaves, self.codec, self.scope)
+        vectors = vectors_of(tree.models(shared)[0].parameters, self.codec, self.scope)
         return (tree.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), vectors),)
 
     def encode(
@@ -166,9 +158,8 @@ class Compressed(AlgorithmWrapper):
         taken = shares_of(value)
         sent = []
         for place, part in enumerate(parts):
-            leaves = sent_leaves(self.inner, ctx, part)
             kept = memory[place] if self.has_client_state else None
-            sent.append(self._sent(ctx, leaves, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
+            sent.append(self._sent(ctx, part, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
         encoded = iter([part | one.told for part, one in zip(parts, sent, strict=True)])
         told = with_parameter_trees(changes, encoded, names)
         plain = torch.full_like(message.weight, tree.bits(value)) if message.bits_up is None else message.bits_up
@@ -229,22 +220,20 @@ class Compressed(AlgorithmWrapper):
         server, names = self.inner_shared(shared), names_of_parameters(self.inner_shared(shared))
         reference = reference_of(self.inner, server, reduced.value)
         changes = delta_of(reduced.value, reference)
-        (part,) = parameter_trees(changes, names)
-        leaves = sent_leaves(self.inner, ctx, part)
+        (leaves,) = parameter_trees(changes, names)
         share = reduced.weight / ctx.total_weight
         added = vectors_of(leaves, self.codec, self.scope)
         mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
-        told = with_parameter_trees(changes, iter([part | leaves_of(mean, leaves, self.scope)]), names)
+        told = with_parameter_trees(changes, iter([leaves | leaves_of(mean, leaves, self.scope)]), names)
         return reduced._replace(value=tree.add(reference, told)), (mean,)
 
-
-def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
-    """The parameters that clients send, without personal normalisation."""
-    while isinstance(algorithm, AlgorithmWrapper):
-        if isinstance(algorithm, LocalNorm):
-            return {name: leaf for name, leaf in leaves.items() if name not in ctx.task.norm_names}
-        algorithm = algorithm.inner
-    return leaves
+    def numbers_left_out(self, heard: Tree) -> int:
+        """Number of values omitted by a codec with positions common to all clients: of d it sends d/(1 + ω)."""
+        left_out = 0
+        for vector in vectors_of(tree.models(heard)[0].parameters, self.codec, self.scope).values():
+            count = vector[0].numel()
+            left_out += len(vector) * (count - round(count / (1 + self.codec.relative_variance(count))))
+        return left_out * (2 if self.message.beside_models else 1)
 
 
 NEVER = -2  # no message directly follows it
@@ -325,8 +314,7 @@ class CompressedBroadcast(AlgorithmWrapper):
     def _told(self, ctx: Context, new: dict[str, Tensor], old: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """The decoded broadcast, and the bits that it saves."""
         changes = delta_of(new, old)
-        sent = sent_leaves(self.inner, ctx, changes)  # other messages cost no bits
-        vectors, zero = vectors_of(sent, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
+        vectors, zero = vectors_of(changes, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
         decoded, saved = {}, zero.double()
 
         def encode(chances: Chances, values: Tensor) -> Encoded:
@@ -337,7 +325,7 @@ class CompressedBroadcast(AlgorithmWrapper):
             one: Encoded = encode_each(encode, (vector,), stream)
             decoded[name] = one.decoded
             saved = saved + 8 * ctx.task.dtype.itemsize * vector.numel() - one.bits.sum()
-        told: dict[str, Tensor] = with_delta(new, old, changes, changes | leaves_of(decoded, sent, self.scope))
+        told: dict[str, Tensor] = with_delta(new, old, changes, changes | leaves_of(decoded, changes, self.scope))
         return told, saved
 
 
@@ -356,78 +344,3 @@ def _with_first(shared: Tree, parameters: dict[str, Tensor]) -> tuple[Tree, bool
         children.append(new)
         found = found or here
     return (type(shared)(*children) if hasattr(shared, "_fields") else type(shared)(children)), found
-
-
-@dataclass(frozen=True)
-class Compression:
-    """Codecs for both directions."""
-
-    up: Codec | None = None
-    feedback: Feedback | None = None
-    scope: Scope = "leaf"
-    down: Codec | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse unknown values, and settings that need another codec or none."""
-        if self.feedback not in (None, *get_args(Feedback)):
-            raise ConfigError(f"--model.compression_feedback is {self.feedback}; give none, ef14 or ef21")
-        if self.scope not in get_args(Scope):
-            raise ConfigError(f"--model.compression_scope is {self.scope}; give leaf or whole")
-        for name, given, missing in (
-            ("feedback", self.feedback, self.feedback is not None and self.up is None),
-            ("scope", self.scope, self.scope != "leaf" and not self._given),
-        ):
-            if missing:
-                raise ConfigError(
-                    f"--model.compression_{name} is {given}, and there is no --model.compression; give one, or leave "
-                    "it out"
-                )
-        for option, codec in self._given.items():
-            if codec.keeps_shape and self.scope == "whole":
-                raise ConfigError(
-                    f"{option} is {type(codec).__name__}, which takes matrices, and --model.compression_scope is "
-                    "whole; give leaf"
-                )
-
-    def around(self, algorithm: Any) -> Any:
-        """`Compressed` around an algorithm, if there is a codec."""
-        return algorithm if self.up is None else Compressed(algorithm, self.up, self._told_later(algorithm), self.scope)
-
-    def around_broadcast(self, algorithm: Any) -> Any:
-        """`CompressedBroadcast` around an algorithm, if there is a codec for broadcasts."""
-        return algorithm if self.down is None else CompressedBroadcast(algorithm, self.down, self.scope)
-
-    def _told_later(self, algorithm: Any) -> Feedback:
-        """The feedback; by default none for an unbiased codec, unless its errors accumulate."""
-        assert self.up is not None
-        usual: Feedback = "none" if self.up.unbiased and not algorithm.message.accumulates else "ef14"
-        return usual if self.feedback is None else self.feedback
-
-    @property
-    def _given(self) -> dict[str, Codec]:
-        """The codecs, by their options."""
-        given = {"--model.compression": self.up, "--model.downlink_compression": self.down}
-        return {option: codec for option, codec in given.items() if codec is not None}
-
-    def check_models(self, algorithm: Any, ctx: Context, shared: Tree) -> None:
-        """Refuse codecs that do not fit the models.
-
-        Raises:
-            ConfigError: naming the option, the leaf and its size.
-        """
-        for option, codec in self._given.items():
-            leaves: dict[str, Tensor] = sent_leaves(algorithm, ctx, tree.models(shared)[0].parameters)
-            if not any(leaf[0].numel() for leaf in leaves.values()):
-                raise ConfigError(
-                    f"{option} {type(codec).__name__} has nothing to encode: no leaf of this network is sent; leave it "
-                    "out"
-                )
-            vectors = vectors_of(leaves, codec, self.scope)
-            if not vectors:
-                largest = max((leaf[0].numel() for leaf in leaves.values()), default=0)
-                raise ConfigError(
-                    f"{option} {type(codec).__name__} has nothing to encode: leaves of less than {SMALLEST} numbers go "
-                    f"as they are, and the largest has {largest}; give --model.compression_scope whole, or leave it out"
-                )
-            for name, vector in vectors.items():
-                codec.check_size(vector[0].numel(), "the model" if self.scope == "whole" else name)

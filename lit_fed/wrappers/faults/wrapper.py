@@ -29,11 +29,11 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
 from lit_fed.errors import Check, ConfigError, check_settings
-from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import reference_of
 
 __all__ = [
-    "Faults", "MarkovChain", "Unreliable", "digest_of_numbers", "drops_out", "faults_of", "markov_chain", "per_client",
+    "Faults", "MarkovChain", "Unreliable", "digest_of_numbers", "drops_out", "markov_chain", "per_client",
     "read_numbers", "work_times",
 ]  # fmt: skip
 
@@ -354,10 +354,24 @@ class Unreliable(AlgorithmWrapper):
 
     faults: Faults
 
+    @property
+    def over_selection(self) -> float:
+        """O."""
+        return self.faults.over_selection
+
+    def reachable(self, ctx: Context) -> np.ndarray | None:
+        """As the trace or the chains say."""
+        return self.faults.available(ctx.seed, ctx.round_idx, ctx.num_clients)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of files with numbers, by option."""
+        return self.faults.files
+
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
         """The algorithm's phases, without dropouts, and with the ids of clients whose message is lost."""
         faults, gone = self.faults, np.zeros(ctx.num_clients, dtype=bool)
-        there = faults.available(ctx.seed, ctx.round_idx, ctx.num_clients)
+        there = self.reachable(ctx)
         if there is not None:
             gone |= ~there
         phases = []
@@ -432,12 +446,6 @@ class Unreliable(AlgorithmWrapper):
             value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), reduced.value, reference)
             reduced = Reduced(value, torch.full_like(reduced.weight, ctx.drawn_weight))
         return super().server_step(ctx, shared, reduced, client_ids)
-
-
-def faults_of(algorithm: Any) -> Faults | None:
-    """The fault settings around an algorithm, which may be inside other wrappers; None: no faults."""
-    found = wrapper_of(algorithm, Unreliable)
-    return None if found is None else found.faults
 
 
 def _all(given: float | list[float] | str, holds: Any) -> bool:

@@ -36,13 +36,13 @@ from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
 from lit_fed.wrappers.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
 from lit_fed.wrappers.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
 from lit_fed.wrappers.privacy.settings import Privacy, Private, check_statistics, planned
 
-__all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released", "clips_messages"]
+__all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released"]
 
 
 class Counted(NamedTuple):
@@ -144,6 +144,8 @@ class PrivateAverage(Private):
     """Clients send bounded changes, and the server adds noise to their average."""
 
     privacy: ClientPrivacy
+
+    hides_cohort = True  # amplification by sampling holds only if nobody knows who takes part
 
     @property
     def participation(self) -> Participation:
@@ -284,11 +286,6 @@ def _factor(pairs: list[tuple[Tensor, Tensor]], bound: Tensor) -> Tensor:
     """Clipping factor for the changes of some leaves, given their reference, [] float64, with a margin for rounding."""
     changes, olds = map(list, zip(*pairs, strict=True))
     return clip_factor(tree.norm(changes), bound, bound_before_rounding(bound, olds))
-
-
-def clips_messages(algorithm: Any) -> bool:
-    """Whether a wrapper among those around an algorithm clips messages, for noise that the server adds."""
-    return wrapper_of(algorithm, PrivateAverage) is not None
 
 
 def _drawn(ctx: Context, purpose: str, count: int) -> Tensor:

@@ -10,20 +10,13 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, WrapperSettings, part_of, wrapper_of
-from lit_fed.wrappers.fedbn import averages_statistics
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, WrapperSettings, averages_statistics
 from lit_fed.wrappers.privacy.accountant import accountant_name
 
-__all__ = [
-    "NOT_COVERED", "Privacy", "Private", "check_statistics", "planned", "privacy_of", "spent_by", "whole_guarantee",
-    "with_private_part",
-]  # fmt: skip
+__all__ = ["Privacy", "Private", "check_statistics", "planned", "with_private_part"]
 
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
 """Results of a run that ε does not cover: they are computed from the clients' data without noise."""
-
-OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
-"""Further results not covered, for a run with a start declared public and all runs that start from it."""
 
 
 class Private(AlgorithmWrapper):
@@ -133,30 +126,6 @@ class Privacy(WrapperSettings):
         """Default weight of a client's message; None: as without privacy."""
         return "uniform"
 
-    def check_start(self, path: str, spent: dict[str, Any] | None) -> list[str]:
-        """Refuse models of another run that may reveal the same clients at no charge; returns a notice.
-
-        Args:
-            path: checkpoint of the run.
-            spent: its guarantee, as `spent_by` gives it; None: it had none.
-
-        Raises:
-            ConfigError: naming the checkpoint.
-        """
-        start = f"--init_from {path}"
-        if self.public_start:
-            return [f"{start} counts as public: ε says nothing of the data that its models were trained on"]
-        if spent is not None and not _is_spent(spent):
-            raise ConfigError(f"{start} says nothing sensible of the privacy of its models; give another checkpoint")
-        if spent is None or (spent["unit"], spent["adjacency"]) != (self.unit, self.adjacency):
-            kind = "without privacy" if spent is None else f"with privacy of {spent['unit']} ({spent['adjacency']})"
-            raise ConfigError(
-                f"{start} holds models that were trained {kind}, and ε of --model.privacy {type(self).__name__} would "
-                "not cover what they tell of the clients; give the checkpoint of a run with the same --model.privacy, "
-                "or --model.privacy.public_start true if it was trained on public data alone"
-            )
-        return [f"{start} has spent ε {spent['epsilon']:.4g} at δ {spent['delta']:g}, which are added in reports"]
-
 
 def planned(
     epsilon: float, delta: float, noise_multiplier: float, after: str, accountant: str, num_clients: int
@@ -181,12 +150,6 @@ def planned(
     return lines
 
 
-def privacy_of(algorithm: Any) -> Privacy | None:
-    """The settings of the private wrapper among those around an algorithm; None: there is none."""
-    found: Private | None = wrapper_of(algorithm, Private)  # type: ignore[type-abstract]
-    return None if found is None else found.privacy
-
-
 def check_statistics(algorithm: Any, ctx: Context) -> None:
     """Refuse BatchNorm whose running statistics would be averaged: a bound on changes does not cover them.
 
@@ -196,51 +159,6 @@ def check_statistics(algorithm: Any, ctx: Context) -> None:
     if averages_statistics(algorithm, ctx):
         raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
                           "--model.batch_norm local")  # fmt: skip
-
-
-def whole_guarantee(
-    algorithm: Any, ctx: Context, shared: Tree, start: dict[str, Any] | None, *, starts: bool, exact: bool = True
-) -> dict[str, Any]:
-    """The guarantee of a run including the models that it started from, with ε and δ added; {} without privacy.
-
-    Args:
-        algorithm: inside its wrappers.
-        ctx: the context.
-        shared: the shared state.
-        start: cost of the models that the run started from, see `spent_by`; None: nothing.
-        starts: whether the run started from models of another.
-        exact: as of `Private.guarantee`.
-    """
-    found = part_of(algorithm, shared, Private)  # type: ignore[type-abstract]
-    if found is None:
-        return {}
-    private, own = found
-    guarantee = private.guarantee(ctx, own, exact)
-    is_public = starts and private.privacy.public_start
-    if is_public or (start or {}).get("public_start"):
-        guarantee["not_covered"] += OF_PUBLIC_START
-    if is_public or start is None:
-        return guarantee
-    both = {name: value + start["epsilon"] for name, value in guarantee.items() if name.startswith("epsilon")}
-    return guarantee | both | {"delta": guarantee["delta"] + start["delta"], "epsilon_of_start": start["epsilon"]}
-
-
-def spent_by(guarantee: dict[str, Any]) -> dict[str, Any] | None:
-    """The checkpoint's entry on the privacy of its models, for runs that start from them; None: no guarantee.
-
-    Args:
-        guarantee: as of `whole_guarantee`; one of an imitated population promises nothing.
-    """
-    names = ("epsilon", "delta", "unit", "adjacency")
-    public = {"public_start": True} if guarantee.get("not_covered", "").endswith(OF_PUBLIC_START) else {}
-    return {name: guarantee[name] for name in names} | public if "epsilon" in guarantee else None
-
-
-def _is_spent(value: Any) -> bool:
-    """Whether a checkpoint's entry has the form of `spent_by`."""
-    types = {"epsilon": float, "delta": float, "unit": str, "adjacency": str}
-    whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in types.items())
-    return whole and value["epsilon"] >= 0 and 0 <= value["delta"] <= 1
 
 
 def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:

@@ -17,7 +17,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,17 +27,15 @@ from lit_fed.core.algorithm import MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Chosen, Reduced, Tree
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, innermost
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, averages_statistics
 from lit_fed.wrappers.deltas import names_of_parameters, parameter_trees, reference_of, with_parameter_trees
-from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 from lit_fed.wrappers.robust.rules import Aggregate, Rule
 from lit_fed.wrappers.robust.rules.base import Started
 from lit_fed.wrappers.robust.rules.rows import Rows
 
-__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "Robustness"]
+__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage"]
 
 NEVER_JUDGED = -1.0
 
@@ -77,6 +75,11 @@ class RobustAverage(AlgorithmWrapper):
         return self.inner.participation._replace(steps_on_empty_rounds=False)  # type: ignore[no-any-return]
 
     has_server_state = True
+
+    @property
+    def drops_non_finite(self) -> bool:
+        """With a rule."""
+        return self.rule is not None
 
     # ------------------------------------------------------------------ what the server remembers
     def server_memory(self, ctx: Context, shared: Tree) -> Judged:
@@ -239,72 +242,3 @@ def _zeros(leaves: Tree) -> Tree:
 def _of_some(models: Tree, clients: Tensor, place: int) -> Tree:
     """One model of the clients that sent it, leaves [k, ...]."""
     return tree.map_leaves(lambda leaf: leaf[clients, place], models)
-
-
-class Robustness(NamedTuple):
-    """A robust rule and an attack."""
-
-    rule: Rule | None = None
-    attack: Attack | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether either is configured."""
-        return self.rule is not None or self.attack is not None
-
-    @property
-    def option(self) -> str:
-        """The option that configures it, with its class."""
-        if self.rule is None:
-            return f"--model.attack {type(self.attack).__name__}"
-        return f"--model.robust_aggregation {type(self.rule).__name__}"
-
-    def around(self, algorithm: Any) -> Any:
-        """`RobustAverage` around an algorithm, if there is a rule or an attack."""
-        return RobustAverage(algorithm, self.rule, self.attack) if self.given else algorithm
-
-    def usual_weighting(self) -> Literal["uniform"] | None:
-        """Default weight of a client's message; None: as without a rule."""
-        return None if self.rule is None else "uniform"
-
-    @property
-    def weight_cap(self) -> int | None:
-        """Maximum weight of a client."""
-        return None if self.rule is None else self.rule.weight_cap
-
-    def freezes_minorities(self, algorithm: Any) -> bool:
-        """Whether the rule acts per coordinate on several models, each of which few clients may have trained."""
-        rule, algorithm = self.rule, innermost(algorithm)  # a start lets clients choose in its rounds alone
-        return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.message.complete
-
-    def check_data(self, facts: TrainingFacts, num_messages: int) -> None:
-        """Refuse an attack without attackers, and cohorts that are too small for the rule or the attack.
-
-        Args:
-            facts: sizes of the data, and the attackers.
-            num_messages: maximum number of clients in a round, m.
-
-        Raises:
-            ConfigError: naming the missing option, or the incompatible numbers.
-        """
-        attackers, num_clients = facts.attackers, facts.num_clients
-        known = None if attackers is None else len(attackers)
-        if self.attack is not None:
-            if known is None:
-                raise ConfigError(
-                    f"--model.attack is {type(self.attack).__name__}, which needs --data.attackers, the "
-                    "number of attackers; add it, or leave the attack out"
-                )
-            self.attack.check(num_messages, -(-known * num_messages // num_clients))
-        if self.rule is None:
-            return
-        f = RobustAverage(None, self.rule, self.attack).tolerated(num_messages, num_clients, known)
-        fewest = self.rule.fewest_clients(f)
-        if num_messages < fewest:
-            setting = next((one for one in ("num_attackers", "trim") if hasattr(self.rule, one)), None)
-            lower = [f"--model.robust_aggregation.{setting}"] if setting is not None else []
-            lower += ["--model.robust_aggregation.bucket_size"] if self.rule.bucket_size > 1 else []
-            raise ConfigError(
-                f"{self.option} with {f} attackers needs more than {fewest - 1} clients in a round, and {num_messages} "
-                f"are drawn; draw more, or lower {' or '.join(lower) or '--data.attackers'}"
-            )

@@ -22,7 +22,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,95 +32,16 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, uniforms
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
-from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, WrapperSettings, own_work
-from lit_fed.wrappers.compression.codecs.base import vectors_of
-from lit_fed.wrappers.compression.wrapper import Compressed, sent_leaves
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, own_work
 from lit_fed.wrappers.deltas import delta_of, reference_of
-from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy.client_level import clips_messages
-from lit_fed.wrappers.secure.fixed_point import FixedPoint, most_fraction_bits
+from lit_fed.wrappers.secure.fixed_point import FixedPoint
+from lit_fed.wrappers.secure.settings import SecureSum
 
-__all__ = ["Residues", "SecureAggregation", "SecureAverage", "SecureSum"]
+__all__ = ["Residues", "SecureAverage"]
 
-
-class SecureAggregation(WrapperSettings):
-    """Settings of secure aggregation, given as `--model.secure_aggregation`."""
-
-    @abstractmethod
-    def check_cohort(self, num_messages: int, most_weight: int) -> None:
-        """Refuse cohorts whose sums could overflow.
-
-        Args:
-            num_messages: maximum number of clients in a round; one that is drawn twice counts twice.
-            most_weight: maximum weight of a client's message.
-
-        Raises:
-            ConfigError: naming the setting and a value that would work.
-        """
-
-
-PLACE = "--model.secure_aggregation"
 
 KEY_BITS = 256
 """Bits of a public key, and of a share of a secret."""
-
-MOST_MESSAGES = 2**19
-"""Messages of a sum whose division by their number rounding undoes: their sum stays below 2^51."""
-
-
-@dataclass(frozen=True)
-class SecureSum(SecureAggregation):
-    """Messages as integers, of which the server uses the sum only.
-
-    This counts the costs of secure aggregation: rounding, bits, and void rounds. Nothing is kept secret.
-
-    Args:
-        modulus_bits: b; integers are added modulo 2^b, from 8 to 64.
-        fraction_bits: f; changes are rounded to multiples of 2^-f; null: the maximum for which no sum over the clients
-            of a round can overflow.
-        clip_range: c; changes are clamped to ±c, and the clamped ones counted as `secure/clamped_share`.
-        threshold: share of the clients of a round (with `neighbours`, of each client and its neighbours) that must
-            remain for a sum; with fewer the round is void.
-        dropout_fraction: probability that a client drops out of a round after sending its keys.
-        neighbours: number of others with which a client shares keys, even; null: all.
-    """
-
-    modulus_bits: int = 32
-    fraction_bits: int | None = None
-    clip_range: float = 8.0
-    threshold: float = 2 / 3
-    dropout_fraction: float = 0.0
-    neighbours: int | None = None
-
-    def __post_init__(self) -> None:
-        paired = self.neighbours is None or (self.neighbours >= 2 and self.neighbours % 2 == 0)
-        bits = {"fraction_bits": "[-1000, 1000]", "modulus_bits": "[8, 64]"}
-        shares = {"threshold": "(0, 1]", "dropout_fraction": "[0, 1)"}
-        even = paired, "an even whole number >= 2, or null"
-        check_settings(self, bits | shares, PLACE, clip_range="> 0", neighbours=even)
-
-    def check_cohort(self, num_messages: int, most_weight: int) -> None:
-        """Refuse sums that could overflow."""
-        if num_messages > MOST_MESSAGES:
-            raise ConfigError(f"{PLACE} adds up at most {MOST_MESSAGES} clients, and a round has up to {num_messages}")
-        self.point(num_messages, most_weight)
-
-    def point(self, num_messages: int, most_weight: int) -> FixedPoint:
-        """The fixed-point format of a phase.
-
-        Raises:
-            ConfigError: if a sum of this many messages could overflow, with a value that would work.
-        """
-        most = most_fraction_bits(self.modulus_bits, num_messages, most_weight, self.clip_range)
-        point = FixedPoint(
-            self.modulus_bits, most if self.fraction_bits is None else self.fraction_bits, self.clip_range
-        )
-        point.check(num_messages, most_weight, PLACE)
-        return point
-
-    def around(self, algorithm: Any) -> AlgorithmWrapper:
-        return SecureAverage(algorithm, self)
 
 
 class Residues(NamedTuple):
@@ -160,7 +80,7 @@ class SecureAverage(AlgorithmWrapper):
         points = self._points(ctx, shared, changes)
         weight = message.weight.double() * (1 if ctx.draws is None else ctx.draws[data.client_id])
         pairs = [(point, leaf.flatten()) for point, leaf in zip(points, tree.leaves(changes), strict=True)]
-        bounded = clips_messages(self.inner)
+        bounded = self.inner.hides_cohort
         parts = [
             *(point.encode(leaf, weight, towards_zero=bounded) for point, leaf in pairs),
             weight.round().to(torch.int64).view(1),
@@ -248,7 +168,7 @@ class SecureAverage(AlgorithmWrapper):
     def _points(self, ctx: Context, shared: Tree, values: Tree) -> list[FixedPoint]:
         """Fixed-point format of each leaf of the algorithm's message; integers take no fraction bits."""
         num_messages = len(self._cohort(ctx)) if ctx.draws is None else int(ctx.draws.sum())
-        if clips_messages(self.inner):  # a client's participation must not change the rounding of other messages
+        if self.inner.hides_cohort:  # a client's participation must not change the rounding of other messages
             num_messages = ctx.num_clients
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
         point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
@@ -268,15 +188,9 @@ class SecureAverage(AlgorithmWrapper):
 
     def _num_sent(self, ctx: Context, shared: Tree, value: Tree) -> int:
         """Number of values of a message that leave the client, d, without those that a codec omits."""
-        inner, private, left_out = self.inner, frozenset[str](), 0
-        while isinstance(inner, AlgorithmWrapper):
-            if isinstance(inner, LocalNorm):
-                private |= ctx.task.norm_names
-            if isinstance(inner, Compressed):
-                left_out = _left_out(inner, ctx, tree.models(self.broadcast_view(ctx, shared))[0].parameters)
-            inner = inner.inner
         of_one = tree.map_leaves(lambda leaf: torch.empty(leaf.shape, dtype=torch.uint8, device="meta"), value)
-        return tree.bits(of_one, private) // 8 - left_out
+        left_out: int = self.inner.numbers_left_out(self.broadcast_view(ctx, shared))
+        return tree.bits(of_one) // 8 - left_out
 
     def _may_lose(self, ctx: Context) -> bool:
         """Whether messages of a phase may be lost."""
@@ -304,12 +218,3 @@ class SecureAverage(AlgorithmWrapper):
         ring = present[torch.from_numpy(order).to(present.device)].int()
         held = torch.stack([ring.roll(step) for step in range(-(partners // 2), partners // 2 + 1)])
         return int(held.sum(0).min()) < needed
-
-
-def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor]) -> int:
-    """Number of values omitted by a codec with positions common to all clients: of d it sends d/(1 + ω)."""
-    codec, left_out = compressed.codec, 0
-    for vector in vectors_of(sent_leaves(compressed.inner, ctx, parameters), codec, compressed.scope).values():
-        count = vector[0].numel()
-        left_out += len(vector) * (count - round(count / (1 + codec.relative_variance(count))))
-    return left_out * (2 if compressed.message.beside_models else 1)

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from combination import refuse
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from lit_fed.algorithms import FedAvg, SharingADMM
 from lit_fed.data import Digits, FeatureBlocks, build_populations, infer_target
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_parties_are_neither_held_out_nor_given_other_rows(name):
 
 
 def test_algorithms_and_data_have_to_fit():
-    Compatibility(SharingADMM(), dataset=("FeatureBlocks", FeatureBlocks.divided_by)).check()
-    Compatibility(FedAvg(), dataset=("Digits", Digits.divided_by)).check()
+    refuse(SharingADMM(), dataset=("FeatureBlocks", FeatureBlocks.divided_by))
+    refuse(FedAvg(), dataset=("Digits", Digits.divided_by))
     with pytest.raises(ConfigError, match="FedAvg needs clients with samples of their own, and FeatureBlocks has"):
-        Compatibility(FedAvg(), dataset=("FeatureBlocks", FeatureBlocks.divided_by)).check()
+        refuse(FedAvg(), dataset=("FeatureBlocks", FeatureBlocks.divided_by))
     with pytest.raises(
         ConfigError, match=r"SharingADMM needs parties that hold .*, and Digits has clients with samples"
     ):
-        Compatibility(SharingADMM(), dataset=("Digits", Digits.divided_by)).check()
+        refuse(SharingADMM(), dataset=("Digits", Digits.divided_by))

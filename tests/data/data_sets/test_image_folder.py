@@ -7,12 +7,12 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from federated_round import facts
 from PIL import Image
 
 from lit_fed.core.targets import Multiclass
 from lit_fed.data import ImageFolder, build_populations
 from lit_fed.data.data_sets import image_folder
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.new_clients import NewClients
 from lit_fed.data.populations.drawn_clients import DrawnSplit
@@ -281,8 +281,7 @@ def test_no_room_for_the_file(tmp_path, monkeypatch):
 
 
 def newcomers(root, shape=(3, 8, 8), names=("cat", "cow", "dog")):
-    sizes = (2, 8, 4, None, 4, 1024, "samples", 0, 1, None)
-    return NewClients(str(root), TrainingFacts(shape, "float32", (), Multiclass(3), *sizes, class_names=names)).unseen
+    return NewClients(str(root), facts(Multiclass(3), shape)._replace(class_names=names)).unseen
 
 
 def test_clients_who_come_later(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from federated_round import facts as facts_of_training
 
 from lit_fed.core.likelihood import Ranking
 from lit_fed.core.targets import Binary, Multiclass, Regression
@@ -359,8 +360,7 @@ def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):
 def test_splits_of_clients_that_come_later(tmp_path):
     file = tmp_path / "new.csv"
     columns = TableColumns((Feature("age"),), "y", None, "fold", ",", "error")
-    sizes = (2, 8, 4, None, 4, 1024, "samples", 0, 1, None)
-    facts = TrainingFacts((1,), "float32", (), Regression(), *sizes, columns=columns)
+    facts = facts_of_training(Regression(), (1,))._replace(columns=columns)
     file.write_text("age,fold,y\n1,train,0.5\n2,test,1.5\n3,val,2.5\n4,test,3.5\n")
     unseen = NewClients(str(file), facts).unseen
     assert unseen.names == ["new"]

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from combination import local_norm, refuse
 from federated_round import Federation, make_clients, make_context, make_task
 from torch import nn
 
@@ -27,11 +28,10 @@ from lit_fed.core.types import Chosen, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 from lit_fed.wrappers.base import WrappedShared
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, LowRank, RandomK, ScaledSign, TopK, Uniform
 from lit_fed.wrappers.compression.codecs.base import SMALLEST
-from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression, ef14, ef21
-from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.compression.feature import CompressionFeature
+from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, ef14, ef21
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.secure.wrapper import SecureSum
@@ -262,23 +262,24 @@ def test_clients_train_from_what_they_heard():
 @pytest.mark.parametrize(
     ("algorithm", "settings", "feedback"),
     [
-        (FedAvg(), Compression(TopK()), "ef14"),
-        (FedAvg(), Compression(QSGD()), "none"),
-        (MixtureADMM(), Compression(QSGD()), "ef14"),
-        (FedAvg(), Compression(TopK(), "none"), "none"),
-        (FedAvg(), Compression(QSGD(), "ef21"), "ef21"),
+        (FedAvg(), (TopK(),), "ef14"),
+        (FedAvg(), (QSGD(),), "none"),
+        (MixtureADMM(), (QSGD(),), "ef14"),
+        (FedAvg(), (TopK(), "none"), "none"),
+        (FedAvg(), (QSGD(), "ef21"), "ef21"),
     ],
 )
 def test_usual_feedback(algorithm, settings, feedback):
-    Compatibility(algorithm, compression=settings).check()
-    assert settings.around(algorithm) == Compressed(algorithm, settings.up, feedback)
+    refuse(algorithm, **dict(zip(("compression", "compression_feedback"), settings, strict=False)))
+    assert CompressionFeature(*settings).around(algorithm) == Compressed(algorithm, settings[0], feedback)
 
 
 def test_without_codecs_nothing_goes_around():
     algorithm = FedAvg()
-    assert Compression().around(algorithm) is algorithm
-    assert Compression().around_broadcast(algorithm) is algorithm
-    assert Compression(down=TopK()).around_broadcast(algorithm) == CompressedBroadcast(algorithm, TopK())
+    assert CompressionFeature().around(algorithm) is algorithm
+    assert CompressionFeature().around_all(algorithm) is algorithm
+    one_way = CompressionFeature(downlink_compression=TopK())
+    assert one_way.around_all(algorithm) == CompressedBroadcast(algorithm, TopK())
 
 
 REFUSED = [
@@ -334,40 +335,40 @@ def test_what_does_not_go_together(algorithm, settings, message):
 
 def test_sampling_by_size_counts_a_client_twice():
     with pytest.raises(ConfigError, match=r"compression_feedback is ef21, .* --data.client_sampling is size"):
-        Compatibility(FedAvg(), compression=Compression(QSGD(), "ef21"), sampling="size").check()
-    Compatibility(FedAvg(), compression=Compression(QSGD(), "ef14"), sampling="size").check()
+        refuse(FedAvg(), compression=QSGD(), compression_feedback="ef21", sampling="size")
+    refuse(FedAvg(), compression=QSGD(), compression_feedback="ef14", sampling="size")
 
 
 def test_sums_of_what_is_encoded_by_clients_of_their_own():
     message = "--model.compression QSGD: its scales or positions differ from client to client.*; choose RandomK"
     with pytest.raises(ConfigError, match=message):
-        Compatibility(FedAvg(), compression=Compression(QSGD()), secure=SecureSum()).check()
+        refuse(FedAvg(), compression=QSGD(), secure_aggregation=SecureSum())
     with pytest.raises(ConfigError, match=r"--model.downlink_compression .* leave one out"):
-        Compatibility(FedAvg(), compression=Compression(down=QSGD()), secure=SecureSum()).check()
-    Compatibility(FedAvg(), compression=Compression(RandomK()), secure=SecureSum()).check()
-    Compatibility(FedAvg(), compression=Compression(QSGD(), down=QSGD()), privacy=CENTRAL).check()
+        refuse(FedAvg(), downlink_compression=QSGD(), secure_aggregation=SecureSum())
+    refuse(FedAvg(), compression=RandomK(), secure_aggregation=SecureSum())
+    refuse(FedAvg(), compression=QSGD(), downlink_compression=QSGD(), privacy=CENTRAL)
 
 
 def test_noise_is_not_added_up():
     with pytest.raises(ConfigError, match=r"--model.compression_feedback is ef21, .* noise of --model.privacy"):
-        Compatibility(FedAvg(), compression=Compression(QSGD(), "ef21"), privacy=CENTRAL).check()
-    Compatibility(FedAvg(), compression=Compression(TopK(), "ef14"), privacy=CENTRAL).check()
+        refuse(FedAvg(), compression=QSGD(), compression_feedback="ef21", privacy=CENTRAL)
+    refuse(FedAvg(), compression=TopK(), compression_feedback="ef14", privacy=CENTRAL)
 
 
 def test_nothing_is_packed_before_noise_on_every_number():
     local = LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3)
     with pytest.raises(ConfigError, match=r"TopK encodes changes before --model.privacy LocalPrivacy adds noise"):
-        Compatibility(FedAvg(), compression=Compression(TopK()), privacy=local).check()
-    Compatibility(FedAvg(), compression=Compression(down=TopK()), privacy=local).check()
+        refuse(FedAvg(), compression=TopK(), privacy=local)
+    refuse(FedAvg(), downlink_compression=TopK(), privacy=local)
 
 
 @pytest.mark.parametrize("scope", ["leaf", "whole"])
 def test_a_broadcast_saves_no_bits_of_what_stays_with_the_clients(scope):
     """Half of the bits of the parameters that are sent, and no bit of BatchNorm, which is not."""
-    wrapped = CompressedBroadcast(LocalNorm(FedAvg()), FloatCast(), scope)
+    wrapped = CompressedBroadcast(local_norm(FedAvg()), FloatCast(), scope)
     clients = make_clients([6, 5], dtype=torch.float32)
     federation = Federation(wrapped, clients, make_task(network=WideNorm, dtype=torch.float32))
-    plain = Federation(LocalNorm(FedAvg()), clients, make_task(network=WideNorm, dtype=torch.float32))
+    plain = Federation(local_norm(FedAvg()), clients, make_task(network=WideNorm, dtype=torch.float32))
     for one in (federation, plain):
         one.round()
     assert torch.equal(federation.bits, plain.bits), "nobody has heard a model that differences could be told from"
@@ -381,17 +382,21 @@ def test_codecs_have_to_fit_the_models():
     ctx = make_context()
     shared = Shared(ModelState({"first.weight": torch.zeros(1, 20, 8), "last.weight": torch.zeros(1, 1, 20)}, {}))
     with pytest.raises(ConfigError, match=r"TopK.k is 161, and first.weight has 160 numbers; give at most 160"):
-        Compression(TopK(k=161)).check_models(FedAvg(), ctx, shared)
-    Compression(TopK(k=161), scope="whole").check_models(FedAvg(), ctx, shared)
+        CompressionFeature(TopK(k=161)).check_models(FedAvg(), ctx, shared)
+    CompressionFeature(TopK(k=161), compression_scope="whole").check_models(FedAvg(), ctx, shared)
     with pytest.raises(ConfigError, match="and the model has 180 numbers"):
-        Compression(down=TopK(k=181), scope="whole").check_models(FedAvg(), ctx, shared)
+        CompressionFeature(compression_scope="whole", downlink_compression=TopK(k=181)).check_models(
+            FedAvg(), ctx, shared
+        )
     small = Shared(ModelState({"weight": torch.zeros(1, 1, SMALLEST - 1)}, {}))
     message = "--model.compression QSGD has nothing to encode: .* 64 numbers .* the largest has 63; .*_scope whole"
     with pytest.raises(ConfigError, match=message):
-        Compression(QSGD()).check_models(FedAvg(), ctx, small)
+        CompressionFeature(QSGD()).check_models(FedAvg(), ctx, small)
     for scope in ("leaf", "whole"):  # FedRep keeps the only layer of a linear network
         with pytest.raises(ConfigError, match="nothing to encode: no leaf of this network is sent; leave it out"):
-            Compression(TopK(k=1), scope=scope).check_models(FedAvg(), ctx, Shared(ModelState({}, {})))
+            CompressionFeature(TopK(k=1), compression_scope=scope).check_models(
+                FedAvg(), ctx, Shared(ModelState({}, {}))
+            )
 
 
 # ---------------------------------------------------------------------- the recursions alone

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from combination import refuse, surrounded
 from federated_round import (
     MULTICLASS,
     REGRESSION,
@@ -27,7 +28,6 @@ from running import in_two_ranks
 from lit_fed import FederatedDataModule, FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, GADMM, IFCA, DFedEM, FedAdam, FedAvg, FedEM, FedNova, MixtureADMM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.session import surround
 from lit_fed.core import tree
 from lit_fed.core.blocks import draw_cohort
 from lit_fed.core.local_solver import LocalSolver
@@ -35,9 +35,7 @@ from lit_fed.core.types import Phase, Reduced
 from lit_fed.data import Synthetic
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.wrappers import ClientPrivacy
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD
-from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.wrapper import (
     Faults,
     MarkovChain,
@@ -300,7 +298,9 @@ def test_two_ranks_know_who_failed(tmp_path):
 # ---------------------------------------------------------------------- other wrappers
 def test_secure_sums_of_those_who_come():
     came = [np.flatnonzero(~drops_out(0, one, np.arange(5), np.full(5, 0.3))) for one in (0, 1)]
-    plain, found = (surround(FedEM(2), secure_aggregation=SecureSum(), faults=faults) for faults in (None, Faults(0.3)))
+    plain, found = (
+        surrounded(FedEM(2), secure_aggregation=SecureSum(), faults=faults) for faults in (None, Faults(0.3))
+    )
     train = clients(SIZES)
     one, other = after(plain, train, came), after(found, train)
     assert same_bits((one.shared, one.states), (other.shared, other.states))
@@ -309,11 +309,11 @@ def test_secure_sums_of_those_who_come():
 def test_weights_of_others_stay():
     for option, given in (
         ("privacy", {"privacy": ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)}),
-        ("compression_feedback ef21", {"compression": Compression(QSGD(), "ef21")}),
+        ("compression_feedback ef21", {"compression": QSGD(), "compression_feedback": "ef21"}),
     ):
         with pytest.raises(ConfigError, match=f"average fixed .* --model.{option} has weights of its own"):
-            Compatibility(FedAvg(), faults=Faults(0.1, average="fixed"), **given).check()
-        Compatibility(FedAvg(), faults=Faults(0.1, "after"), **given).check()
+            refuse(FedAvg(), faults=Faults(0.1, average="fixed"), **given)
+        refuse(FedAvg(), faults=Faults(0.1, "after"), **given)
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from combination import local_norm, refuse
 from federated_round import Federation, make_clients, make_context, make_task, same_bits
 from normalised import NormalisedMLP
 
@@ -16,9 +17,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import WrappedShared, part_of
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.deltas import delta_of
-from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.accountant import epsilon_of_releases
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, Counted, PrivateAverage
 from lit_fed.wrappers.privacy.local import LocalPrivacy
@@ -215,11 +214,13 @@ def test_a_masked_message_keeps_to_the_bound(bits):
 def test_drop_outs_that_make_rounds_void_are_refused():
     message = "dropout_fraction is 0.1, and whether a round is void then depends on who takes part"
     with pytest.raises(ConfigError, match=message):
-        Compatibility(FedAvg(), secure=SecureSum(dropout_fraction=0.1), privacy=QUIET).check()
-    Compatibility(
-        FedAvg(), secure=SecureSum(dropout_fraction=0.1), privacy=LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3)
-    ).check()
-    Compatibility(FedAvg(), secure=SecureSum(), privacy=QUIET).check()
+        refuse(FedAvg(), secure_aggregation=SecureSum(dropout_fraction=0.1), privacy=QUIET)
+    refuse(
+        FedAvg(),
+        secure_aggregation=SecureSum(dropout_fraction=0.1),
+        privacy=LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3),
+    )
+    refuse(FedAvg(), secure_aggregation=SecureSum(), privacy=QUIET)
 
 
 def test_two_bounds_for_two_parts():
@@ -396,7 +397,7 @@ def test_wrong_settings(settings, message):
 )
 def test_what_does_not_go_together(privacy, algorithm, options, message):
     with pytest.raises(ConfigError, match=message):
-        Compatibility(algorithm, *options, privacy=privacy).check()
+        refuse(algorithm, **dict(zip(("aggregation", "weighting"), options, strict=True)), privacy=privacy)
 
 
 def test_running_statistics_stay_with_the_clients():
@@ -404,11 +405,11 @@ def test_running_statistics_stay_with_the_clients():
     start = FedAvg().shared_init(ctx)
     with pytest.raises(ConfigError, match=r"running statistics are not clipped; add --model\.batch_norm local"):
         PrivateAverage(FedAvg(), QUIET).server_memory(ctx, start)
-    PrivateAverage(LocalNorm(FedAvg()), QUIET).server_memory(ctx, start)
+    PrivateAverage(local_norm(FedAvg()), QUIET).server_memory(ctx, start)
 
 
 def test_other_cohorts():
-    Compatibility(FedAvg(), privacy=QUIET, sampling="poisson").check()
+    refuse(FedAvg(), privacy=QUIET, sampling="poisson")
     for sampling in ("uniform", "size"):
         with pytest.raises(ConfigError, match=r"needs --data\.client_sampling poisson; uniform and size have"):
-            Compatibility(FedAvg(), privacy=QUIET, sampling=sampling).check()
+            refuse(FedAvg(), privacy=QUIET, sampling=sampling)

@@ -4,23 +4,21 @@ import math
 
 import pytest
 import torch
+from combination import refuse, surrounded
 from federated_round import Federation, distance, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer, OfficialFedEM, ResponsibilityFedEM
-from lit_fed.clients.session import surround
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures import e_step
 from lit_fed.core.mixtures.e_step import expectation, nearest_mixture, private_expectation
 from lit_fed.core.types import ClientData
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import part_of
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.example_level import Charged, ExamplePrivacy
 from lit_fed.wrappers.privacy.settings import Private
 from lit_fed.wrappers.robust.rules import Krum
-from lit_fed.wrappers.robust.wrapper import Robustness
 
 GIVEN = {"noise_multiplier": 1.1, "clip_norm": 1.0, "sample_rate": 32 / 500, "delta": 1e-3, "noise_seed": 0}
 
@@ -88,11 +86,11 @@ def test_clients_are_charged_for_rounds_in_which_they_take_part():
 
 
 @pytest.mark.parametrize(
-    "around", [{"robustness": Robustness(Krum(num_attackers=2))}, {"faults": Faults(dropout=0.9, when="after")}]
+    "around", [{"robust_aggregation": Krum(num_attackers=2)}, {"faults": Faults(dropout=0.9, when="after")}]
 )
 def test_steps_are_charged_whatever_becomes_of_the_message(around):
     privacy = ExamplePrivacy(**GIVEN | {"sample_rate": 0.5})
-    algorithm = surround(FedAvg(), privacy=privacy, **around)
+    algorithm = surrounded(FedAvg(), privacy=privacy, **around)
     federation = Federation(algorithm, make_clients([4, 3, 2]), solver=LocalSolver(local_epochs=3))
     for _ in range(2):
         federation.round()
@@ -174,7 +172,7 @@ def test_wrong_settings(settings, message):
 
 def test_refused_algorithms():
     def check(algorithm, **more):
-        Compatibility(algorithm, privacy=ExamplePrivacy(**GIVEN | more)).check()
+        refuse(algorithm, privacy=ExamplePrivacy(**GIVEN | more))
 
     check(FedEM(), mixture_noise=1.0)
     check(ResponsibilityFedEM(), mixture_noise=1.0)

@@ -5,22 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from combination import refuse, surrounded
 from federated_round import Federation, distance, make_clients, make_context, make_task, same_bits
 
 from lit_fed.algorithms import UCFL, FedAvg, FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.session import surround
 from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.types import Message, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import WrappedShared, part_of
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages
 from lit_fed.wrappers.privacy.local import LocalPrivacy, NoisyClients
 from lit_fed.wrappers.privacy.settings import Private
 from lit_fed.wrappers.robust.rules import Krum
-from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 QUIET = LocalPrivacy(0.0, delta=1e-5, clip_norm=1.0, noise_seed=0)
@@ -112,7 +110,7 @@ def test_the_busiest_client_is_charged():
     ("around", "counted"),
     [
         (
-            {"robustness": Robustness(Krum(num_attackers=2))},
+            {"robust_aggregation": Krum(num_attackers=2)},
             [3, 3, 3, 3],
         ),  # five clients are needed: all rounds skipped
         ({"faults": Faults(dropout=0.9, when="after")}, [3, 3, 3, 3]),  # lost after the work: they were sent
@@ -123,7 +121,7 @@ def test_the_busiest_client_is_charged():
 )
 def test_a_message_is_charged_whatever_becomes_of_it(around, counted):
     noisy = replace(QUIET, noise_multiplier=5.0)
-    algorithm = surround(FedAvg(), privacy=noisy, **around)
+    algorithm = surrounded(FedAvg(), privacy=noisy, **around)
     federation = Federation(algorithm, make_clients(SIZES), weighting="uniform", num_rounds=3)
     before = federation.shared
     for _ in range(3):
@@ -161,9 +159,9 @@ def test_wrong_settings(settings, message):
 
 
 def test_what_does_not_go_together():
-    Compatibility(FedAvg(), "stale_fill", privacy=QUIET).check()
-    Compatibility(FedAvg(), privacy=QUIET, sampling="size").check()
+    refuse(FedAvg(), aggregation="stale_fill", privacy=QUIET)
+    refuse(FedAvg(), privacy=QUIET, sampling="size")
     with pytest.raises(ConfigError, match=r"--model\.weighting is samples, which tells how many each client has"):
-        Compatibility(FedAvg(), weighting="samples", privacy=QUIET).check()
+        refuse(FedAvg(), weighting="samples", privacy=QUIET)
     with pytest.raises(ConfigError, match="UCFL keeps rows of single clients at the server"):
-        Compatibility(UCFL(), privacy=QUIET).check()
+        refuse(UCFL(), privacy=QUIET)

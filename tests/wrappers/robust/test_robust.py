@@ -31,7 +31,7 @@ from lit_fed.wrappers.robust.rules import (
     NormBound,
     TrimmedMean,
 )
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ROUND = torch.arange(5)
@@ -230,15 +230,23 @@ def data(**options):
     ("robustness", "options", "message"),
     [
         (
-            {"rule": Krum(4)}, {},
+            {"robust_aggregation": Krum(4)}, {},
             "Krum with 4 attackers needs more than 10 clients in a round, and 9 are drawn; draw more, or lower "
             "--model.robust_aggregation.num_attackers",
         ),
-        ({"rule": Krum(1, bucket_size=3)}, {}, "more than 12 clients .*num_attackers or .*bucket_size"),
-        ({"rule": TrimmedMean(5)}, {}, "needs more than 10 clients .* lower --model.robust_aggregation.trim"),
-        ({"rule": Median()}, {"attackers": 5}, "Median with 5 attackers needs more than 10 .* lower --data.attackers"),
-        ({"rule": Bulyan()}, {"client_fraction": 0.5}, None),
-        ({"rule": Krum(num_selected=9)}, {"client_fraction": 0.5}, "needs more than 8 clients in a round, and 4"),
+        ({"robust_aggregation": Krum(1, bucket_size=3)}, {},
+            "more than 12 clients .*num_attackers or .*bucket_size",
+        ),
+        ({"robust_aggregation": TrimmedMean(5)}, {},
+            "needs more than 10 clients .* lower --model.robust_aggregation.trim",
+        ),
+        ({"robust_aggregation": Median()}, {"attackers": 5},
+            "Median with 5 attackers needs more than 10 .* lower --data.attackers",
+        ),
+        ({"robust_aggregation": Bulyan()}, {"client_fraction": 0.5}, None),
+        ({"robust_aggregation": Krum(num_selected=9)}, {"client_fraction": 0.5},
+            "needs more than 8 clients in a round, and 4",
+        ),
         ({"attack": SignFlip()}, {}, "which needs --data.attackers"),
     ],
 )  # fmt: skip
@@ -246,8 +254,7 @@ def test_cohorts_too_small_are_refused_at_set_up(robustness, options, message):
     module = data(**options)
     module.prepare_data()
     module.setup("fit")
-    given = Robustness(**robustness)
-    settings = FederatedModule(FedAvg(), robust_aggregation=given.rule, attack=given.attack).settings
+    settings = FederatedModule(FedAvg(), **robustness).settings
     if message is None:
         assert facts_of(settings, module, 1).weighting == "uniform"
         return

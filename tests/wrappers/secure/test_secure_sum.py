@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from combination import local_norm, refuse
 from federated_round import Federation, distance, make_clients, make_task, same_bits
 from normalised import NormalisedMLP
 
@@ -13,10 +14,8 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import RandomK
 from lit_fed.wrappers.compression.wrapper import Compressed
-from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 SIZES = [6, 1, 9, 3, 5]
@@ -140,10 +139,8 @@ def test_bits_are_counted_by_formula():
 
 def test_what_batch_normalisation_keeps_at_home_costs_no_bits():
     options = {"task": make_task(network=NormalisedMLP), "train": make_clients([8, 8, 8]), "cohorts": [range(3)]}
-    one, local = (after(inner, SecureSum(), **options) for inner in (FedAvg(), LocalNorm(FedAvg())))
-    kept = sum(
-        leaf.numel() for part in local.shared.models for name, leaf in part.items() if name in local.task.norm_names
-    )
+    one, local = (after(inner, SecureSum(), **options) for inner in (FedAvg(), local_norm(FedAvg())))
+    kept = sum(leaf.numel() for part in local.shared.own for leaf in part.values())
     assert kept > 0
     assert float(one.bits[0] - local.bits[0]) == 3 * 32 * kept
 
@@ -229,7 +226,7 @@ def test_a_round_is_void_if_too_few_holders_of_some_key_are_left(size, neighbour
 )
 def test_algorithms_that_need_more_than_a_sum_are_refused(algorithm, reason):
     with pytest.raises(ConfigError, match=f"--model.secure_aggregation shows the server a sum of .*, and {reason}; ch"):
-        Compatibility(algorithm, secure=SecureSum()).check()
+        refuse(algorithm, secure_aggregation=SecureSum())
 
 
 @pytest.mark.parametrize(
@@ -258,4 +255,4 @@ def test_cohorts_that_cannot_be_added_up_are_refused():
     with pytest.raises(
         ConfigError, match=r"dropout_fraction is 0\.1, and FedBuff needs every client in every round; leave"
     ):
-        Compatibility(FedBuff(), secure=SecureSum(dropout_fraction=0.1)).check()
+        refuse(FedBuff(), secure_aggregation=SecureSum(dropout_fraction=0.1))

@@ -10,18 +10,16 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.grids import NUMBER_BITS
 from lit_fed.core.seeds import uniforms
 
 __all__ = [
-    "NUMBER_BITS", "SMALLEST", "Chances", "Codec", "Encoded", "Scope", "encode_each", "if_any", "leaves_of",
+    "SMALLEST", "Chances", "Codec", "Encoded", "Feedback", "Scope", "encode_each", "if_any", "leaves_of",
     "vectors_of",
 ]  # fmt: skip
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 
-
-NUMBER_BITS = 32
-"""Bits of a number that is sent as it is: a scale, or one of the vector's own."""
 
 Chances = Callable[[int], Tensor]
 """Gives so many random numbers in [0, 1), float64; the same ones whenever it is asked."""
@@ -90,6 +88,10 @@ def if_any(scale: Tensor, bits: Tensor | float) -> Tensor:
     """Bits of an encoding with a leading scale: only the scale if it is 0, since nothing follows."""
     return NUMBER_BITS + torch.where(scale > 0, torch.as_tensor(bits, dtype=torch.float64, device=scale.device), 0.0)
 
+
+Feedback = Literal["none", "ef14", "ef21"]
+"""Treatment of a codec's error: dropped, added to the next change (EF14), or changes are encoded relative to the
+server's estimate (EF21)."""
 
 Scope = Literal["leaf", "whole"]
 """Unit that a codec encodes as one vector: each leaf of a model, or all of them."""

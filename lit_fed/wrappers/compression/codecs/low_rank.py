@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from lit_fed.core.grids import NUMBER_BITS
 from lit_fed.core.networks.products import full_precision
 from lit_fed.errors import check_settings
-from lit_fed.wrappers.compression.codecs.base import NUMBER_BITS, Chances, Codec, Encoded
+from lit_fed.wrappers.compression.codecs.base import Chances, Codec, Encoded
 
 __all__ = ["LowRank", "power_iteration"]
 

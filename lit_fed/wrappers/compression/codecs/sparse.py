@@ -6,8 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from lit_fed.core.grids import NUMBER_BITS
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.compression.codecs.base import NUMBER_BITS, Chances, Codec, Encoded
+from lit_fed.wrappers.compression.codecs.base import Chances, Codec, Encoded
 
 __all__ = ["RandomK", "TopK"]
 

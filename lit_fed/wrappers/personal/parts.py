@@ -21,7 +21,6 @@ Deviations:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
@@ -45,63 +44,12 @@ from lit_fed.core.partial_models import (
     whole_models,
 )
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Stage, Tree
-from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.deltas import shares_of
 
-__all__ = ["PersonalParts", "PersonalSettings", "PersonalState", "PersonalWork"]
+__all__ = ["PersonalParts", "PersonalState", "PersonalWork", "Training"]
 
 Training = Literal["joint", "alternating"]
-
-
-class PersonalSettings(NamedTuple):
-    """Settings of personal parts, as given to `FederatedModule`; see there."""
-
-    parts: list[str] | str | None = None
-    training: Training = "joint"
-    epochs: int | None = None
-    lr: float | None = None
-    unseen_epochs: int | None = None
-
-    def check(self) -> None:
-        """Refuse values out of range, and settings that have no effect.
-
-        Raises:
-            ConfigError: naming the setting.
-        """
-        values = self._asdict()
-        if self.training not in ("joint", "alternating"):
-            raise ConfigError(f"--model.personal_training is {self.training!r}; give joint or alternating")
-        for name, kind in {"epochs": "a whole number", "lr": "a number", "unseen_epochs": "a whole number"}.items():
-            if values[name] is not None and not 0 <= values[name] < math.inf:
-                raise ConfigError(f"--model.personal_{name} is {values[name]}; give {kind} >= 0, or null")
-        for name in ("epochs", "lr"):
-            if values[name] is not None and self.training == "joint" and self.parts is not None:
-                raise ConfigError(
-                    f"--model.personal_{name} is {values[name]}, and --model.personal_training is joint, in which all "
-                    "leaves take the same steps; give alternating, or leave it out"
-                )
-        for name, default in PersonalSettings._field_defaults.items():
-            if self.parts is None and values[name] != default:
-                raise ConfigError(
-                    f"--model.personal_{name} is {values[name]}, and nothing is personal; add --model.personal, such "
-                    "as [head], or leave it out"
-                )
-        if self.parts == []:
-            raise ConfigError("--model.personal is []; give patterns of names, such as [head], or leave it out")
-
-    def around(self, algorithm: Any, *, with_norm: bool = False) -> Any:
-        """The wrapper around an algorithm; without personal parts the algorithm itself.
-
-        Args:
-            algorithm: the algorithm.
-            with_norm: whether BatchNorm layers are personal, too.
-        """
-        if self.parts is None:
-            return algorithm
-        parts = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
-        epochs, unseen = (1 if given is None else given for given in (self.epochs, self.unseen_epochs))
-        return PersonalParts(algorithm, parts + ("norm",) * with_norm, self.training, epochs, self.lr, unseen)
 
 
 class PersonalState(NamedTuple):
@@ -149,7 +97,7 @@ class PersonalParts(AlgorithmWrapper):
 
     has_server_state = True  # the initial personal leaves, for clients that have none yet
 
-    def names(self, ctx: Context) -> frozenset[str]:
+    def kept_names(self, ctx: Context) -> frozenset[str]:
         """Names of the personal leaves."""
         return named_leaves(ctx.task, self.parts, "--model.personal", may_be_all=False)
 
@@ -157,7 +105,7 @@ class PersonalParts(AlgorithmWrapper):
     def shared_init(self, ctx: Context) -> WrappedShared:
         """The algorithm's without personal leaves, and the initial ones."""
         whole = self.inner.shared_init(ctx)
-        names = self.names(ctx)
+        names = self.kept_names(ctx)
         return WrappedShared(_without(whole, names, _names(whole)), tuple(named_part(tree.models(whole)[0], names)))
 
     def state_init(self, ctx: Context, shared: WrappedShared, data: ClientData) -> PersonalState:

@@ -1,0 +1,169 @@
+"""The session of a training: algorithm, task and terms, built from the settings and the facts of the data.
+
+Server and nodes build the same session from the same settings, without Lightning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.clients.base import ClientTrainer
+from lit_fed.clients.choose import choose_trainer
+from lit_fed.core.algorithm import Algorithm, takes_steps
+from lit_fed.core.context import Context, Terms
+from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
+from lit_fed.core.segmentation import pixels_last
+from lit_fed.core.targets import Criterion
+from lit_fed.core.task import Task
+from lit_fed.core.types import Tree
+from lit_fed.data.augmentation import make_augmentation, mask_form
+from lit_fed.data.data_sets.base import names_of
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
+from lit_fed.models.base import build_network, check_outputs, zero_outputs
+from lit_fed.settings import ModelSettings
+
+__all__ = ["Session", "check_augmented_steps", "check_init_seeds"]
+
+
+class Session(NamedTuple):
+    """Parts of a training that are the same on every machine."""
+
+    algorithm: Algorithm  # inside the wrappers that the settings ask for
+    terms: Context  # context of all clients in all rounds
+    shared: Tree  # the initial shared state
+    choose: Callable[[torch.device], ClientTrainer]  # the client trainer for a device
+
+    @classmethod
+    def of(
+        cls,
+        settings: ModelSettings,
+        facts: TrainingFacts,
+        device: torch.device,
+        start: Callable[[Task], Task] | None = None,
+    ) -> Session:
+        """The session of a training.
+
+        Args:
+            settings: settings of the module.
+            facts: sizes of the training.
+            device: device of the clients.
+            start: replaces the initial models of the task; None: they are fresh, or those of a network given as a
+                module.
+
+        Raises:
+            ConfigError: if network, data, client trainer and algorithm are incompatible.
+        """
+        task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
+        choose = partial(_choose, settings, task.network)
+        if settings.client_trainer != "auto":
+            choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
+        if init_seeds is not None:
+            check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
+        algorithm, solver = settings.wrapped, settings.solver
+        common = {one.name: getattr(facts, one.name) for one in fields(Terms)}
+        terms = Context(
+            task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
+            aggregation=settings.aggregation, attackers=facts.attacking,
+            augmentation=make_augmentation(
+                facts.augment, facts.normalisation, mask_form(facts.target, facts.label_shape)
+            ),
+            **common,
+        )  # fmt: skip
+        for one in settings.features:
+            terms = one.terms(terms)
+        check_augmented_steps(algorithm, settings.name, terms)
+        shared = algorithm.shared_init(terms)
+        for one in settings.features:
+            one.check_models(algorithm, terms, shared)
+        return cls(algorithm, terms, shared, choose)
+
+
+def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
+    """Refuse augmentation if clients take no local steps: only their inputs are augmented.
+
+    Raises:
+        ConfigError: naming the algorithm.
+    """
+    if ctx.augmentation is not None and not takes_steps(algorithm, ctx):
+        raise ConfigError(
+            f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
+            "leave it out"
+        )
+
+
+def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: int) -> None:
+    """Refuse seeds outside the range of generators, and a number of seeds that fits neither models nor clients.
+
+    Raises:
+        ConfigError: naming the seed, or the number of seeds.
+    """
+    for seed in init_seeds:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"--model.init_seeds holds {seed}; give whole numbers from 0 to 2^63 - 1")
+    # one seed suffices if all models start equal; only the start knows how many seeds are too few
+    if len(init_seeds) not in (1, num_models, num_clients, num_clients * num_models):
+        raise ConfigError(f"--model.init_seeds has {len(init_seeds)} seeds; give one for each of {num_models}")
+
+
+def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
+    shape = facts.input_shape
+    init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
+    task = Task.create(
+        partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
+        criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
+    )  # fmt: skip
+    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # with adapters it is frozen, or fresh
+        task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
+    if start is not None:
+        task = start(task)
+    check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
+    given = facts.inputs
+    return task.with_end(_example(_short(task.network, shape), facts.dtype) if given is None else given.example())
+
+
+def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
+    """A network with the trained parameters of the settings; with adapters by default at most the last layer."""
+    given, shape, input_type = settings.network, facts.input_shape, facts.dtype
+    maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
+    network = build_network(maker, shape, input_type, facts.target.num_outputs, facts.inputs)
+    trainable, adapted = settings.trainable, settings.lora_rank is not None
+    if trainable is None and adapted:
+        trainable = [] if getattr(network, "keeps_head", False) else HEAD
+    if trainable is not None:
+        choose_trained(network, list(names_of(trainable)), may_be_none=adapted)
+    short = _short(network, shape)
+    network = settings.adapters.add_to(network, lambda: zero_outputs(network, short, input_type))
+    others = [name for name, leaf in network.named_parameters() if leaf.requires_grad and "lora_" not in name]
+    if others and getattr(network, "frozen_dtype", None) is not None:
+        raise ConfigError(
+            f"--model.network.frozen_dtype is for networks whose adapters alone are trained, but {others[0]} is, "
+            "too; give --model.lora_rank without --model.trainable, or float32"
+        )
+    return pixels_last(network, facts.target, facts.label_shape)
+
+
+def _short(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a sample for trying a network; language models accept texts of any length.
+
+    Outputs of a long text over many words would take more memory than the training.
+    """
+    return (min(8, *shape),) if getattr(network, "keeps_head", False) else shape
+
+
+def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+    """Two samples that differ where their type allows it; tokens are 0, since their range is unknown."""
+    if not input_type.is_floating_point:
+        return torch.zeros(2, *shape, dtype=input_type)
+    return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)
+
+
+def _choose(settings: ModelSettings, network: nn.Module, device: torch.device) -> ClientTrainer:
+    return choose_trainer(settings.client_trainer, network, device, settings.memory_format)

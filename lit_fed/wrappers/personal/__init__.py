@@ -1,0 +1,1 @@
+"""Leaves of the network that stay with their client."""

@@ -1,0 +1,25 @@
+"""An algorithm with settings, given by the names of their options."""
+
+import inspect
+
+from lit_fed.settings import model_settings
+from lit_fed.wrappers.compatibility import facts_of_data
+from lit_fed.wrappers.personal.parts import PersonalParts
+
+OF_DATA = inspect.signature(facts_of_data).parameters
+
+
+def refuse(algorithm, **options):
+    """Refuse what does not go together; options are settings of the model and facts of the data."""
+    data = {name: options.pop(name) for name in OF_DATA if name in options}
+    model_settings(algorithm=algorithm, **options).check_combination(**data)
+
+
+def surrounded(algorithm, **options):
+    """The algorithm inside the wrappers of these settings."""
+    return model_settings(algorithm=algorithm, **options).wrapped
+
+
+def local_norm(algorithm):
+    """The algorithm with `--model.batch_norm local`."""
+    return PersonalParts(algorithm, ("norm",), unseen_epochs=0)
