@@ -83,7 +83,7 @@ class FederatedTrainer(Trainer):
             super().__init__(*args, **kwargs)
         except (TypeError, ValueError, ModuleNotFoundError) as error:
             raise ConfigError(f"Lightning's trainer refuses its arguments: {error}") from error
-        refuse_callbacks(self.callbacks)  # type: ignore[attr-defined]
+        refuse_callbacks(self.callbacks)
         self.fit_loop = FederatedLoop(self, self.fit_loop)
         self._signal_connector: Any = StopRequests(self)
         if isinstance(self.strategy, FederatedStrategy):
@@ -229,13 +229,14 @@ class FederatedTrainer(Trainer):
             into: callback that collects the blocks of served clients; None: they are returned.
         """
         also = [] if into is None else [into]
-        self.callbacks += also
+        callbacks: list[Callback] = self.callbacks
+        callbacks += also
         try:
             with self._interrupts_passed_on():
                 return super().predict(model, None, data, into is None, ckpt_path, weights_only) or []
         finally:
             for one in also:
-                self.callbacks.remove(one)
+                callbacks.remove(one)
 
     def __getattr__(self, name: str) -> Any:
         """Say where a method is that this trainer had.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Regression, Target
 from lit_fed.data.data_sets.base import Normalisation
-
-if TYPE_CHECKING:
-    from lit_fed.data.data_sets.columns import TableColumns
+from lit_fed.data.data_sets.columns import TableColumns
 
 __all__ = ["TrainingFacts", "name_digests"]
 
@@ -124,10 +122,7 @@ class TrainingFacts(NamedTuple):
         if plain.get("label_scale") is not None and isinstance(given["target"], Regression):
             given["target"] = given["target"].standardised(*plain["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
-        if columns is not None:
-            from lit_fed.data.data_sets.columns import TableColumns
-
-            given["columns"] = TableColumns.from_plain(columns)
+        given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         inputs = plain.get("inputs")
         given["inputs"] = None if inputs is None else NamedInputs.from_plain(inputs)
         for name in ("groups", "sizes"):
