@@ -231,13 +231,14 @@ class FederatedTrainer(Trainer):
             into: callback that collects the blocks of served clients; None: they are returned.
         """
         also = [] if into is None else [into]
-        self.callbacks += also
+        callbacks: list[Callback] = self.callbacks
+        callbacks += also
         try:
             with self._interrupts_passed_on():
                 return super().predict(model, None, data, into is None, ckpt_path, weights_only) or []
         finally:
             for one in also:
-                self.callbacks.remove(one)
+                callbacks.remove(one)
 
     def __getattr__(self, name: str) -> Any:
         """Say where a method is that this trainer had.

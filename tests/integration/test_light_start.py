@@ -19,7 +19,7 @@ ROUND_WITHOUT = {
 FIT_WITHOUT = ROUND_WITHOUT - {"lightning", "torchmetrics", "matplotlib"} | {
     "torchmetrics.classification", "transformers", "wandb", "onnx", "tensorboard", "torch._inductor", "triton", "sympy",
     "lit_fed.training.export", "lit_fed.models.hugging_face", "lit_fed.callbacks.served_clients",
-    "lit_fed.callbacks.wandb", "lit_fed.data.new_clients", "lit_fed.data.data_sets.columns",
+    "lit_fed.callbacks.wandb", "lit_fed.data.new_clients", "lit_fed.data.data_sets.table",
     "lit_fed.data.data_sets.synthetic", "lit_fed.system.whitelist", "lit_fed.training.learning_rate",
 }  # fmt: skip
 """What a fit has no use for before its first round is over; the base of torchmetrics loads matplotlib."""

@@ -25,10 +25,10 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 
 __all__ = [
-    "ANY_SEED", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode",
-    "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array",
-    "input_array", "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require",
-    "stacked_samples", "with_words",
+    "ANY_SEED", "MOST_CLASSES", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode", "Labels",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
+    "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
+    "with_words",
 ]  # fmt: skip
 
 
@@ -41,9 +41,6 @@ PLACE = "--data.dataset"
 
 ANY_SEED = f"[0, {2**32 - 1}]"
 """The range of seeds, for `check_settings`."""
-
-OF_LABELS = "mean and standard deviation of labels"
-"""Name of the constants of standardised labels, among those learned from the data."""
 
 MOST_CLASSES = 20
 """Integer labels with more different values than this may be quantities."""

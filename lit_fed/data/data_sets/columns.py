@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import OF_LABELS, Normalisation, is_first_process, require
+from lit_fed.data.data_sets.base import Normalisation, is_first_process, require
 from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import given_path, require_file
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "DatePart", "Feature", "TableColumns", "TableEncoder", "TableRows", "encode", "fill_in", "is_number",
+    "OF_LABELS", "DatePart", "Feature", "TableColumns", "TableEncoder", "TableRows", "encode", "fill_in", "is_number",
     "is_numeric", "is_table_file", "joined", "missing_values", "named", "numbers", "prepared", "read_rows",
     "refuse_mixed", "require_values", "rows_of_frame", "split_roles", "standardisation", "table_name", "texts",
     "typed",
@@ -32,6 +32,8 @@ __all__ = [
 
 MOST_CATEGORIES = 100
 """Maximum number of categories inferred for a text column."""
+
+OF_LABELS = "mean and standard deviation of labels"
 
 CONSTANT = 1e-7
 """A column counts as constant below this ratio of standard deviation and mean, near float32 resolution."""
