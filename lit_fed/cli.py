@@ -34,7 +34,7 @@ from lit_fed.command_line.classes import (
 )
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.start_page import ABSENT, COMMANDS
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError, DivergedError, LostNodesError, WriteError, notice
 from lit_fed.system.files import quote, write_atomically
@@ -142,8 +142,9 @@ class CommandParser(FederatedParser):
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
         commands = super().add_subcommands(*args, **kwargs)
         for name, one in WITHOUT_TRAINER.items():
-            parser = FederatedParser() if self.only else one.find(one.parser)()
-            commands.add_subcommand(name, parser, help=COMMANDS[name])
+            if name in COMMANDS:
+                parser = FederatedParser() if self.only else one.find(one.parser)()
+                commands.add_subcommand(name, parser, help=COMMANDS[name])
         return commands
 
 
@@ -175,7 +176,8 @@ class FederatedCLI(LightningCLI):
             "model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "return_predictions",
             "weights_only", "verbose",
         }  # fmt: skip
-        return dict.fromkeys(("fit", "validate", "test", "predict", "personalize", "export"), hidden)
+        commands = ("fit", "validate", "test", "predict", "personalize", "export")
+        return dict.fromkeys((one for one in commands if one in COMMANDS), hidden)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         assert isinstance(parser, CommandParser)
@@ -357,6 +359,8 @@ def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> An
         if report:
             raise ConfigError("--report needs the run's folder; leave out --trainer.logger false")
         return False
+    if report and "report" in ABSENT:
+        raise ConfigError(f"--report: lit_fed is installed here without its {ABSENT['report']}; leave it out")
     if not root:
         raise ConfigError("--trainer.default_root_dir is empty; give a folder, or leave it out for runs/")
     check_creatable(Path(root), "--trainer.default_root_dir")

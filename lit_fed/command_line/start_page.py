@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean
 
-__all__ = ["COMMANDS", "OF_DEPLOYMENT", "PlainParser", "answer", "start_page"]
+__all__ = ["ABSENT", "COMMANDS", "OF_DEPLOYMENT", "PlainParser", "answer", "start_page"]
 
 OF_DEPLOYMENT = ("flower-app", "certificates", "client", "federation")
-"""Commands in `deployed.py`, which may be absent with `lit_fed/deployment`; they start before Lightning is loaded."""
+"""Commands in `deployed.py`, which start before Lightning is loaded."""
 
 COMMANDS = {
     "fit": "Train: federated rounds, then a test; all is kept in a folder.",
@@ -34,8 +34,15 @@ COMMANDS = {
     "client": "Work on this machine's data for a federation's server.",
     "federation": "Try a federation of several processes on one machine.",
 }
-if not Path(__file__).with_name("deployed.py").is_file():
-    COMMANDS = {name: what for name, what in COMMANDS.items() if name not in OF_DEPLOYMENT}
+
+ROOMS = {
+    "export": "training/export.py", "report": "command_line/report.py", "sweep": "command_line/sweep.py",
+    "benchmark": "benchmark", **dict.fromkeys(OF_DEPLOYMENT, "deployment"),
+}  # fmt: skip
+"""What a command needs that may be absent."""
+
+ABSENT = {name: room for name, room in ROOMS.items() if not Path(__file__).parents[1].joinpath(room).exists()}
+COMMANDS = {name: what for name, what in COMMANDS.items() if name not in ABSENT}
 
 EXAMPLES = (
     "fit --config configs/experiment/quickstart.yaml",
@@ -77,8 +84,8 @@ def answer(given: list[str]) -> bool:
     elif not given:
         sys.stderr.write(start_page())
         raise SystemExit(2)
-    elif given[0] in OF_DEPLOYMENT and given[0] not in COMMANDS:
-        sys.stderr.write(f"lit_fed: {given[0]}: lit_fed is installed here without its folder deployment\n")
+    elif given[0] in ABSENT:
+        sys.stderr.write(f"lit_fed: {given[0]}: lit_fed is installed here without its {ABSENT[given[0]]}\n")
         raise SystemExit(2)
     else:
         return False

@@ -70,7 +70,7 @@ def test_commands_of_the_room_are_refused_in_one_line(cut):
     for command in ("client", "federation", "certificates", "flower-app"):
         assert f"\n  {command} " not in page
         done = python(cut, "-m", "lit_fed", command, "--help")
-        line = f"lit_fed: {command}: lit_fed is installed here without its folder deployment\n"
+        line = f"lit_fed: {command}: lit_fed is installed here without its deployment\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
     done = python(cut, "-m", "lit_fed", "fit", "--data.dataset", "Federation")
     assert done.returncode == 2
