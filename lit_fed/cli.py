@@ -219,7 +219,7 @@ class FederatedCLI(LightningCLI):
             parsed = parser.parse_args(given)
             config = parsed[command]
         check_run_name(config.name)
-        name = config.name or default_name(given, config.model.algorithm.class_path)
+        name = config.name or default_name(given, str(config.get("model.algorithm.class_path")))
         try:
             path = self._find_checkpoint(command, config.ckpt_path, Path(config.trainer.default_root_dir) / name)
             if path is not None and command != "fit":

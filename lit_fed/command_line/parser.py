@@ -50,11 +50,11 @@ UNKNOWN = re.compile(
 )
 """Its words before a command, an option or a class that does not exist, and the name."""
 
-NESTED = re.compile(
-    r"--([\w.]+):(?: Does not validate against .*? Errors: -)? --([\w.]+): "
-    r"(.*?)(?: - Expected a <class 'NoneType'>.*)?$"
-)
-"""Its words about an option of a class, whose own parser knows the last part of the option's name only."""
+OPTIONAL = re.compile(r": Does not validate against .*? Errors: - (--.*) - Expected a <class 'NoneType'>.*$")
+"""Its words about an option of a class that may be null."""
+
+NESTED = re.compile(r"--([\w.]+): --([\w.]+):")
+"""Its name of an option of a class, whose own parser knows the last part of the name only."""
 
 BARE_LIST = re.compile(r"Expected a <class '(?:list|tuple)'>.* value: ([\w.+-]+(?:,[\w.+-]+)+)$")
 """Its words for a list without brackets, and the list."""
@@ -143,7 +143,8 @@ class FederatedParser(LightningArgumentParser):
         Raises:
             ConfigError: always.
         """
-        text = NESTED.sub(r"--\1.\2: \3", " ".join(PLACE.sub(r"--\1:", str(message)).split()))
+        text = OPTIONAL.sub(r": \1", " ".join(PLACE.sub(r"--\1:", str(message)).split()))
+        text = NESTED.sub(r"--\1.\2:", text)
         found = None if any(one in text for one in HINTS) else UNKNOWN.search(text)
         hint = self._hint(found[1], found[2], text) if found else ""
         bare = BARE_LIST.search(text)
