@@ -20,6 +20,12 @@ def surrounded(algorithm, **options):
     return model_settings(algorithm=algorithm, **options).wrapped
 
 
+def option(settings, name):
+    """The value of an option of the model; None for those of a feature that was not given."""
+    owners = [one for one in (settings, *settings.features) if hasattr(one, name)]
+    return getattr(owners[0], name) if owners else None
+
+
 def local_norm(algorithm):
     """The algorithm with `--model.batch_norm local`."""
     return PersonalParts(algorithm, ("norm",), unseen_epochs=0)

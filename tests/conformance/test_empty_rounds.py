@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from combination import local_norm, refuse
+from combination import refuse
 from exemptions import exempt
 from federated_round import Federation, make_clients, same_bits
 from fit_all import StackedAverage
@@ -25,6 +25,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.secure.wrapper import SecureAverage, SecureSum
 
@@ -145,7 +146,7 @@ SEEN: list = []
 
 
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-@pytest.mark.parametrize("wrap", [lambda one: one, local_norm], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("wrap", [lambda one: one, AlgorithmWrapper], ids=["plain", "wrapped"])
 def test_a_server_may_want_the_reduction_of_nothing(trainer, wrap):
     for algorithm, double, rows in ((Watching(), torch.float64, ()), (WatchingRows(), torch.float32, (0,))):
         SEEN.clear()
@@ -159,9 +160,8 @@ def test_a_server_may_want_the_reduction_of_nothing(trainer, wrap):
         assert (federation.metrics, federation.bits.tolist()) == ({}, [0, 0])
 
 
-@pytest.mark.parametrize("wrap", [local_norm, lambda one: SecureAverage(one, SecureSum())], ids=["norm", "sum"])
-def test_wrappers_leave_it_at_that(wrap):
-    run(fresh(wrap(FedEM(num_components=2))))
+def test_wrappers_leave_it_at_that():
+    run(fresh(SecureAverage(FedEM(num_components=2), SecureSum())))
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])

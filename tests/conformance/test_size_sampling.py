@@ -89,7 +89,7 @@ def test_local_batch_norm_changes_nothing():
     assert local_norm(FedAvg()).participation.counts_draws
     for algorithm, reason in ((Refusing(), "and Refusing does not like it"), (AFL(), "AFL needs every client once")):
         with pytest.raises(ConfigError, match=reason):
-            refuse(local_norm(algorithm), sampling="size")
+            refuse(algorithm, batch_norm="local", sampling="size")
 
 
 def test_both_kinds_are_there():

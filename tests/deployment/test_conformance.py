@@ -135,7 +135,7 @@ def test_nodes_report_the_losses_by_which_clients_are_selected(folders, tmp_path
     both, cohorts = sides(folders, tmp_path, settings, sampling_probability=0.5), []
     for _ in range(NUM_ROUNDS):
         for rounds, (seen, _) in ((both.simulated, both.populations), (both.remote, both.remote_populations)):
-            rounds.selection = settings.selection
+            settings.features[0].start(rounds)
             cohorts.append(serving.selected(rounds, np.arange(5), seen.train, clients_per_block=2))
         assert rounds.reports == both.simulated.reports
         assert cohorts[-1].tolist() == cohorts[-2].tolist()
@@ -161,12 +161,12 @@ def nodes_serve_alone(both, folders, states, settings):
     for name in ("anna", "ben", "carl"):
         kept = KeptTraining(folders[name], states / name, settings=settings)
         clients = kept.find([])
-        together = kept.measure(clients, "test")[:, :3]
+        together = kept.measure(clients, "test").rows()[:, :3]
         assert torch.equal(together, wanted[clients])
-        alone = torch.cat([kept.measure([one], "test")[:, :3] for one in clients])
+        alone = torch.cat([kept.measure([one], "test").rows()[:, :3] for one in clients])
         torch.testing.assert_close(alone, together, rtol=1e-6, atol=1e-6)
         said = list(kept.predict(clients, "test"))
-        assert torch.equal(torch.cat([block.rows[:, :3] for block in said]), together)
+        assert torch.equal(torch.cat([block.scores.rows()[:, :3] for block in said]), together)
 
 
 # ---------------------------------------------------------------------- wrappers, clients and networks

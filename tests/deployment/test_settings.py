@@ -1,9 +1,11 @@
 """Settings of a node: its operator's file, which the server's settings have to equal."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from combination import option
 from federated_round import facts
 
 import lit_fed.cli
@@ -35,13 +37,13 @@ def test_settings_are_those_of_the_file(tmp_path):
     ]  # fmt: skip
     made, common = written(*given)
     assert made.solver == LocalSolver(lr=0.3)
-    assert made.compression == QSGD()
-    assert made.faults == Faults(dropout=[0.1, 0.2], on_bad_client="drop")
+    assert option(made, "compression") == QSGD()
+    assert option(made, "faults") == Faults(dropout=[0.1, 0.2], on_bad_client="drop")
     assert made.target == Sequences(ignore_index=255)
     assert isinstance(made.network((4,), 3), MLP)
     (tmp_path / "run.json").write_text(json.dumps({"model": common}))
     again, read = settings_in([str(tmp_path / "run.json")], lambda: lit_fed.cli)
-    assert again._replace(network=None) == made._replace(network=None)
+    assert replace(again, network=None) == replace(made, network=None)
     refuse_other_settings(common, read)
 
 
@@ -115,7 +117,7 @@ def test_seeds_of_noise_and_patterns_of_names_are_not_in_common():
     given = ["--model.privacy", "LocalPrivacy", "--model.privacy.noise_multiplier", "2", "--model.privacy.delta", "0.1"]
     given += ["--model.privacy.clip_norm", "1", "--model.solver.client_lr", '{"0": 0.5}']
     made, common = written(*given, "--model.privacy.noise_seed", "5")
-    assert made.privacy.noise_seed is None, "each node draws its own"
+    assert option(made, "privacy").noise_seed is None, "each node draws its own"
     assert "noise_seed" not in common["privacy"]["init_args"]
     assert common["solver"]["client_lr"] == {}
     _, other = written(*given, "--model.privacy.noise_seed", "6", "--model.solver.client_work", '{"1": 0.5}')

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from combination import option
 
 from lit_fed import (
     IID,
@@ -54,7 +55,7 @@ def own(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_the_model_takes_objects_classes_and_names(given, made):
     (name,) = given
-    assert getattr(FederatedModule(**{"algorithm": "FedAvg", **given}).settings, name) == made
+    assert option(FederatedModule(**{"algorithm": "FedAvg", **given}).settings, name) == made
 
 
 @pytest.mark.parametrize("name", ["QSGD", "Median", "SignFlip", "PowerOfChoice", "SecureSum", "Faults"])
@@ -64,7 +65,7 @@ def test_settings_of_wrappers_go_by_name(name):
         "SecureSum": "secure_aggregation", "Faults": "faults",
     }  # fmt: skip
     settings = FederatedModule("FedAvg", **{options[name]: name}).settings
-    assert type(getattr(settings, options[name])).__name__ == name
+    assert type(option(settings, options[name])).__name__ == name
 
 
 def test_objects_of_ones_own_go_by_path(own):
