@@ -139,6 +139,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     state_reads_data: ClassVar[bool] = False
     """Whether `state_init` reads anything of the client, such as its number; else all clients start alike."""
 
+    in_every_combination: ClassVar[bool] = False
+    """The promise: numbers are right alone and in every combination with wrappers, ranks and nodes, unless it is
+    refused; False: formula, both client trainers and resumed runs are checked, and combinations are not."""
+
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
 
