@@ -22,6 +22,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.models import Linear, Network
 from lit_fed.wrappers.fedbn import LocalNorm
 
+pytestmark = pytest.mark.every_combination
+
 every_case = pytest.mark.parametrize("case", CASES)
 TRAINERS = [SequentialTrainer, VectorizedTrainer]
 

@@ -24,6 +24,8 @@ from lit_fed.rounds import check_cohort
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
+pytestmark = pytest.mark.every_combination
+
 SIZES = [6, 6, 9, 3, 4]
 COHORTS = [[0, 0, 2], [4, 0, 0, 3], [0, 0, 2, 3]]
 WITH_A_TWIN = [[0, 1, 2], [4, 0, 1, 3], [0, 1, 2, 3]]

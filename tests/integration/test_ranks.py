@@ -1,33 +1,25 @@
 """Two processes give the numbers of one, for every algorithm."""
 
-from functools import partial
-
 import pytest
 import torch
 from exemptions import exempt
-from fit_all import BATCH_NORM, IN_FILES, NAMES, WRAPPED, fit_in_two_ranks, whole
-from running import SMALL, folder, history, in_two_ranks, numbers, run
+from fit_all import BATCH_NORM, IN_FILES, NAMES, WRAPPED, in_two, whole
+from running import SMALL, folder, history, numbers, run
 
 from lit_fed import algorithms
 
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """What two ranks left, by the kind of run."""
-    out = tmp_path_factory.mktemp("ranks")
-    in_two_ranks(partial(fit_in_two_ranks, out), timeout=900)
-    return out
+pytestmark = pytest.mark.every_combination
 
 
 @pytest.fixture
-def outs(two_ranks, shared_folder):
+def outs(shared_folder):
     """The run of one rank, and the folder of two ranks and their state."""
 
     def both(name, kind="memory"):
-        out = two_ranks / kind
-        return whole(name, shared_folder, kind), folder(out, name), torch.load(out / f"{name}.pt", weights_only=True)
+        return whole(name, shared_folder, kind), *in_two(name, shared_folder, kind)
 
     return both
 
