@@ -54,9 +54,9 @@ def promised(item: pytest.Item) -> bool:
     """Whether the test is not of a combination, or the class of its algorithm promises every one."""
     if item.get_closest_marker("every_combination") is None:
         return True
-    named = vars(importlib.import_module("lit_fed.algorithms"))
+    algorithms = importlib.import_module("lit_fed.algorithms")
     params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    values = [named.get(one.partition(" ")[0]) if isinstance(one, str) else one for one in params]
+    values = [getattr(algorithms, one.partition(" ")[0], None) if isinstance(one, str) else one for one in params]
     return all(getattr(one, "in_every_combination", True) for one in values)
 
 
