@@ -215,13 +215,8 @@ def watched(algorithm, calls):
     return kind(**{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)})
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param(BINARY, id="linear", marks=pytest.mark.every_combination),
-        pytest.param(MULTICLASS, id="multiclass-mlp"),
-    ],
-)
+@pytest.mark.every_combination
+@pytest.mark.parametrize("target", [BINARY, MULTICLASS], ids=["linear", "multiclass-mlp"])
 def test_inputs_unchanged(algorithm, target):
     calls = set()
     network = {BINARY: Linear, MULTICLASS: small_mlp}[target]
@@ -251,6 +246,7 @@ def test_pickles(algorithm):
     assert same_bits(pickle.loads(pickle.dumps(kept)), kept)
 
 
+@pytest.mark.every_combination
 def test_same_seed_same_numbers(algorithm):
     runs = three_rounds(algorithm), after_rounds(algorithm, make_clients(SIZES))
     assert same_bits(*(everything(run, unseen_clients()) for run in runs))
