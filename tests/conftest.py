@@ -43,10 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # ---------------------------------------------------------------------- the lanes
-def named_long(config: pytest.Config) -> dict[str, float]:
+def named_long(config: pytest.Config, items: list[pytest.Item]) -> dict[str, float]:
     """Starts of the names of long tests → seconds of each test; where several fit, the longest is meant."""
     lines = (config.rootpath / "tests/long_tests").read_text().splitlines()
     rows = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    files = {item.nodeid.partition("::")[0] for item in items}
+    starts = [start for _, start in rows if start.partition("::")[0] in files and not config.option.everything]
+    if gone := [start for start in starts if not any(item.nodeid.startswith(start) for item in items)]:
+        raise pytest.UsageError(f"tests/long_tests names tests that are not there: {', '.join(gone)}")
     return {start: float(seconds) for seconds, start in rows}
 
 
@@ -94,10 +98,9 @@ def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
     return taken
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, and begin with the files that take longest: workers take one file after the other."""
-    named = named_long(config)
+    named = named_long(config, items)
     places = [start.partition("::")[0] for start in named]
     places += [line.partition("::")[0] for line in (config.rootpath / ".ci/lowest_tests").read_text().split()]
     if gone := [place for place in places if not (config.rootpath / place).exists()]:
