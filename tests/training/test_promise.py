@@ -11,9 +11,13 @@ from lit_fed.wrappers.compression.codecs import TopK
 @pytest.mark.parametrize(
     ("algorithm", "options", "said"),
     [
-        ("FedYogi", {"compression": TopK()}, ["lit_fed: FedYogi is not tested with wrappers; the paper index names"]),
+        (
+            "FedYogi",
+            {"compression": TopK(), "compression_scope": "whole"},
+            ["lit_fed: FedYogi is not tested with wrappers; the paper index names"],
+        ),
         ("FedYogi", {}, []),
-        ("FedAdam", {"compression": TopK()}, []),
+        ("FedAdam", {"compression": TopK(), "compression_scope": "whole"}, []),
     ],
 )
 def test_it_is_said_of_what_is_not_promised(algorithm, options, said, capsys):
