@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import zlib
 
 import prepared
 import pytest
@@ -18,25 +17,6 @@ CLIENT_TRAINERS = [SequentialTrainer, VectorizedTrainer]
 """Clients one by one and at once; `debug` is the first of these bit for bit, as the conformance tests check."""
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many processes as there are cores
-
-
-def pytest_collection_modifyitems(config, items):
-    """Of two tests of an algorithm that differ in the client trainer alone, one is run: which one hangs on its name.
-
-    That both trainers give the same is what the conformance tests check, for every algorithm.
-    """
-    if config.getoption("--both-client-trainers"):
-        return
-    left_out = []
-    for item in items:
-        trainer = getattr(item, "callspec", None) and item.callspec.params.get("client_trainer")
-        if trainer in CLIENT_TRAINERS and item.path.parent.name == "algorithms":
-            name = item.nodeid.replace(trainer.name, "")
-            if CLIENT_TRAINERS.index(trainer) != zlib.crc32(name.encode()) % 2:
-                left_out.append(item)
-    config.hook.pytest_deselected(items=left_out)
-    gone = set(left_out)
-    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,8 +63,10 @@ def _no_needless_newton_steps(request, monkeypatch):
     """Exact solves in tests of algorithms take the steps that they need; what more of them do is checked at the solver.
 
     These are one where the loss is a quadratic, and seven on few samples: a wrong objective is as wrong with fewer. Two
-    runs that have to be alike are so after three.
+    runs that have to be alike are so after three. A test with `shipped_newton` takes all.
     """
+    if "shipped_newton" in request.fixturenames:
+        return
     if request.path.parent.name == "conformance":
         monkeypatch.setitem(newton.minimise.__kwdefaults__, "iterations", 3)
     if request.path.parent.name == "algorithms":
@@ -110,6 +92,11 @@ def parser():
     with pytest.raises(StopIteration) as stopped:
         OnlyParser(["fit"])
     return stopped.value.value
+
+
+@pytest.fixture
+def shipped_newton():
+    """Exact solves in tests of algorithms take as many steps as those of a run."""
 
 
 @pytest.fixture

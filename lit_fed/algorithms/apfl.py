@@ -64,6 +64,7 @@ class APFL(Personal[GlobalModels, APFLState, LocalRun]):
     alpha_update: Literal["fixed", "first_step", "every_step"] = "first_step"
     unseen_epochs: int = passes(0)
 
+    in_every_combination = True
     participation = Participation(weighting="uniform")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> APFLState:

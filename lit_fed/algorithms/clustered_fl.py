@@ -101,6 +101,7 @@ class ClusteredFL(Served[Clusters, Member, LocalRun]):
     linkage: Literal["single", "complete"] = "single"
     newcomers: Literal["tree", "loss"] = "tree"
 
+    in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(needs_all_clients=True, fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {

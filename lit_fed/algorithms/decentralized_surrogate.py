@@ -56,6 +56,7 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, LocalRun]):
         common_start: start all clients from the same models; otherwise each from different ones.
     """
 
+    in_every_combination = True
     serving_settings = ("unseen_steps",)
 
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen

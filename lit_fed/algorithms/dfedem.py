@@ -74,6 +74,7 @@ class DFedEM(Gossiping[PeerMixture, PeerWork]):
         start: `Clustering`: begin with rounds of IFCA, so that groups of clients do not share a component; null: none.
     """
 
+    in_every_combination = True
     serving_settings = ("em_steps",)
 
     num_components: int = ranged(3, ">= 1")

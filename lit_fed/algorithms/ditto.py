@@ -46,6 +46,8 @@ class Ditto(Personal[GlobalModels, ModelState, LocalRun]):
     personal_lr: float | None = ranged(None, ">= 0")
     personal_steps: int = ranged(1, ">= 1")
 
+    in_every_combination = True
+
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
         """v_k starts as the current global model."""
         return shared.models

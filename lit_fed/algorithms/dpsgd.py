@@ -59,6 +59,8 @@ class DPSGD(Gossiping[PeerNumber, LocalRun]):
     order: Literal["parallel", "after"] = "parallel"
     common_start: bool = True
 
+    in_every_combination = True
+
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerNumber:
         """The client's id: the network holds x_i."""
         return PeerNumber(data.client_id)

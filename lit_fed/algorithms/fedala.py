@@ -65,6 +65,7 @@ class FedALA(Personal[GlobalModels, AggregationState, LocalRun]):
     sample_fraction: float = ranged(0.8, "(0, 1]")
     start_passes: int = ranged(10, ">= 1")
 
+    in_every_combination = True
     incompatible: ClassVar[dict[str, str]] = {
         "noise_in_steps": "weights of the global model",
         "personal_parts": "keeps the top layers apart itself",

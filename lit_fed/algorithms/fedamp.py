@@ -139,6 +139,8 @@ class FedAMP(AttentiveMessagePassing):
     sigma: float = ranged(1.0, "> 0")
     step_size: float | None = ranged(None, "> 0")
 
+    in_every_combination = True
+
     def shared_init(self, ctx: Context) -> AttendedPeers:
         """The common start; a step that could make ξ_ii negative is refused."""
         largest = self._largest_step(ctx.num_clients)

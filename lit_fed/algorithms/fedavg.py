@@ -27,3 +27,5 @@ __all__ = ["FedAvg"]
 @dataclass(frozen=True)
 class FedAvg(Algorithm[GlobalModels, tuple[()], LocalRun]):
     """One global model: clients train copies, the server averages them by their numbers of samples."""
+
+    in_every_combination = True

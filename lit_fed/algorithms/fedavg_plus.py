@@ -37,6 +37,7 @@ class FedAvgPlus(TunedCopy[GlobalModels, Tree, LocalRun]):
         tune: patterns of names of the leaves or modules that are tuned, or `head`, `body`, `norm`; null: all.
     """
 
+    in_every_combination = True
     serving_settings = ("fine_tune_epochs", "fine_tune_lr", "tune")
 
     fine_tune_epochs: int = tuned(1, 1, 5, 10, within=">= 0")

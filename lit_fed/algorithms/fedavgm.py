@@ -52,6 +52,7 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
     server_lr: float = ranged(1.0, "> 0")
     server_momentum: float = ranged(0.9, "[0, 1)")
 
+    in_every_combination = True
     server_only = ("momentum",)
 
     def shared_init(self, ctx: Context) -> Momentum:

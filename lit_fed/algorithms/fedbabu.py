@@ -41,6 +41,7 @@ class FedBABU(TunedCopy[SentPart, Any, LocalRun], PartialModel):
             random head.
     """
 
+    in_every_combination = True
     serving_settings = ("tune", "adapt_epochs")
     incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a fixed head itself"}
 

@@ -70,6 +70,7 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, LocalRun]):
         serve_mean: predict with the mean of the last round's clients instead of θ^t.
     """
 
+    in_every_combination = True
     serving_settings = ("serve_mean",)
 
     alpha: float = tuned(0.01, 0.001, 0.01, 0.1, within="> 0")

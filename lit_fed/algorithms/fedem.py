@@ -80,6 +80,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     position_loss: PositionLoss = "mean"
     start: MixtureStart | None = None
 
+    in_every_combination = True
     serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)  # a checkpoint may be served with another value
     reads_losses = True  # ℓ(θ_m; s) of each sample s under each received component, [N, M]
     # Privacy of samples needs noise on π_t too, `mixture_noise`, since q_t weighs the local steps.

@@ -109,6 +109,7 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
     common_start: bool = False
     position_loss: PositionLoss = "mean"
 
+    in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
     state_reads_data: ClassVar[bool] = True

@@ -71,6 +71,7 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
     val_fraction: float = ranged(0.2, "[0, 1)")
     keep: Literal["previous", "trained"] = "previous"
 
+    in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
     state_reads_data: ClassVar[bool] = True

@@ -79,6 +79,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
     prox_weight: float = ranged(0.0, ">= 0")
     effective_steps: float | None = ranged(None, "> 0")
 
+    in_every_combination = True
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
     incompatible: ClassVar[dict[str, str]] = {

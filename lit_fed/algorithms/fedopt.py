@@ -165,6 +165,8 @@ class FedAdam(AdaptiveFedOpt):
 
     beta2: float = ranged(0.99, "[0, 1)")
 
+    in_every_combination = True
+
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         """A decaying average: v_t = β2 v_{t−1} + (1 − β2) Δ_t²."""
         return self.beta2 * second + (1 - self.beta2) * square

@@ -41,6 +41,8 @@ class FedPer(PersonalPart):
 
     private_layers: int = ranged(1, ">= 0")
 
+    in_every_combination = True
+
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layers."""
         return last_layers(ctx.task.network, self.private_layers)

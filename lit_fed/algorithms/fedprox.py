@@ -56,6 +56,8 @@ class FedProx(Algorithm[GlobalModels, tuple[()], LocalRun]):
     inexactness: float | None = None
     local_solve: Literal["sgd", "exact"] = "sgd"
 
+    in_every_combination = True
+
     def __post_init__(self) -> None:
         exact = self.local_solve == "exact"
         check_settings(self, prox_weight=">= 0", inexactness="[0, 1]")

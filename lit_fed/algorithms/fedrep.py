@@ -59,6 +59,7 @@ class FedRep(PersonalPart):
         body_steps: local steps of the representation; null takes the solver's `local_epochs` or `local_steps`.
     """
 
+    in_every_combination = True
     participation = Participation(weighting="uniform")
 
     head: Patterns = ("head",)

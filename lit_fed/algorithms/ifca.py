@@ -68,6 +68,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, LocalRun]):
     averaging: Literal["model", "gradient"] = "model"
     clustered_layers: int | None = ranged(None, ">= 0")
 
+    in_every_combination = True
     message = MessageSpec(complete=False)
     participation = Participation(weighting="uniform")
     reads_losses = True

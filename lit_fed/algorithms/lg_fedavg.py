@@ -42,6 +42,7 @@ class LGFedAvg(PersonalPart):
 
     shared_layers: int = ranged(1, ">= 0")
 
+    in_every_combination = True
     incompatible: ClassVar[dict[str, str]] = {
         **PersonalPart.incompatible,
         "local_norm": "keeps the normalisation of lower layers at the client already",

@@ -36,6 +36,7 @@ __all__ = ["Local"]
 class Local(Personal[GlobalModels, OwnModel, LocalRun]):
     """No collaboration: each client trains its own model from a common start; nothing is sent."""
 
+    in_every_combination = True
     message = MessageSpec("nothing")
     participation = Participation(fills_in_absent=False)  # nothing is averaged
     start_only = ("models",)

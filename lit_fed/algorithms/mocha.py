@@ -109,6 +109,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
     epsilon: float = ranged(0.01, "> 0")
     unseen_epochs: int = passes(10)
 
+    in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
     state_reads_data: ClassVar[bool] = True

@@ -55,6 +55,8 @@ class MOON(Algorithm[GlobalModels, PreviousModel, LocalRun]):
     mu: float = tuned(5.0, 0.1, 1.0, 5.0, 10.0, within=">= 0")
     temperature: float = tuned(0.5, 0.1, 0.5, 1.0, within="> 0")
 
+    in_every_combination = True
+
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PreviousModel:
         """The initial network."""
         return PreviousModel(shared.models)

@@ -51,6 +51,7 @@ class GroupState(NamedTuple):
 class Oracle(Algorithm[GlobalModels, GroupState, LocalRun]):
     """FedAvg within each true group of clients, which the data must provide."""
 
+    in_every_combination = True
     message = MessageSpec(complete=False)
     participation = Participation(fills_in_absent=False)  # clients of other groups never received the group's model
     state_reads_data: ClassVar[bool] = True

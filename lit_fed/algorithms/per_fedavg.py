@@ -53,6 +53,7 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
         adapt_steps: gradient steps on its training samples before a client is served.
     """
 
+    in_every_combination = True
     serving_settings = ("adapt_steps",)
 
     variant: Literal["exact", "first_order", "hessian_free"] = "exact"

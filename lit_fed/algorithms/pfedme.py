@@ -57,6 +57,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
         unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
+    in_every_combination = True
     serving_settings = ("unseen_epochs",)
 
     prox_weight: float = tuned(15.0, 15.0, 20.0, 30.0)

@@ -83,6 +83,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, LocalRun]):
     option: Literal["I", "II"] = "II"
     server_lr: float = ranged(1.0, "> 0")
 
+    in_every_combination = True
     message = MessageSpec(beside_models=True)
     participation = Participation(weighting="uniform")
 

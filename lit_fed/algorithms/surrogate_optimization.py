@@ -46,6 +46,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
             belongs to the models of its last round.
     """
 
+    in_every_combination = True
     serving_settings = ("unseen_steps", "refresh_at_eval")
 
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen

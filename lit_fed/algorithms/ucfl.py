@@ -94,6 +94,7 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
     num_batches: int = 2
     min_variance: float = 1e-12
 
+    in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     state_reads_data: ClassVar[bool] = True
     incompatible: ClassVar[dict[str, str]] = {

@@ -144,6 +144,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     state_reads_data: ClassVar[bool] = False
     """Whether `state_init` reads anything of the client, such as its number; else all clients start alike."""
 
+    in_every_combination: ClassVar[bool] = False
+    """The promise: numbers are right alone and in every combination with wrappers, ranks and nodes, unless it is
+    refused; False: formula, both client trainers and resumed runs are checked, and combinations are not."""
+
     hides_cohort: ClassVar[bool] = False
     """Whether it is secret who takes part in a round; so under a wrapper whose ε counts on it."""
 

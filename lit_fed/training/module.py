@@ -41,6 +41,7 @@ from lit_fed.training.history import (
 )
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.feature import features
 
 __all__ = ["FederatedModule", "facts_of"]
@@ -118,6 +119,16 @@ class FederatedModule(LightningModule):
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
+        if stage == "fit" and self.trainer.is_global_zero:
+            self._say_promise(on_nodes=data.dataset.is_remote)
+
+    def _say_promise(self, on_nodes: bool) -> None:
+        """Say that the algorithm is not tested in this combination, where its class does not promise all of them."""
+        algorithm, ranks = self.federation.algorithm, self.trainer.world_size
+        around = {"wrappers": isinstance(algorithm, AlgorithmWrapper), f"{ranks} ranks": ranks > 1, "nodes": on_nodes}
+        if any(around.values()) and not algorithm.in_every_combination:
+            found = " and ".join(name for name, is_there in around.items() if is_there)
+            notice(f"{self.settings.name} is not tested with {found}; the paper index names algorithms that are")
 
     def _take_stored_rate(self, entry: dict[str, Any] | None) -> None:
         """Take the learning rate that a checkpoint's run has found, in place of `auto`."""

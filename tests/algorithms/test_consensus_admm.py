@@ -72,6 +72,20 @@ def test_exact_rounds_are_those_of_the_reference(rho, alpha, weighting, client_t
         np.testing.assert_allclose(found.exp().numpy(), predict(own, x), rtol=0, atol=1e-9)
 
 
+def test_the_shipped_solver_ends_where_the_slope_vanishes(shipped_newton):
+    """Wide inputs and a weak pull, so that Newton's full steps go too far: seven of the sixteen do not get there."""
+    train = make_clients(SIZES)
+    train.x.mul_(40)
+    federation = Federation(ConsensusADMM(0.01, **EXACT), train)
+    start = federation.weights[0].numpy()
+    federation.round()
+    for (x, y), found in zip(as_arrays(train), flat(federation.states.models.parameters).numpy(), strict=True):
+        features = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        residual = 1 / (1 + np.exp(-features @ found)) - y
+        slope = features.T @ residual / len(y) + 0.01 * (found - start)
+        np.testing.assert_allclose(slope, 0, atol=1e-9)
+
+
 @pytest.mark.parametrize("solver", [None, {"lr": 0.3}])
 def test_sampled_rounds_are_those_of_the_reference(solver, client_trainer):
     algorithm = ConsensusADMM(0.7, "exact" if solver is None else "inexact", over_relaxation=1.5)

@@ -106,7 +106,6 @@ def check_best(offline, folder, rows):
     assert (folder / "checkpoints/last.ckpt").is_file()
 
 
-@pytest.mark.slow
 def test_two_ranks_are_one_run(offline):
     ranks = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.max_epochs", "2"]
     finished = run([*LOGGED, *SMALL, *ranks], ranks=2)

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 import typing
 from pathlib import Path
 
@@ -176,6 +177,7 @@ def tensors(value):
 
 
 # ---------------------------------------------------------------------- absent clients
+@pytest.mark.every_combination
 def test_stale_fill_changes_an_average_or_is_refused(algorithm):
     """Where absent clients would count with the model that they were last sent, or where that has no meaning."""
     if not algorithm.participation.fills_in_absent:
@@ -212,6 +214,7 @@ def watched(algorithm, calls):
     return kind(**{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)})
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("target", [BINARY, MULTICLASS], ids=["linear", "multiclass-mlp"])
 def test_inputs_unchanged(algorithm, target):
     calls = set()
@@ -242,11 +245,13 @@ def test_pickles(algorithm):
     assert same_bits(pickle.loads(pickle.dumps(kept)), kept)
 
 
+@pytest.mark.every_combination
 def test_same_seed_same_numbers(algorithm):
     runs = three_rounds(algorithm), after_rounds(algorithm, make_clients(SIZES))
     assert same_bits(*(everything(run, unseen_clients()) for run in runs))
 
 
+@pytest.mark.every_combination
 def test_adapting_leaves_the_store_alone(algorithm, client_trainer):
     federation = after_rounds(algorithm, make_clients(SIZES), rounds=2, trainer=client_trainer)
     kept = tree.map_leaves(torch.clone, (federation.shared, federation.states))
@@ -259,6 +264,7 @@ def test_adapting_leaves_the_store_alone(algorithm, client_trainer):
 
 
 # ---------------------------------------------------------------------- the same numbers, whoever computes them
+@pytest.mark.every_combination
 def test_debug_is_sequential(algorithm):
     runs = three_rounds(algorithm), after_rounds(algorithm, make_clients(SIZES), trainer=DebugTrainer())
     assert same_bits(*((everything(run, unseen_clients()), run.bits) for run in runs))
@@ -266,8 +272,11 @@ def test_debug_is_sequential(algorithm):
 
 @pytest.mark.parametrize(
     ("target", "network"),
-    [(BINARY, small_mlp), (MULTICLASS, Linear), (REGRESSION, Linear)],
-    ids=["binary-mlp", "multiclass-linear", "regression-linear"],
+    [
+        pytest.param(BINARY, small_mlp, id="binary-mlp", marks=pytest.mark.every_combination),
+        pytest.param(MULTICLASS, Linear, id="multiclass-linear"),
+        pytest.param(REGRESSION, Linear, id="regression-linear", marks=pytest.mark.every_combination),
+    ],
 )
 def test_sequential_is_vectorized(algorithm, network, target):
     """Binary labels of a linear model are below, and several classes of other networks in `test_networks`."""
@@ -291,6 +300,7 @@ def check_predictions(served, sizes, target):
         assert float(torch.logsumexp(torch.cat(served), -1).abs().max()) < 1e-12
 
 
+@pytest.mark.every_combination
 def test_sequential_is_vectorized_with_kept_optimizers(algorithm):
     solver = LocalSolver(optimizer="adam", lr=0.05, persist_optimizer=True)
     one, other = (
@@ -302,11 +312,13 @@ def test_sequential_is_vectorized_with_kept_optimizers(algorithm):
     assert distance((everything(one), one.optimizers), (everything(other), other.optimizers)) < 1e-10
 
 
+@pytest.mark.every_combination
 def test_blocks(algorithm, client_trainer):
     cut = after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer, clients_per_block=1)
     assert distance(everything(three_rounds(algorithm, type(client_trainer))), everything(cut)) < 1e-12
 
 
+@pytest.mark.every_combination
 def test_client_order(algorithm, client_trainer):
     """Clients in another order, and under other names, with batches that do not depend on the names."""
     train = make_clients(SIZES)
@@ -327,6 +339,7 @@ def test_client_order(algorithm, client_trainer):
     assert distance([predictions[row] for row in order.tolist()], other.predictions()) < 1e-10
 
 
+@pytest.mark.every_combination
 def test_order_of_the_cohort(algorithm, client_trainer):
     runs = []
     for cohort in ([0, 1, 2, 3], [3, 2, 0, 1]) if algorithm.participation.needs_all_clients else ([0, 1, 3], [3, 0, 1]):
@@ -355,6 +368,7 @@ def one_client(algorithm, federation, extra):
     return algorithm.client_final(ctx, federation.shared, work, padded)
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("network", [Linear, small_mlp], ids=["linear", "mlp"])
 def test_padding(algorithm, network):
     federation = federation_of(algorithm, make_clients(SIZES), network=network)
@@ -362,6 +376,7 @@ def test_padding(algorithm, network):
     assert distance(plain, padded) < 1e-12
 
 
+@pytest.mark.every_combination
 def test_local_batch_norm(algorithm):
     """With each client's own normalisation the server has nothing of it, and both client trainers agree."""
     solver = LocalSolver(lr=0.05, momentum=0.5)
@@ -380,6 +395,7 @@ def test_local_batch_norm(algorithm):
         assert one.task.norm_names.isdisjoint(models.parameters | models.buffers)
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("training", ["joint", "alternating"])
 def test_personal_parts(algorithm, training):
     """With own heads nothing at the server has one, bytes are without them, and both client trainers agree."""
@@ -407,6 +423,7 @@ def test_personal_parts(algorithm, training):
 
 
 # ---------------------------------------------------------------------- predictions
+@pytest.mark.every_combination
 def test_log_prob_normalised(algorithm, client_trainer):
     """Of a linear model of binary labels; of other networks and labels where both trainers give the same."""
     federation = three_rounds(algorithm, type(client_trainer))
@@ -414,6 +431,7 @@ def test_log_prob_normalised(algorithm, client_trainer):
     check_predictions(served, [*federation.train.sizes.tolist(), *UNSEEN], BINARY)
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("target", [POSITIONS], ids=["sequences"])
 def test_prediction_of_sequences(algorithm, client_trainer, target):
     rng = torch.Generator().manual_seed(0)
@@ -425,6 +443,7 @@ def test_prediction_of_sequences(algorithm, client_trainer, target):
         assert float(torch.logsumexp(prediction, -1).abs().max()) < 1e-12
 
 
+@pytest.mark.every_combination
 def test_shapes_and_types_never_change(algorithm, client_trainer):
     narrow = make_clients(SIZES, dtype=torch.float32)
     for dtype, end in (
@@ -437,11 +456,13 @@ def test_shapes_and_types_never_change(algorithm, client_trainer):
 
 
 # ---------------------------------------------------------------------- thin data
+@pytest.mark.every_combination
 def test_one_sample(algorithm, strict_trainer):
     train = make_clients([1, 1])
     assert finite(everything(after_rounds(algorithm, train, trainer=strict_trainer), unseen_clients()))
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("target", [MULTICLASS], ids=["multiclass"])
 def test_missing_class(algorithm, target):
     train = make_clients(SIZES, target=target)
@@ -451,11 +472,13 @@ def test_missing_class(algorithm, target):
     assert finite(everything(federation, unseen_clients(target)))
 
 
+@pytest.mark.every_combination
 def test_one_client(algorithm, strict_trainer):
     train = make_clients([7])
     assert finite(everything(after_rounds(algorithm, train, trainer=strict_trainer), unseen_clients()))
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_cohort_of_one(algorithm, aggregation, weighting):
@@ -472,6 +495,7 @@ def test_cohort_of_one(algorithm, aggregation, weighting):
 RATES_OF_THEIR_OWN = {"FedPAC", "MOCHA", "PFedMe"} | {"FedGen"}  # FedGen draws other features in each step
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("target", [MULTICLASS], ids=["multiclass"])
 def test_the_reported_loss_is_a_mean_over_steps(algorithm, target):
     """Where steps move nothing, three passes report the loss of one, which is that of untrained models."""
@@ -487,6 +511,7 @@ def test_the_reported_loss_is_a_mean_over_steps(algorithm, target):
     assert found[0] > 0.8  # log(3) of three classes, about, and not its half
 
 
+@pytest.mark.every_combination
 def test_no_local_work(algorithm, strict_trainer):
     federation = after_rounds(
         algorithm, make_clients(SIZES), trainer=strict_trainer, solver=LocalSolver(local_epochs=0)
@@ -494,6 +519,7 @@ def test_no_local_work(algorithm, strict_trainer):
     assert finite(everything(federation, unseen_clients()))
 
 
+@pytest.mark.every_combination
 def test_ghost(algorithm, client_trainer):
     """A client that only tells the shape of a message adds nothing to what reaches the server."""
     federation = federation_of(algorithm, make_clients(SIZES), client_trainer)
@@ -513,6 +539,7 @@ def test_ghost(algorithm, client_trainer):
         assert reduced[0][2] == reduced[1][2]
 
 
+@pytest.mark.every_combination
 def test_messages(algorithm, client_trainer):
     """Weights are whole numbers in float64, so that sums over clients are exact; bits are counted for each client."""
     federation = federation_of(algorithm, make_clients([9, 6, 3]), client_trainer)
@@ -547,8 +574,12 @@ def test_has_a_test_and_a_reference(cls):
         assert "torch" not in reference
 
 
-def test_has_a_row_in_the_paper_index(cls):
-    rows = [line for line in (ROOT / "docs/paper_index.md").read_text().splitlines() if line.startswith("|")]
+def test_has_a_row_in_the_paper_index_below_its_promise(cls):
+    tables = re.split("^## ", (ROOT / "docs/paper_index.md").read_text(), flags=re.MULTILINE)
+    (table,) = [
+        one for one in tables if one.startswith("In every combination" if cls.in_every_combination else "Alone")
+    ]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
     assert [row for row in rows if f"{source_of(cls).name}" in row or f"`{cls.__name__}`" in row]
 
 

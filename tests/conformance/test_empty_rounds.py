@@ -29,6 +29,8 @@ from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.secure.wrapper import SecureAverage, SecureSum
 
+pytestmark = pytest.mark.every_combination
+
 SIZES = [6, 3, 9, 4]
 COHORTS = [[], [2], [], [0, 2, 3]]
 """Of two ranks one has no client in round 1, and neither has one before and after it."""

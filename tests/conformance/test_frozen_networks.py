@@ -22,6 +22,8 @@ from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear, Network
 
+pytestmark = pytest.mark.every_combination
+
 every_case = pytest.mark.parametrize("case", CASES)
 TRAINERS = [SequentialTrainer, VectorizedTrainer]
 

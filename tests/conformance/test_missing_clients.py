@@ -13,6 +13,8 @@ from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.wrappers.faults.wrapper import Faults, drops_out
 
+pytestmark = pytest.mark.every_combination
+
 SIZES = [6, 3, 9, 4, 5]
 SHARE = 0.4
 ALL = [*(cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()), EASGD(mode="asynchronous")]

@@ -16,6 +16,8 @@ from lit_fed.core import tree
 from lit_fed.errors import ConfigError
 from lit_fed.models import LeNet5, Linear
 
+pytestmark = pytest.mark.every_combination
+
 LINEAR = "trains linear models, and .* is no affine map .* to train; give --model.network Linear"
 ONE_FUNCTION = (
     "an exact local solve minimises one function of the parameters.* choose a network without these, or the in"

@@ -16,6 +16,8 @@ from lit_fed.models import Linear
 from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
+pytestmark = pytest.mark.every_combination
+
 SMALL = SMALL | {"OfficialFedEM": {"shuffle_per_component": False}}  # they draw one batch a step for all models
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {

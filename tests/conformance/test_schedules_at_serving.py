@@ -13,6 +13,8 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_
 
 from lit_fed.core.local_solver import LocalSolver
 
+pytestmark = pytest.mark.every_combination
+
 ROUNDS = 5
 SOLVER = LocalSolver(lr=0.2, momentum=0.5)
 

@@ -8,6 +8,8 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, small_ml
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
+pytestmark = pytest.mark.every_combination
+
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.message.kind in ("models", "changes") and "secure_sums" not in one.incompatible]
 

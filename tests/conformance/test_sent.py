@@ -22,6 +22,8 @@ from lit_fed.models import Linear
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
+pytestmark = pytest.mark.every_combination
+
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 
 OTHERWISE = [

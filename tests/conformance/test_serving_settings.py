@@ -9,6 +9,8 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_
 
 from lit_fed.core.local_solver import LocalSolver
 
+pytestmark = pytest.mark.every_combination
+
 OTHER = {
     **dict.fromkeys(
         ["unseen_epochs", "unseen_steps", "em_steps", "adapt_steps", "adapt_epochs", "fine_tune_epochs"], 7

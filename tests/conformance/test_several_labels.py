@@ -11,6 +11,8 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import MultiLabel, VectorRegression
 from lit_fed.errors import ConfigError
 
+pytestmark = pytest.mark.every_combination
+
 REFUSED = {
     "MOCHA",
     "SharingADMM",

@@ -23,6 +23,8 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import check_cohort
 
+pytestmark = pytest.mark.every_combination
+
 SIZES = [6, 6, 9, 3, 4]
 COHORTS = [[0, 0, 2], [4, 0, 0, 3], [0, 0, 2, 3]]
 WITH_A_TWIN = [[0, 1, 2], [4, 0, 1, 3], [0, 1, 2, 3]]

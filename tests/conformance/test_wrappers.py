@@ -21,6 +21,8 @@ from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.robust.rules import CenteredClipping, NormBound
 from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage
 
+pytestmark = pytest.mark.every_combination
+
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.message.kind in ("models", "changes")]
 JUDGED = [one for one in SUMS if not one.message.accumulates and "robust" not in one.incompatible]

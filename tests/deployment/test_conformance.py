@@ -115,6 +115,7 @@ def equal_sides(both, cohorts, per_block=2):
         assert torch.equal(both.measured("simulated", seen), both.measured("remote", seen))
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("name", deployable())
 def test_nodes_equal_the_simulation(name, folders, tmp_path):
     """Shared state, metrics, bits and what is measured, after rounds with kept optimizers and a partial cohort."""

@@ -25,8 +25,6 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-pytestmark = pytest.mark.slow
-
 NODES = {name: CLIENTS[name] for name in ("anna", "ben")}
 
 FIT = [

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from filelock import FileLock
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
-from running import folder
+from running import folder, in_two_ranks
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, UNet, algorithms
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
@@ -223,17 +224,21 @@ def resumed(name, out, version=0, keep_rounds=CUT_IN, **arguments):
     )  # fmt: skip
 
 
-def fit_in_two_ranks(out):
-    """All runs that two ranks are compared in, in a process that is one of them; FedEM's alone draw their pictures."""
-    draw = pictures.draw
-    wanted = [*((name, "memory") for name in NAMES), *((name, "files") for name in IN_FILES)]
-    kinds = [*(f"{one} BatchNorm" for one in BATCH_NORM), *WRAPPED]
-    for name, kind in [*wanted, *(("FedEM", one) for one in kinds)]:
-        extra = {"devices": 2, "strategy": "fed_ddp"}
-        pictures.draw = (
-            draw if name == "FedEM" else lambda *_, **__: None
-        )  # of any other the run of one rank draws them
+def fit_in_two_ranks(out, name, kind):
+    """A run in a process that is one of two ranks; the pictures of an algorithm are drawn by its run of one rank."""
+    extra = {"devices": 2, "strategy": "fed_ddp"}
+    with mock.patch.object(pictures, "draw", pictures.draw if name == "FedEM" else lambda *_, **__: None):
         module, trainer = fit(name, out / kind, **RUN, callbacks=measures(name), **KINDS[kind], **extra)
-        if trainer.is_global_zero:
-            torch.save(module.state_dict(), out / kind / f"{name}.pt")
-    pictures.draw = draw
+    if trainer.is_global_zero:
+        torch.save(module.state_dict(), out / kind / f"{name}.pt")
+
+
+def in_two(name, place, kind="memory"):
+    """The folder of the run of an algorithm in two ranks, and the state dict of its module; made once, as `whole`."""
+    out = place / "ranks"
+    (out / kind).mkdir(parents=True, exist_ok=True)
+    done = out / kind / f"{name}.pt"
+    with FileLock(out / kind / f"{name}.lock"):
+        if not done.exists():
+            in_two_ranks(partial(fit_in_two_ranks, out, name, kind))
+    return folder(out / kind, name), torch.load(done, weights_only=True)

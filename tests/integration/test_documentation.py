@@ -180,7 +180,7 @@ def test_second_command_is_that_of_ci():
     assert "dev" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     in_ci = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line]
     assert any(line.endswith('pip install --quiet --disable-pip-version-check -e ".[dev]"') for line in in_ci)
-    assert in_ci[-1].endswith("pytest")
+    assert in_ci[-1] == 'step "tests" pytest --drawn "$drawn"'
 
 
 def test_what_pip_is_told_to_install_is_there():

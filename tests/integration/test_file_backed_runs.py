@@ -188,7 +188,6 @@ def test_another_budget_is_another_run(tmp_path, in_memory, in_files):
         fit(in_memory[0], tmp_path, rounds=4, ckpt_path=str(last))
 
 
-@pytest.mark.slow
 def test_memory_stays_at_a_few_models(tmp_path):
     """In memory, 24 clients' states alone are 24 models, and new ones are staged beside them."""
     grown = tmp_path / "grown"

@@ -1,54 +1,41 @@
 """Two processes give the numbers of one, for every algorithm."""
 
-from functools import partial
-
 import pytest
 import torch
 from exemptions import exempt
-from fit_all import BATCH_NORM, IN_FILES, NAMES, WRAPPED, fit_in_two_ranks, whole
-from running import SMALL, folder, history, in_two_ranks, numbers, run
+from fit_all import BATCH_NORM, IN_FILES, NAMES, WRAPPED, in_two, whole
+from running import SMALL, folder, history, numbers, run
 
 from lit_fed import algorithms
 
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
 
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """What two ranks left, by the kind of run."""
-    out = tmp_path_factory.mktemp("ranks")
-    in_two_ranks(partial(fit_in_two_ranks, out), timeout=900)
-    return out
+pytestmark = pytest.mark.every_combination
 
 
 @pytest.fixture
-def outs(two_ranks, shared_folder):
+def outs(shared_folder):
     """The run of one rank, and the folder of two ranks and their state."""
 
     def both(name, kind="memory"):
-        out = two_ranks / kind
-        return whole(name, shared_folder, kind), folder(out, name), torch.load(out / f"{name}.pt", weights_only=True)
+        return whole(name, shared_folder, kind), *in_two(name, shared_folder, kind)
 
     return both
 
 
-@pytest.mark.parametrize("name", NAMES)
+INEXACT = [name for name in NAMES if name != "StackedAverage" and "ranks" in exempt(getattr(algorithms, name))]
+"""Algorithms whose sums are not exact, for the reason that stands in `exemptions.py`."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in INEXACT])
 def test_two_ranks_equal_one_bit_for_bit(outs, name):
-    if hasattr(algorithms, name) and "ranks" in (reasons := exempt(getattr(algorithms, name))):
-        pytest.skip(reasons["ranks"])
     one, two, state = outs(name)
-    found = numbers(one.folder), numbers(two)
-    losses = [each.pop("train/seen/loss", 0.0) for each in found]  # added up in the order of ranks
-    assert losses[0] == pytest.approx(losses[1], rel=1e-14)
-    assert found[0] == found[1]
-    assert history(one.folder) == history(two)
+    compare_runs(one, two, state)
     assert (one.folder / "clients.csv").read_text() == (two / "clients.csv").read_text()
-    compare_states(one.state, state)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "StackedAverage"])
+@pytest.mark.parametrize("name", INEXACT)
 def test_two_ranks_equal_one_up_to_rounding(outs, name):
-    """Also where sums cannot be exact."""
     whole_run, folder_of_two, state = outs(name)
     one, two = numbers(whole_run.folder), numbers(folder_of_two)
     assert one.keys() == two.keys()
@@ -62,9 +49,12 @@ def test_two_ranks_equal_one_up_to_rounding(outs, name):
 @pytest.mark.parametrize("kind", [*(f"{one} BatchNorm" for one in BATCH_NORM), *WRAPPED])
 def test_two_ranks_equal_one_of_a_kind(outs, kind):
     """With batch normalisation, and inside wrappers; training losses are added up in float64, in the order of ranks."""
-    one, two, state = outs("FedEM", kind)
+    compare_runs(*outs("FedEM", kind))
+
+
+def compare_runs(one, two, state):
     found = numbers(one.folder), numbers(two)
-    losses = [each.pop("train/seen/loss") for each in found]
+    losses = [each.pop("train/seen/loss", 0.0) for each in found]  # added up in the order of ranks
     assert losses[0] == pytest.approx(losses[1], rel=1e-14)
     assert found[0] == found[1]
     assert history(one.folder) == history(two)

@@ -16,7 +16,6 @@ def soaked(out, *arguments):
     return ended.value.code
 
 
-@pytest.mark.slow
 def test_troubles_and_their_page(tmp_path, capsys):
     kinds = ["killed in a checkpoint", "two writers", "deleted between"]
     assert soaked(tmp_path, "--cases", "3", "--seed", "713", "--kinds", *kinds) == 0, capsys.readouterr().out
@@ -30,7 +29,6 @@ def test_troubles_and_their_page(tmp_path, capsys):
     assert all(f"| {kind} | {described(kind)} |" in page for kind in kinds)
 
 
-@pytest.mark.slow
 def test_what_is_lost_is_reported_with_the_command_that_does_it_again(tmp_path, capsys, monkeypatch):
     def wrong_digit(life):
         life.end(life.begin(), "the run", (0,))

@@ -71,7 +71,6 @@ def identities(paths):
 
 
 # ---------------------------------------------------------------------- whole sweeps
-@pytest.mark.slow
 def test_a_killed_sweep_goes_on(tmp_path):
     """Its runs tell W&B nothing, which takes longer than they do; those of the tests below do."""
     parameters = GRID["parameters"] | {"model.solver.lr": {"values": [0.01, 0.1]}}
@@ -113,7 +112,6 @@ def test_a_killed_sweep_goes_on(tmp_path):
     assert f"--model.solver.lr={points.iloc[0, 0]}" in (out / "sweep.md").read_text()
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_all_runs_in_order(tmp_path):
     long = GRID["parameters"] | {"trainer.max_epochs": {"value": 500}}
     path, out = written(tmp_path / "long.yaml", parameters=long), tmp_path / "out"
@@ -149,7 +147,6 @@ def rows(folder):
     return table.loc[table["comm/bytes_up"].notna(), ["step", "time/round_seconds"]].to_numpy().tolist()[:-1]
 
 
-@pytest.mark.slow
 @forking()
 def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
     parameters = {

@@ -57,6 +57,7 @@ CASES = [*((name, None) for name in NAMES), *((name, {"clients_per_round": 3}) f
 """Weights are uniform where clients are drawn by size; those of the last cases are numbers of samples."""
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize(("name", "sampling"), CASES, ids=str)
 def test_the_trainer_s_rounds_are_the_plain_ones(tmp_path, name, sampling):
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**OPTIONS.get(name, {}))

@@ -48,6 +48,7 @@ def digits(**arguments):
     return FederatedDataModule(Digits(), num_clients=6, **arguments)
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("name", NAMES)
 def test_resume_equals_uninterrupted(tmp_path, shared_folder, name):
     uninterrupted, cut = whole(name, shared_folder), folder(tmp_path, name)

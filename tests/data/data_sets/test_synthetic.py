@@ -46,7 +46,6 @@ def test_published_data(client_id):
     assert digests(nth_client(Synthetic(), client_id)) == PUBLISHED[client_id]
 
 
-@pytest.mark.slow
 def test_published_data_of_the_last_client():
     assert digests(nth_client(Synthetic(), 299)) == PUBLISHED[299]
 
