@@ -259,12 +259,9 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
 
 def _of_round(module: FederatedModule, *clients: str) -> list[str]:
     """The round, the clients of the current one, the last accuracy."""
-    return [f"round {module.num_rounds_done}/{module.num_rounds}", *clients, *_accuracy(module)]
-
-
-def _accuracy(module: FederatedModule) -> list[str]:
+    parts = [f"round {module.num_rounds_done}/{module.num_rounds}", *clients]
     for hit in ("accuracy", "mse", "loss"):
         for split in ("val", "test"):
             if f"{split}/seen/{hit}" in module.results:
-                return [f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]
-    return []
+                return [*parts, f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]
+    return parts

@@ -29,17 +29,19 @@ def next_round(federation: FederatedRounds, data: FederatedDataModule, trainer: 
         "clients_per_block": data.block_size, "rank": trainer.global_rank, "num_ranks": trainer.world_size
     }  # fmt: skip
     client_ids = data.cohort(**_draw(federation))
-    with trainer.precision_plugin.val_step_context():
-        client_ids = serving.selected(federation, client_ids, train, **division)
+    if federation.selection is not None:
+        with trainer.precision_plugin.val_step_context():
+            client_ids = serving.selected(federation, client_ids, train, **division)
     return federation.blocks(client_ids, train, **division)
 
 
 def _draw(federation: FederatedRounds) -> dict[str, Any]:
     """Arguments of the draw: seed and round; with faults, who is available and how many more to sample."""
     seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, faults_of(federation.algorithm)
-    hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
-    # amplification by sampling holds only if the cohort is a secret
-    draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
+    draw: dict[str, Any] = {"seed": seed, "round_idx": round_idx}
+    secret = federation.terms.secret
+    if secret is not None and clips_messages(federation.algorithm):
+        draw["seed"] = secret.seed("cohorts")  # amplification by sampling holds only if the cohort is a secret
     if federation.selection is not None:
         draw["candidates"] = federation.selection.draw
     if faults is None:
