@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.clients.aggregation import PhaseAggregator, PhaseState, RoundState, faults_in, heard_in
-from lit_fed.clients.base import ClientTrainer, Failed, TrainJob
+from lit_fed.clients.aggregation import PhaseAggregator, PhaseState, RoundState, UnreliablePhase, faults_in
+from lit_fed.clients.base import ClientTrainer, Trained, TrainJob, sent_to
 from lit_fed.clients.choose import choose_trainer
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.store import ClientStore
@@ -28,7 +28,7 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.plan import without_steps
+from lit_fed.core.plan import steps_of
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.task import Task
 from lit_fed.core.types import (
@@ -140,26 +140,40 @@ class FederatedRounds:
         Raises:
             ConfigError: as `check_cohort`.
         """
-        check_cohort(self.algorithm, self.name, client_ids, self.terms.num_clients)
+        if self.algorithm.participation.needs_all_clients:
+            check_cohort(self.name, client_ids, self.terms.num_clients)
         ids = torch.from_numpy(client_ids)
         phases = self.algorithm.phases(self.context("plan"), ids) or [Phase("train", ids, LocalWork())]
         return round_blocks(phases, train, batch_size=self.terms.batch_size, **division)
 
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields the number of newly finished clients."""
-        phase, ids = self._phase_of(block), block.phase.client_ids
-        idle = self._idle(block.data, ids, block.phase.work)
-        if idle.any():
-            phase.aggregator.without_steps(ids[idle.to(ids.device)])
-        for part in map(block._replace(data=block.data.select(ids)).part, self.store.portions(len(ids))):
-            yield from (done for done in self._train(phase, part) if not part.is_placeholder)
+        phase, ids, placeholder = self._phase_of(block), block.phase.client_ids, block.is_placeholder
+        block = block._replace(data=block.data.select(ids))
+        stepped = sent_to(~self._idle(block.data, ids, block.phase.work), ids.device)
+        whole = TrainJob(
+            self.algorithm, phase.ctx, self.shared, block, None, None, self.terms.batch_size, phase.aggregator.forgives
+        )
+        for rows in self.store.portions(len(ids)):  # clients whose states fit into memory together
+            kept = self.store.gather(ids[rows])
+            job = whole.part(rows)._replace(states=kept["state"], optimizers=kept.get("optimizer"))
+            for done in self.client_trainer.train(job):
+                some, times = ids[rows][done.rows], block.multiplicity[rows][done.rows]
+                if placeholder:
+                    phase.aggregator.take(some, times, done.form if isinstance(done, Trained) else done)
+                    continue
+                taken = phase.aggregator.take(some, times, done, stepped[rows][done.rows])
+                if isinstance(done, Trained) and len(some[taken]):
+                    new = {"state": done.result.state, "optimizer": done.optimizers}
+                    self.store.stage(some[taken], tree.index({name: new[name] for name in kept}, taken))
+                yield len(some)
 
     def _idle(self, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
-        """Mask of the clients without a step in this local work, [C] bool."""
+        """Mask of the clients without a step in this local work, [C] bool; none if it is no training."""
         sizes = train.sizes[train.positions(client_ids)].numpy()
         smallest = self.terms.task.smallest_batch
         batches = self.terms.batch_sizes_of(client_ids.tolist(), self.terms.batch_size)
-        return torch.from_numpy(without_steps(sizes, work, batches, smallest))
+        return torch.from_numpy((steps_of(sizes, work, batches, smallest) == 0) & work.is_training)
 
     def idle_clients(self, train: Split) -> str:
         """A notice about clients that never take a local step; "" if there are none.
@@ -202,34 +216,30 @@ class FederatedRounds:
                 "before it serves it; add some, or choose an algorithm that does not adapt, such as FedAvg"
             )
 
-    def _train(self, phase: PhaseState, block: ClientBlock) -> Iterator[int]:
-        """Run clients of a block whose states fit into memory together."""
-        ids, placeholder, kept = block.phase.client_ids, block.is_placeholder, self.store.gather(block.phase.client_ids)
-        job = TrainJob(
-            self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
-            phase.aggregator.forgives,
-        )  # fmt: skip
-        for done in self.client_trainer.train(job):
-            some = ids[done.rows]
-            rows = phase.aggregator.take(some, block.multiplicity[done.rows], done, placeholder)
-            if not isinstance(done, Failed) and len(some[rows]):
-                new = {"state": done.result.state, "optimizer": done.optimizers}
-                self.store.stage(some[rows], tree.index({name: new[name] for name in self.store.template}, rows))
-            yield len(some)
-
     def _phase_of(self, block: ClientBlock) -> PhaseState:
         """The phase of a block; the first block starts the phase, and the round if needed."""
-        self._round = self._round or RoundState()
-        if self._round.phase is None:
-            named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
-            reduce = self.algorithm.message.reduce
-            aggregator = PhaseAggregator(reduce, block.slices, named.absences, num_clients, device, self._round.ended)
-            draws = None if named.draws is None else named.draws.to(device)
-            ctx = self.context(named.name, aggregator.present)._replace(draws=draws)
+        self._round = this = self._round or RoundState()
+        if this.phase is None:
+            named, device, reduce = block.phase, self.server.device, self.algorithm.message.reduce
+            aggregator: PhaseAggregator
+            if named.absences is None:
+                aggregator = PhaseAggregator(reduce, block.slices, device)
+            else:
+                aggregator = UnreliablePhase(
+                    reduce, block.slices, device, named.absences, self.terms.num_clients, this.unreliable
+                )
+            ctx = self.context(named.name, self._present(aggregator))
+            if named.draws is not None:
+                ctx = ctx._replace(draws=named.draws.to(device))
             if named.absences is not None:
                 ctx = ctx._replace(drawn_weight=named.absences.drawn_weight(block.data.sizes, ctx.weighting))
-            self._round.phase = PhaseState(ctx, block, aggregator)
-        return self._round.phase
+            this.phase = PhaseState(ctx, block, aggregator)
+        return this.phase
+
+    def _present(self, phase: PhaseAggregator) -> Tensor:
+        """Mask of the clients whose messages count, [T] bool."""
+        there = phase.heard.client_ids
+        return torch.zeros(self.terms.num_clients, dtype=torch.bool, device=there.device).index_fill_(0, there, True)
 
     def end_phase(self) -> None:
         """Reduce messages over ranks, exchange new client states, and take the server step.
@@ -240,25 +250,31 @@ class FederatedRounds:
         assert this is not None
         assert this.phase is not None
         ctx, block, aggregator = this.phase
-        for placeholder in aggregator.placeholders(block):
-            list(self.train_block(placeholder))
-        aggregator.agree()
-        ctx = ctx._replace(present=aggregator.present)
-        reduced, (up, down), means = aggregator.reduce()
+        if isinstance(aggregator, UnreliablePhase):
+            for placeholder in aggregator.placeholders(block):
+                list(self.train_block(placeholder))
+            aggregator.agree()
+            ctx = ctx._replace(present=self._present(aggregator))
+        (positions, counts, heard), asked = aggregator.heard, aggregator.asked
+        reduced, bits, means = aggregator.messages.reduce(positions, counts)
         self.store.exchange(*aggregator.kept)
-        asked = aggregator.asked
         payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
-        this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, aggregator.wait))
-        for name, (value, of_weight) in means.items():
-            this.means.add(name, value, of_weight)
-        weight = float(reduced.weight.sum())
-        steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, aggregator.heard.client_ids
+        up, down = bits.tolist()
+        wait = None if block.phase.absences is None else block.phase.absences.wait
+        this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, wait))
+        for name, (mean, of_weight) in means.items():
+            if of_weight:
+                this.means.setdefault(name, []).append((mean, of_weight))
+        steps = float(reduced.weight.sum()) or self.algorithm.participation.steps_on_empty_rounds
         shared = self.shared
         if isinstance(self.algorithm, AlgorithmWrapper) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
         new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
-        this.ended.append(aggregator)
+        this.heard.append(heard)
+        if isinstance(aggregator, UnreliablePhase):
+            del aggregator.messages  # frees them
+            this.unreliable.append(aggregator)
 
     def commit(self) -> RoundRecord:
         """Commit the staged shared and client states."""
@@ -270,15 +286,21 @@ class FederatedRounds:
         traffic = (*this.traffic,) if self.reports is None else (self.reports, *this.traffic)
         self._round = self.reports = None
         up, down = (sum(getattr(one, name) for one in traffic) for name in ("bits_up", "bits_down"))
+        means = {name: parts[0][0] if len(parts) == 1 else _mean(parts) for name, parts in this.means.items()}
         return RoundRecord(
-            ctx.round_idx, float(ctx.lr), heard_in(this.ended), this.means.means, up, down, traffic,
-            time.perf_counter() - this.started, faults_in(this.ended),
+            ctx.round_idx, float(ctx.lr), torch.cat(this.heard).unique(), means, up, down, traffic,
+            time.perf_counter() - this.started, faults_in(this.unreliable) if this.unreliable else None,
         )  # fmt: skip
 
     def discard(self) -> None:
         """Drop the staged state of an interrupted round."""
         self._round = None
         self.store.discard()
+
+
+def _mean(parts: Sequence[tuple[float, float]]) -> float:
+    """The mean of the means of several phases by their weights."""
+    return sum(mean * weight for mean, weight in parts) / sum(weight for _, weight in parts)
 
 
 def start(
@@ -333,12 +355,11 @@ def in_memory(
     return federation
 
 
-def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients: int) -> None:
-    """Refuse a cohort with missing or repeated clients if the algorithm needs all of them.
+def check_cohort(name: str, client_ids: np.ndarray, num_clients: int) -> None:
+    """Refuse a cohort with missing or repeated clients, for an algorithm that needs all of them.
 
     Args:
-        algorithm: the algorithm.
-        name: its name, for the message.
+        name: the algorithm's name, for the message.
         client_ids: the cohort of a round, [C].
         num_clients: number of clients.
 
@@ -346,7 +367,7 @@ def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients:
         ConfigError: naming the algorithm and the number of sampled clients.
     """
     drawn, draws = len(np.unique(client_ids)), len(client_ids)
-    if algorithm.participation.needs_all_clients and not drawn == draws == num_clients:
+    if not drawn == draws == num_clients:
         repeats = f" in {draws} draws" if draws > drawn else ""
         raise ConfigError(
             f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn{repeats}; leave out "

@@ -253,7 +253,8 @@ class FederatedTrainer(Trainer):
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
         """Write a checkpoint, and delete client files that only its predecessor needed."""
         store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
-        with nullcontext() if store is None else store.saving(Path(filepath), self.is_global_zero):
+        in_files = store is not None and store.files is not None
+        with store.saving(Path(filepath), self.is_global_zero) if in_files else nullcontext():
             super().save_checkpoint(filepath, *args, **kwargs)
 
     @property

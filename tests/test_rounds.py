@@ -185,12 +185,12 @@ def test_a_placeholder_adds_nothing_even_if_it_is_not_finite():
         )
         return Trained(slice(0, 1), ClientResult(message, (), {"loss": torch.tensor([number])}), None)
 
-    found = PhaseAggregator("sum", [torch.tensor([0])], None, 2, torch.device("cpu"))
-    found.take(torch.tensor([1]), torch.zeros(1).double(), sent(float("nan")), placeholder=True)
-    found.take(torch.tensor([0]), torch.ones(1).double(), sent(3.0), placeholder=False)
-    reduced, bits, means = found.reduce()
+    found = PhaseAggregator("sum", [torch.tensor([0])], torch.device("cpu"))
+    found.take(torch.tensor([1]), torch.zeros(1).double(), sent(float("nan")).form)
+    found.take(torch.tensor([0]), torch.ones(1).double(), sent(3.0))
+    reduced, bits, means = found.messages.reduce(*found.heard[:2])
     assert (reduced.value["w"].item(), reduced.weight.item(), means) == (3.0, 1.0, {"loss": (3.0, 1.0)})
-    assert bits == [1.0, 1.0]
+    assert bits.tolist() == [1.0, 1.0]
 
 
 class Counting(FedAvg):

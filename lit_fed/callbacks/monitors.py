@@ -48,10 +48,13 @@ class MonitorCheck(FederatedCallback):
             )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Show callbacks the last training loss in a round without local steps, or refuse if there is none."""
         if len(record.client_ids) and record.metrics:
             self._trained = True
-            return
+        else:
+            self._show_last(trainer, module, record)
+
+    def _show_last(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Show callbacks the last training loss in a round without local steps, or refuse if there is none."""
         seen = {key: value for key, value in module.results.items() if key.startswith("train/seen/")}
         for key, value in seen.items():  # from the checkpoint, if a run resumes in such a round
             trainer.callback_metrics.setdefault(key, torch.tensor(value))

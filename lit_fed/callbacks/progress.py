@@ -259,8 +259,9 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
 
 def _of_round(module: FederatedModule, *clients: str) -> list[str]:
     """The round, the clients of the current one, the last accuracy."""
-    results = module.results
-    keys = [(split, hit) for hit in ("accuracy", "mse", "loss") for split in ("val", "test")]
-    measured = [(one, results[key]) for one in keys if (key := "/seen/".join(one)) in results][:1]
-    last = [f"{split} {hit} {value:.4f}" for (split, hit), value in measured]
-    return [f"round {module.num_rounds_done}/{module.num_rounds}", *clients, *last]
+    parts = [f"round {module.num_rounds_done}/{module.num_rounds}", *clients]
+    for hit in ("accuracy", "mse", "loss"):
+        for split in ("val", "test"):
+            if f"{split}/seen/{hit}" in module.results:
+                return [*parts, f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]
+    return parts

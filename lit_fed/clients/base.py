@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,12 +36,10 @@ class TrainJob(NamedTuple):
 
     def part(self, rows: slice) -> TrainJob:
         """The job of some of its clients."""
+        phase = self.block.phase._replace(client_ids=self.block.phase.client_ids[rows])
+        block = self.block._replace(phase=phase, multiplicity=self.block.multiplicity[rows])
         states, optimizers = tree.index((self.states, self.optimizers), rows)
-        return self._replace(block=self.block.part(rows), states=states, optimizers=optimizers)
-
-    def batch_sizes(self, client_ids: Sequence[int]) -> np.ndarray:
-        """Samples of a batch of each client, [C], unless the local work says so itself."""
-        return self.ctx.batch_sizes_of(client_ids, self.batch_size)
+        return self._replace(block=block, states=states, optimizers=optimizers)
 
     def forgives(self, error: ClientError) -> bool:
         """Whether the client is excluded for this error; errors of settings, files or memory stop the run."""
@@ -60,6 +57,12 @@ class Trained(NamedTuple):
     rows: slice  # their positions in the block
     result: ClientResult  # leaves [c, ...]
     optimizers: Tree  # leaves [c, ...]; None if none were stored
+
+    @property
+    def form(self) -> Trained:
+        """The structure of message and metrics, all zeros."""
+        message, metrics = tree.zeros_like((self.result.message, self.result.metrics))
+        return self._replace(result=self.result._replace(message=message, metrics=metrics))
 
 
 class Failed(NamedTuple):

@@ -137,7 +137,7 @@ class SequentialTrainer:
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0
         for stage, work in job.block.phase.work.by_stage:
             ctx = job.ctx._replace(stage=stage)
-            width = job.batch_sizes([client_id])
+            width = ctx.batch_sizes_of([client_id], job.batch_size)
             yield from ((stage, batch) for batch in self._batches_of(ctx, work, width, size, client_id, data))
 
     def _batches_of(

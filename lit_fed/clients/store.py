@@ -72,6 +72,8 @@ class ClientStore(nn.Module):
         chosen = choose_leaves([leaf.nbytes for leaf in self._leaves.values()], num_clients, memory_bytes)
         in_files = [name for position, name in enumerate(self._leaves) if position in chosen]
         self._names = [name for name in self._leaves if name not in in_files]
+        # leaves whose rows a checkpoint may omit; the index of files is always whole
+        self._rows = [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
         self.files = ClientFiles(in_files) if in_files else None
         if self.files is not None:
             self.register_buffer("versions", torch.full((num_clients,), -1))
@@ -143,10 +145,7 @@ class ClientStore(nn.Module):
         """States [C, ...] of some clients: staged in this round if there are any, else committed; read only."""
         rows = [_read_rows(getattr(self, name), client_ids) for name in self._names]
         for staged_ids, staged in self._staged:
-            position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
-            found = [(row, position[one]) for row, one in enumerate(client_ids.tolist()) if one in position]
-            if found:
-                rows = _overlay(rows, staged, torch.tensor(found, device=client_ids.device).T)
+            rows = _overlay(rows, client_ids, staged, staged_ids)
         leaves = dict(zip(self._names, rows, strict=True))
         if self.files is not None:
             leaves |= self._read(client_ids, self.versions if self._staged_versions is None else self._staged_versions)
@@ -201,28 +200,34 @@ class ClientStore(nn.Module):
             counts: staged rows of each rank.
             client_ids: clients of the phase, [C].
         """
-        if not len(client_ids):
-            return
-        if self.files is not None:
+        if self.files is not None and len(client_ids):
             self._stage_version(client_ids)
             self._version += 1
-        if not self._names:
-            return
-        if len(counts) == 1 and sum(leaf.nbytes for _, staged in self._staged for leaf in staged) > BYTES_AT_ONCE:
-            self._exchanged = len(self._staged)  # large states of a single rank stay where they are
-            return
+        if self._names and len(counts) > 1 and len(client_ids):  # those of a single rank stay where they are
+            self._staged.append((client_ids, self._of_all_ranks(positions, counts)))
+            self._exchanged = len(self._staged)
+
+    def _of_all_ranks(self, positions: Tensor, counts: list[int]) -> list[Tensor]:
+        """The states that this rank staged since the last exchange, taken from there, with those of the others."""
         mine = [states for _, states in self._staged[self._exchanged :]]
-        empty = [getattr(self, name)[:0] for name in self._names]
-        rows = tree.map_leaves(lambda *parts: torch.cat(parts), empty, *mine)
         del self._staged[self._exchanged :]
-        self._staged.append((client_ids, gather_rows(rows, positions, counts)))
-        self._exchanged = len(self._staged)
+        empty = [getattr(self, name)[:0] for name in self._names]
+        rows: list[Tensor] = tree.map_leaves(lambda *parts: torch.cat(parts), empty, *mine)
+        return gather_rows(rows, positions, counts)  # type: ignore[no-any-return]
 
     def commit(self) -> None:
         """Write staged states to the table; for states in files only the index changes."""
+        tables = [getattr(self, name) for name in self._names]
+        own = {table.untyped_storage().data_ptr() for table in tables}
         for client_ids, states in self._staged:
-            for name, leaf in zip(self._names, states, strict=True):
-                _write(getattr(self, name), client_ids, leaf)
+            # a client may have returned a part of its state as it got it, a view of the table
+            apart = [leaf.clone() if leaf.untyped_storage().data_ptr() in own else leaf for leaf in states]
+            for table, rows in zip(tables, apart, strict=True):
+                if rows.nbytes < BYTES_AT_ONCE:
+                    table[client_ids] = rows
+                    continue
+                for client_id, row in zip(client_ids.tolist(), rows, strict=True):  # a plain copy is faster
+                    table[client_id].copy_(row)
             self._trained[client_ids.cpu()] = True
         self._staged.clear()
         self._exchanged = 0
@@ -238,11 +243,6 @@ class ClientStore(nn.Module):
         self._exchanged, self._staged_versions = 0, None
 
     # ------------------------------------------------------------------ checkpoints
-    @property
-    def _rows(self) -> list[str]:
-        """Names of the leaves whose rows a checkpoint may omit; the index of files is always whole."""
-        return [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._rows and not self._trained.all():
@@ -364,18 +364,11 @@ def _read_rows(table: Tensor, client_ids: Tensor) -> Tensor:
     return table.index_select(0, client_ids)
 
 
-def _write(table: Tensor, client_ids: Tensor, rows: Tensor) -> None:
-    """Write rows [C, ...] into a table [T, ...]; large ones each by a plain copy."""
-    if rows.untyped_storage().data_ptr() == table.untyped_storage().data_ptr():
-        rows = rows.clone()  # states that a client returned as it got them
-    if rows.nbytes < BYTES_AT_ONCE:
-        table[client_ids] = rows
-        return
-    for client_id, row in zip(client_ids.tolist(), rows, strict=True):
-        table[client_id].copy_(row)
-
-
-def _overlay(rows: list[Tensor], staged: list[Tensor], found: Tensor) -> list[Tensor]:
-    """Rows with those at found[0] replaced by the staged ones at found[1]."""
-    pairs = zip(rows, staged, strict=True)
-    return [leaf.index_copy(0, found[0], new[found[1]]) for leaf, new in pairs]
+def _overlay(rows: list[Tensor], client_ids: Tensor, staged: list[Tensor], staged_ids: Tensor) -> list[Tensor]:
+    """Rows of some clients [C] with those of which new ones are staged replaced by these."""
+    position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
+    found = [(row, position[one]) for row, one in enumerate(client_ids.tolist()) if one in position]
+    if not found:
+        return rows
+    here, there = torch.tensor(found, device=client_ids.device).T
+    return [leaf.index_copy(0, here, new[there]) for leaf, new in zip(rows, staged, strict=True)]

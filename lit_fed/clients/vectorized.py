@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -77,34 +76,31 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ training
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each chunk; if a client of a chunk fails, its clients run one by one."""
-        keep_freed_memory(job.block.data.x.device)
-        with one_thread(job.block.data.x.device):
-            yield from self._train(job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap"))))
-
-    def _train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[data.positions(client_ids)]
         if (sizes.diff() > 0).any():
             raise ValueError("clients of a block come longest first; core.blocks.make_blocks orders them")
-        try:
-            losses, starts = self._shared_losses(job, data, client_ids)
-        except ClientError as error:
-            if not job.forgives(error):
-                raise
-            yield from self._one_by_one(job, slice(0, len(client_ids)), error)
-            return
-        for rows in self._chunks(job, sizes):
-            chunk = job.part(rows)
+        keep_freed_memory(data.x.device)
+        job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.of_clients))
+        with one_thread(data.x.device):
             try:
-                result, optimizers = self._train_chunk(chunk, sizes[rows], losses, starts[rows])
-                if not job.block.is_placeholder:
-                    check_finite(result, client_ids[rows], job.ctx)
+                losses, starts = self._shared_losses(job, data, client_ids)
             except ClientError as error:
                 if not job.forgives(error):
                     raise
-                yield from self._one_by_one(job, rows, error)
-            else:
-                yield Trained(rows, result, optimizers)
+                yield from self._one_by_one(job, slice(0, len(client_ids)), error)
+                return
+            for rows in self._chunks(job, sizes):
+                try:
+                    result, optimizers = self._train_chunk(job.part(rows), sizes[rows], losses, starts[rows])
+                    if not job.block.is_placeholder:
+                        check_finite(result, client_ids[rows], job.ctx)
+                except ClientError as error:
+                    if not job.forgives(error):
+                        raise
+                    yield from self._one_by_one(job, rows, error)
+                else:
+                    yield Trained(rows, result, optimizers)
 
     def _one_by_one(self, job: TrainJob, rows: slice, error: ClientError) -> Iterator[Trained | Failed]:
         """Run each client of a failed chunk alone."""
@@ -113,18 +109,19 @@ class VectorizedTrainer:
             return
         for row in range(rows.start, rows.stop):
             alone = slice(row, row + 1)
-            for done in self._train(job.part(alone)):
+            for done in self.train(job.part(alone)):
                 yield done._replace(rows=alone)
 
     def _chunks(self, job: TrainJob, sizes: Tensor) -> Iterator[slice]:
+        """Rows of each chunk."""
+        limit = self._limit(job.block.data.x.device)
         row_bytes = job.block.data.x[:1].nbytes + job.block.data.y[:1].nbytes
         copied = sum(map(tree.bits, tree.models(job.shared)))  # trained models only; the rest is read
         fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * copied // 8
         batch = job.block.phase.work.batch_size
         if batch is None:
-            widths = job.batch_sizes(job.block.phase.client_ids.tolist())
+            widths = job.ctx.batch_sizes_of(job.block.phase.client_ids.tolist(), job.batch_size)
             batch = int(widths.max(initial=0)) if widths.all() else 0  # 0: a whole local set
-        limit = self._limit(job.block.data.x.device)
         lo = 0
         while lo < len(sizes):
             width = min(int(sizes[lo]), batch or int(sizes[lo]))
@@ -144,20 +141,21 @@ class VectorizedTrainer:
     ) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared, split = job.algorithm, job.ctx, job.shared, job.block.data
         client_ids = job.block.phase.client_ids
-        index, mask = self._padded(split, client_ids, sizes)
+        index = _ragged(split.offsets[split.positions(client_ids)], sizes).to(split.x.device)
+        mask = (torch.arange(index.shape[1]) < sizes[:, None]).to(split.x.device, torch.float32)
         each_losses = None
         if losses is not None:
             rows = _ragged(starts, sizes).to(losses.device)
             each_losses = losses.index_select(1, rows.flatten()).view(len(losses), *rows.shape).permute(1, 2, 0)
 
-        def data(index: Tensor, mask: Tensor, client_id: Tensor) -> ClientData:
-            return ClientData(split.x, split.y, index, mask, client_id)
-
         def client_init(state: Tree, losses: Tensor | None, *fields: Tensor) -> Any:
-            return algorithm.client_init(ctx.of_client(fields[-1]), shared, state, data(*fields), losses)
+            own = ctx.of_client(fields[-1])
+            return algorithm.client_init(own, shared, state, ClientData(split.x, split.y, *fields), losses)
 
         def client_final(work: Any, *fields: Tensor) -> ClientResult:
-            return complete(job, algorithm.client_final(ctx.of_client(fields[-1]), shared, work, data(*fields)))
+            own = ctx.of_client(fields[-1])
+            data = ClientData(split.x, split.y, *fields)
+            return complete(job, algorithm.client_final(own, shared, work, data))
 
         fields = (index, mask, client_ids)
         stage = "client_init"
@@ -166,30 +164,35 @@ class VectorizedTrainer:
             if job.keeps_optimizers:
                 work = work._replace(optimizer=job.optimizers)
             stage = "client_step"
-            work = self._steps(job, work, sizes)
+            for name, part in job.block.phase.work.by_stage:  # clients go from one stage to the next together
+                block = job.block._replace(phase=job.block.phase._replace(work=part))
+                work = self._steps(job._replace(ctx=ctx._replace(stage=name), block=block), work, sizes)
             stage = "client_final"
             return vmap_clients(client_final, work, *fields), work.optimizer if job.keeps_optimizers else job.optimizers
         except Exception as error:
             raise _blame(job, stage, error) from error
 
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
-        """Take the local steps, stage after stage: clients of different sizes change from one to the next together."""
-        phase = job.block.phase
-        for stage, part in phase.work.by_stage:
-            block = job.block._replace(phase=phase._replace(work=part))
-            work = self._stage(job._replace(ctx=job.ctx._replace(stage=stage), block=block), work, sizes)
-        return work
-
-    def _stage(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
-        plan, rows, mask = self._plan(job, sizes)
-        ids = job.block.phase.client_ids
-        ctx = job.ctx
-        if job.block.phase.work.straggler_fraction or ctx.work_shares is not None or ctx.batch_sizes is not None:
-            # the largest client need not take the most steps
-            order = torch.argsort(plan.steps, descending=True, stable=True)
-            done = self._advance(job, *tree.index((work, plan, rows, mask, ids), order))
-            return tree.index(done, torch.argsort(order))
-        return self._advance(job, work, plan, rows, mask, ids)
+        """Take the local steps of a stage."""
+        ctx, data, client_ids, local = job.ctx, job.block.data, job.block.phase.client_ids, job.block.phase.work
+        ids = client_ids.tolist()
+        plan = make_plan(
+            sizes.masked_fill(job.block.multiplicity.cpu() == 0, 0).tolist(), ids, local,
+            batch_size=ctx.batch_sizes_of(ids, job.batch_size), seed=ctx.seed_of_batches(local),
+            round_idx=ctx.round_idx, phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch,
+            shares=ctx.shares_of(ids),
+        )  # fmt: skip
+        starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
+        rows = (plan.index + starts).to(data.x.device)
+        mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
+        mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
+        plan = plan._replace(index=plan.index.to(data.x.device))
+        if not (local.straggler_fraction or ctx.work_shares is not None or ctx.batch_sizes is not None):
+            return self._advance(job, work, plan, rows, mask, client_ids)
+        # the largest client need not take the most steps
+        order = torch.argsort(plan.steps, descending=True, stable=True)
+        done = self._advance(job, *tree.index((work, plan, rows, mask, client_ids), order))
+        return tree.index(done, torch.argsort(order))
 
     def _advance(self, job: TrainJob, work: Any, plan: Plan, rows: Tensor, mask: Tensor, ids: Tensor) -> Any:
         """Take the steps of a plan whose clients are sorted by falling number of steps."""
@@ -199,40 +202,31 @@ class VectorizedTrainer:
         def step(work: Any, batch: Batch, client_id: Tensor) -> Any:
             return algorithm.client_step(ctx.of_client(client_id), shared, work, batch)
 
+        def advanced(work: Any, position: int, members: Tensor | slice, counts: Tensor) -> Any:
+            chosen = (members, position, slice(None), slice(0, max(int(counts.max()), 1)))
+            batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
+            if ctx.augmentation is not None:
+                batch = _augmented(job, batch, ids[members], counts, position)
+            return vmap_clients(step, work, batch, ids[members])
+
         before, finished = work, []
         active = len(plan.counts)
         for position, now in enumerate(active_at):
             if now < active:  # the others are done
                 finished.append(tree.index(work, slice(now, active)))
                 work, active = tree.index(work, slice(0, now)), now
-            parts = []
-            groups = _groups(plan.counts[:active, position], exact=ctx.task.smallest_batch > 1)
-            for members, width in groups:
-                chosen = (members, position, slice(None), slice(0, width))
-                batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
-                if ctx.augmentation is not None:
-                    counts = plan.counts[:active, position][members]
-                    batch = _augmented(job, batch, ids[:active][members], counts, position)
-                some = work if len(groups) == 1 else tree.index(work, members)
-                parts.append(vmap_clients(step, some, batch, ids[:active][members]))
-            work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
+            counts = plan.counts[:active, position]
+            if ctx.task.smallest_batch == 1 or int(counts.min()) == int(counts.max()):
+                work = advanced(work, position, slice(0, active), counts)
+                continue
+            # padding changes batch statistics, so with BatchNorm only batches of equal width go together
+            groups = [(counts == width).nonzero()[:, 0] for width in counts.unique().tolist()]
+            parts = [advanced(tree.index(work, one), position, one, counts[one]) for one in groups]
+            order = torch.cat(groups).argsort()
+            work = tree.map_leaves(lambda *leaves, o=order: torch.cat(leaves)[o.to(leaves[0].device)], *parts)
         if not finished:
             return work
         return tree.map_leaves(_joined, before, work, *reversed(finished))
-
-    def _plan(self, job: TrainJob, sizes: Tensor) -> tuple[Plan, Tensor, Tensor]:
-        """The plan of a chunk, and rows of the split and mask of its batches, [C, S, K, B]."""
-        placeholder, data, client_ids = job.block.multiplicity.cpu() == 0, job.block.data, job.block.phase.client_ids
-        plan = make_plan(
-            sizes.masked_fill(placeholder, 0).tolist(), client_ids.tolist(), job.block.phase.work,
-            batch_size=job.batch_sizes(client_ids.tolist()), seed=job.ctx.seed_of_batches(job.block.phase.work),
-            round_idx=job.ctx.round_idx, phase=job.ctx.phase, stage=job.ctx.stage,
-            smallest_batch=job.ctx.task.smallest_batch, shares=job.ctx.shares_of(client_ids.tolist()),
-        )  # fmt: skip
-        starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
-        mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
-        mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
-        return plan._replace(index=plan.index.to(data.x.device)), (plan.index + starts).to(data.x.device), mask
 
     def _batch(self, data: Split, rows: Tensor, index: Tensor, mask: Tensor) -> Batch:
         """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next call."""
@@ -266,7 +260,8 @@ class VectorizedTrainer:
         rows, total = _rows(data.offsets[order], sizes, data.x.device), int(sizes.sum())
         parts = []
         for lo in range(0, max(total, 1), self.rows_per_pass):
-            some = _part(rows, lo, min(lo + self.rows_per_pass, total))
+            hi = min(lo + self.rows_per_pass, total)
+            some = rows[lo:hi] if isinstance(rows, Tensor) else slice(rows.start + lo, rows.start + hi)
             try:
                 x = self._gather(data.x, some)
                 index, mask = torch.arange(len(x), device=x.device), torch.ones(len(x), device=x.device)
@@ -278,12 +273,6 @@ class VectorizedTrainer:
             parts.append(losses.T)
         return torch.cat(parts, dim=1), starts
 
-    def _padded(self, data: Split, client_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and mask of each client, both [C, N]."""
-        index = _ragged(data.offsets[data.positions(client_ids)], sizes).to(data.x.device)
-        mask = torch.arange(index.shape[1]) < sizes[:, None]
-        return index, mask.to(data.x.device, torch.float32)
-
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict in chunks of clients of similar size."""
@@ -292,7 +281,7 @@ class VectorizedTrainer:
             yield from self._predict(job)
 
     def _predict(self, job: PredictJob) -> Iterator[Served]:
-        job = job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap")))
+        job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.of_clients))
         positions = job.data.positions(job.client_ids)
         sizes = job.data.sizes[positions]
         order = torch.from_numpy(np.lexsort((positions.numpy(), -sizes.numpy())))
@@ -354,16 +343,6 @@ def _vmappable(layer: nn.modules.batchnorm._NormBase) -> bool:
     return known or not layer.track_running_stats
 
 
-def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
-    """Clients that take a step together, and the width of their batches.
-
-    Padding changes batch statistics, so with BatchNorm (`exact`) only batches of equal width form a group.
-    """
-    if not exact or int(counts.min()) == int(counts.max()):
-        return [(slice(0, len(counts)), max(int(counts.max()), 1))]
-    return [((counts == width).nonzero()[:, 0], width) for width in counts.unique().tolist()]
-
-
 def _augmented(job: TrainJob, batch: Batch, client_ids: Tensor, counts: Tensor, step: int) -> Batch:
     """The batches [A, B, ...] or [A, K, B, ...] of a step augmented, each client's alone; padding is unchanged."""
     x, y, (ctx, work) = batch.x.clone(), batch.y.clone(), (job.ctx, job.block.phase.work)
@@ -387,12 +366,6 @@ def _joined(whole: Tensor, *parts: Tensor) -> Tensor:
     return whole
 
 
-def _merge(parts: list[Tree], members: list[Any]) -> Tree:
-    """The rows of all groups in their original order."""
-    order = torch.cat(members).argsort()
-    return tree.map_leaves(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
-
-
 def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
     """The error for a chunk; the failing client is unknown if several run at once."""
     client_ids = job.block.phase.client_ids
@@ -409,11 +382,6 @@ def _rows(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor | slice
         return slice(int(starts[0]), int(starts[-1] + sizes[-1]))
     before = sizes.cumsum(0) - sizes
     return (torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes)).to(device)
-
-
-def _part(rows: Tensor | slice, lo: int, hi: int) -> Tensor | slice:
-    """Rows lo to hi - 1."""
-    return slice(rows.start + lo, rows.start + hi) if isinstance(rows, slice) else rows[lo:hi]
 
 
 def _ragged(starts: Tensor, sizes: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def draw_cohort(
     if sampling == "size":
         weights = np.asarray(sizes, dtype=np.float64)[ids]
         return np.sort(rng.choice(ids, num_drawn, p=weights / weights.sum())) if weights.sum() else ids[:0]
-    num_drawn = min(over_selected(num_drawn, over_selection), len(ids))
+    num_drawn = min(over_selected(num_drawn, over_selection) if over_selection else num_drawn, len(ids))
     if candidates is not None:
         return np.sort(ids[candidates(np.asarray(sizes)[ids], num_drawn, rng)])
     return np.sort(rng.choice(ids, num_drawn, replace=False))
@@ -142,7 +142,7 @@ def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> 
     unique_ids, costs = np.unique(client_ids), np.asarray(work)
     shares: list[list[int]] = [[] for _ in range(world_size)]
     loads = [(0.0, rank) for rank in range(world_size)]
-    for client_id in _longest_first(unique_ids, costs):
+    for client_id in unique_ids[np.lexsort((unique_ids, -costs[unique_ids]))]:
         load, rank = loads[0]
         shares[rank].append(int(client_id))
         heapq.heapreplace(loads, (load + float(costs[client_id]), rank))
@@ -163,8 +163,9 @@ def make_blocks(
     Returns:
         Non-empty blocks of ids, largest client first, ties by id.
     """
-    ordered = _longest_first(np.asarray(client_ids, dtype=np.int64), np.asarray(sizes))
-    return cut_blocks(ordered, np.asarray(sizes)[ordered], clients_per_block, samples_per_block)
+    ids, held = np.asarray(client_ids, dtype=np.int64), np.asarray(sizes)
+    ordered = ids[np.lexsort((ids, -held[ids]))]
+    return cut_blocks(ordered, held[ordered], clients_per_block, samples_per_block)
 
 
 def cut_blocks(
@@ -195,11 +196,6 @@ def cut_blocks(
     return blocks
 
 
-def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The ids by decreasing size, ties by id."""
-    return client_ids[np.lexsort((client_ids, -sizes[client_ids]))]
-
-
 def round_blocks(
     phases: Sequence[Phase], data: Split, *, batch_size: int, clients_per_block: int, rank: int = 0, num_ranks: int = 1
 ) -> list[ClientBlock]:
@@ -220,12 +216,12 @@ def round_blocks(
     sizes = data.sizes.numpy()
     for phase in phases:
         ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
-        work = np.zeros(len(sizes))
-        work[ids] = np.maximum(1, steps_of(sizes[ids], phase.work, batch_size))
-        ordered = [
-            make_blocks(share, sizes, clients_per_block, data.samples_per_block)
-            for share in split_by_work(ids, work, num_ranks)
-        ]
+        shares = [ids]
+        if num_ranks > 1:
+            work = np.zeros(len(sizes))
+            work[ids] = np.maximum(1, steps_of(sizes[ids], phase.work, batch_size))
+            shares = split_by_work(ids, work, num_ranks)
+        ordered = [make_blocks(share, sizes, clients_per_block, data.samples_per_block) for share in shares]
         slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
         placeholder = ids[:1] if len(ids) else np.zeros(1, dtype=np.int64)
         for position in range(max(1, *map(len, ordered))):

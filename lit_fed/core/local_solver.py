@@ -250,10 +250,11 @@ class LocalSolver:
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""
-        kept = int(self.momentum > 0) if self.optimizer == "sgd" else 2
         step = torch.zeros((), dtype=torch.float64, device=next(iter(models.parameters.values())).device)
-        first, second = (_zeros(models.parameters) if kept > position else {} for position in (0, 1))
-        return OptimizerState(step, first, second)
+        leaves, kept = models.parameters.items(), int(self.momentum > 0) if self.optimizer == "sgd" else 2
+        # expanded from one number, since most are read at most once
+        moments = [{name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves} for _ in range(kept)]
+        return OptimizerState(step, *moments, *[{}] * (2 - kept))
 
     def step(
         self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
@@ -272,14 +273,17 @@ class LocalSolver:
         return self._advance(task, StepInputs(models, optimizer, batch, lr, weight, penalty, objective, moving))
 
     def _advance(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
-        models, optimizer, moving = given.models, given.optimizer, given.moving
         loss, gradient, buffers = self._gradient(task, given)
-        old = tree.named(models.parameters, moving)
+        old, optimizer = given.models.parameters, given.optimizer
+        if given.moving is not None:
+            old = tree.named(old, given.moving)
+            optimizer = OptimizerState(optimizer.step, *(tree.named(part, given.moving) for part in optimizer[1:]))
         if given.penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, given.penalty.gradient(old))
         # not the method of a subclass, which may refuse the gradients of algorithms
-        parameters, optimizer = LocalSolver.update(self, old, gradient, _moments(optimizer, moving), given.lr)
-        return *_merged(given, ModelState(parameters, buffers), optimizer), loss
+        parameters, optimizer = LocalSolver.update(self, old, gradient, optimizer, given.lr)
+        models = ModelState(parameters, buffers)
+        return (models, optimizer, loss) if given.moving is None else (*_merged(given, models, optimizer), loss)
 
     def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """The loss before the step [M], its gradient, and the new buffers."""
@@ -291,20 +295,15 @@ class LocalSolver:
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
     ) -> tuple[dict[str, Tensor], OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
-        direction, optimizer = self._direction(parameters, gradient, optimizer)
-        return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
-
-    def _direction(
-        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """Direction of a step before the learning rate, and the new optimizer state."""
+        rule = {"sgd": self._sgd, "adam": self._adam, "adamw": self._adam}.get(self.optimizer, self._by_rule)
         if self.clip_norm is not None:
             gradient = self._clip(gradient)
-        if self.optimizer == "adamw":
-            direction, optimizer = self._adam(gradient, optimizer)
-            return self._decayed(direction, parameters), optimizer
-        rule = {"sgd": self._sgd, "adam": self._adam}.get(self.optimizer, self._by_rule)
-        return rule(self._decayed(gradient, parameters), optimizer)
+        if self.weight_decay and self.optimizer != "adamw":
+            gradient = self._decayed(gradient, parameters)
+        direction, optimizer = rule(gradient, optimizer)
+        if self.weight_decay and self.optimizer == "adamw":
+            direction = self._decayed(direction, parameters)
+        return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
 
     def _by_rule(
         self, gradient: dict[str, Tensor], optimizer: OptimizerState
@@ -322,8 +321,6 @@ class LocalSolver:
 
     def _decayed(self, direction: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add weight decay to a direction."""
-        if not self.weight_decay:
-            return direction
         return {name: leaf.add(parameters[name], alpha=self.weight_decay) for name, leaf in direction.items()}
 
     def _sgd(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
@@ -387,24 +384,13 @@ def _rule(path: str) -> UpdateRule:
     return found  # type: ignore[no-any-return]
 
 
-def _moments(optimizer: OptimizerState, moving: frozenset[str] | None) -> OptimizerState:
-    """The state of the optimizer for the leaves that move."""
-    return OptimizerState(optimizer.step, *(tree.named(part, moving) for part in optimizer[1:]))
-
-
 def _merged(given: StepInputs, models: ModelState, optimizer: OptimizerState) -> tuple[ModelState, OptimizerState]:
-    """Models and optimizer after a step, with the leaves and moments that did not move."""
-    if given.moving is None:
-        return models, optimizer
+    """Models and optimizer after a step of some leaves, with the leaves and moments that did not move."""
+    assert given.moving is not None
     buffers = given.models.buffers | tree.named(models.buffers, given.moving)
     models = ModelState(given.models.parameters | models.parameters, buffers)
     kept = given.optimizer
     return models, OptimizerState(optimizer.step, kept.first | optimizer.first, kept.second | optimizer.second)
-
-
-def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Zeros like leaves, expanded from one number, since most are read at most once."""
-    return {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves.items()}
 
 
 class Penalty(NamedTuple):

@@ -17,7 +17,7 @@ from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import LocalWork
 from lit_fed.system.machine import require_memory
 
-__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of", "without_steps"]
+__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of"]
 
 
 FITS_ANYWHERE = 2**26
@@ -32,10 +32,14 @@ class Plan(NamedTuple):
     steps: Tensor  # [C] int64 steps that a client takes
 
 
-def _batch_sizes(sizes: np.ndarray, work: LocalWork, default: int | np.ndarray) -> np.ndarray:
-    """Batch size of each client, [C]."""
-    wanted = np.asarray(default if work.batch_size is None else work.batch_size)
-    return np.where(wanted > 0, np.minimum(wanted, sizes), sizes)
+def _passes(
+    sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, smallest_batch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Batch size of each client and its batches per pass, without those below the smallest size, both [C]."""
+    wanted = np.asarray(batch_size if work.batch_size is None else work.batch_size)
+    widths = np.where(wanted > 0, np.minimum(wanted, sizes), sizes)
+    whole, rest = np.divmod(sizes, np.maximum(widths, 1))
+    return widths, np.where(np.minimum(sizes, widths) < smallest_batch, 0, whole + (rest >= smallest_batch))
 
 
 def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> int:
@@ -55,29 +59,13 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, s
     if work.sample_rate:
         per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
     else:
-        per_pass = _steps_per_pass(sizes, _batch_sizes(sizes, work, batch_size), smallest_batch)
+        per_pass = _passes(sizes, work, batch_size, smallest_batch)[1]
     return np.where(per_pass > 0, float(work.steps), 0.0) if work.steps else float(work.epochs or 0) * per_pass
-
-
-def without_steps(
-    sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, smallest_batch: int = 1
-) -> np.ndarray:
-    """Mask of the clients that take no step in a phase of local training, [C] bool."""
-    if not work.is_training:
-        return np.zeros(len(sizes), dtype=bool)
-    idle: np.ndarray = steps_of(sizes, work, batch_size, smallest_batch) == 0
-    return idle
 
 
 def most_steps(ctx: Context) -> int:
     """Local steps of the largest client in the solver's local work, known before training; batch sizes are common."""
     return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
-
-
-def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) -> np.ndarray:
-    """Batches per pass of each client, [C], without those below the smallest size."""
-    whole, rest = np.divmod(sizes, np.maximum(widths, 1))
-    return np.where(np.minimum(sizes, widths) < smallest_batch, 0, whole + (rest >= smallest_batch))
 
 
 def make_plan(
@@ -99,18 +87,23 @@ def make_plan(
         shares: share of its steps that each client takes, rounded up, [C]; None: all steps.
     """
     samples = np.array(sizes, dtype=np.int64)
-    steps, widths = steps_of(samples, work, batch_size, smallest_batch), _batch_sizes(samples, work, batch_size)
+    steps = steps_of(samples, work, batch_size, smallest_batch)
+    widths, per_pass = _passes(samples, work, batch_size, smallest_batch)
     longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
-    _require_room(longest, len(sizes) * work.batches_per_step * width)
+    num_bytes = 8 * longest * max(len(sizes) * work.batches_per_step * width, 1)
+    if num_bytes > FITS_ANYWHERE:
+        require_memory(
+            num_bytes, f"the plan of {longest} local steps in a phase",
+            "lower --model.solver.local_epochs or local_steps, the algorithm's own epochs or steps, or "
+            "--data.clients_per_block",
+        )  # fmt: skip
     steps, purpose = steps.astype(np.int64), f"plan/{phase}/{stage}" if stage else f"plan/{phase}"
     if shares is not None:
         steps = np.ceil(steps * shares - 1e-9).astype(np.int64)
     if work.straggler_fraction:
-        whole = zip(steps.tolist(), client_ids, strict=True)
-        steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in whole], dtype=np.int64)
+        steps = _with_stragglers(steps, client_ids, work, seed, round_idx, phase)
     if work.sample_rate:
         return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)
-    per_pass = _steps_per_pass(samples, widths, smallest_batch)
     longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
@@ -127,24 +120,10 @@ def make_plan(
                 for stream in range(work.batches_per_step):
                     index[row, stream, start:][place] = rng.permutation(size)[:kept]
     index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
-    counts = _counts(samples, steps, widths, per_pass)
+    step = np.arange(longest)
+    before = step % np.maximum(per_pass, 1)[:, None] * widths[:, None]
+    counts = np.where(step < steps[:, None], np.minimum(widths[:, None], samples[:, None] - before), 0)
     return Plan(*map(torch.from_numpy, (index, counts, steps)))
-
-
-def _require_room(steps: int, positions: int) -> None:
-    """Refuse a plan that does not fit into memory.
-
-    Args:
-        steps: largest number of steps of a client.
-        positions: entries of the plan in one step of all clients.
-    """
-    num_bytes = 8 * steps * max(positions, 1)
-    if num_bytes > FITS_ANYWHERE:
-        require_memory(
-            num_bytes, f"the plan of {steps} local steps in a phase",
-            "lower --model.solver.local_epochs or local_steps, the algorithm's own epochs or steps, or "
-            "--data.clients_per_block",
-        )  # fmt: skip
 
 
 def _drawn(sizes: Sequence[int], rngs: Sequence[np.random.Generator], steps: np.ndarray, work: LocalWork) -> Plan:
@@ -164,15 +143,13 @@ def _drawn(sizes: Sequence[int], rngs: Sequence[np.random.Generator], steps: np.
     return Plan(*map(torch.from_numpy, (index, counts, steps)))
 
 
-def _steps_taken(steps: int, client_id: int, work: LocalWork, seed: int, round_idx: int, phase: str) -> int:
-    """Steps that a client takes: all `steps`, or fewer if it is sampled as a straggler."""
-    rng = generator(seed, round_idx, int(client_id), f"straggler/{phase}")
-    straggles = rng.random() < work.straggler_fraction
-    return int(rng.integers(1, steps + 1)) if straggles and steps else int(steps)
-
-
-def _counts(sizes: np.ndarray, steps: np.ndarray, widths: np.ndarray, per_pass: np.ndarray) -> np.ndarray:
-    """Samples in each batch, [C, S]."""
-    step = np.arange(int(steps.max(initial=0)))
-    before = step % np.maximum(per_pass, 1)[:, None] * widths[:, None]
-    return np.where(step < steps[:, None], np.minimum(widths[:, None], sizes[:, None] - before), 0)
+def _with_stragglers(
+    steps: np.ndarray, client_ids: Sequence[int], work: LocalWork, seed: int, round_idx: int, phase: str
+) -> np.ndarray:
+    """Steps that clients take, [C]: all `steps`, or fewer of a client that is sampled as a straggler."""
+    taken = steps.copy()
+    for row, client_id in enumerate(client_ids):
+        rng = generator(seed, round_idx, int(client_id), f"straggler/{phase}")
+        if rng.random() < work.straggler_fraction and steps[row]:
+            taken[row] = rng.integers(1, steps[row] + 1)
+    return taken

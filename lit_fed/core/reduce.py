@@ -6,7 +6,7 @@ changes a float32 result.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "Accumulator",
-    "RunningMeans",
     "all_reduce",
     "as_shared",
     "cast_like",
@@ -153,59 +152,27 @@ class Accumulator:
         if self.kind == "stack":
             rows: Message = tree.map_leaves(lambda *parts: torch.cat(parts), *self._stacked)
             rows = gather_rows(rows, positions, counts)
-            totals = all_reduce(self._totals)
-            return Reduced(rows.value, rows.weight), totals[1:3], self._means(totals)
-        totals, sums = self._totals, tree.leaves(self._sum)
-        if num_ranks() > 1:
-            flat = all_reduce(torch.cat([totals, *(leaf.flatten() for leaf in sums)]))
-            parts = torch.split(flat, [len(totals), *(leaf.numel() for leaf in sums)])
-            totals, sums = parts[0], [part.view(leaf.shape) for part, leaf in zip(parts[1:], sums, strict=True)]
-        divisor = _divisor(totals[0])
-        values = [leaf / divisor for leaf in sums]
-        return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], self._means(totals)
-
-    def _means(self, totals: Tensor) -> dict[str, tuple[float, float]]:
-        """Mean of each metric, and the total weight of its clients."""
-        weight, _, _, trained, *sums = totals.tolist()
+            totals, reduced = all_reduce(self._totals), Reduced(rows.value, rows.weight)
+        else:
+            totals, sums = self._totals, self._sum
+            if num_ranks() > 1:
+                totals, sums = _over_ranks(totals, sums)
+            divisor = totals[0].where(totals[0] != 0, 1.0)  # an empty sum stays 0
+            reduced = Reduced(tree.map_leaves(lambda leaf: leaf / divisor, sums), totals[0])
+        weight, _, _, trained, *metrics = totals.tolist()
         weights = {name: weight if "/" in name else trained for name in self.metric_names}
-        return {
-            name: (total / (weights[name] or 1.0), weights[name]) for name, total in zip(weights, sums, strict=True)
+        means = {
+            name: (total / (weights[name] or 1.0), weights[name]) for name, total in zip(weights, metrics, strict=True)
         }
+        return reduced, totals[1:3], means
 
 
-class RunningMeans:
-    """Weighted means by name, over parts added one after another.
-
-    Example:
-        >>> means = RunningMeans()
-        >>> means.add("loss", 1.0, 2.0), means.add("loss", 4.0, 1.0), means.means
-        (None, None, {'loss': 2.0})
-
-    Attributes:
-        means: the mean of all parts so far, by name.
-    """
-
-    def __init__(self) -> None:
-        self.means: dict[str, float] = {}
-        self._totals: dict[str, tuple[float, float]] = {}
-
-    def add(self, name: str, mean: float, weight: float) -> None:
-        """Add the mean of a part; ignored if its weight is 0."""
-        if not weight:
-            return
-        total, before = self._totals.get(name, (0.0, 0.0))
-        self._totals[name] = total + weight * mean, before + weight
-        self.means[name] = (total + weight * mean) / (before + weight) if before else mean
-
-
-def _divisor(weight: Tensor) -> Tensor:
-    """Divisor of a weighted sum; an empty sum stays 0."""
-    return torch.where(weight == 0, torch.ones_like(weight), weight)
-
-
-def _zeros(leaf: Tensor) -> Tensor:
-    """Zeros for a sum over rows; contiguous for any layout of convolution weights."""
-    return torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
+def _over_ranks(totals: Tensor, sums: Tree) -> tuple[Tensor, Tree]:
+    """Sums over ranks, by one collective for all leaves."""
+    leaves = tree.leaves(sums)
+    flat = all_reduce(torch.cat([totals, *(leaf.flatten() for leaf in leaves)]))
+    totals, *parts = torch.split(flat, [len(totals), *(leaf.numel() for leaf in leaves)])
+    return totals, tree.rebuild(sums, [part.view(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
 
 
 def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
@@ -220,6 +187,11 @@ def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
             total_piece += weight @ piece
         else:
             total_piece.add_(piece[0], alpha=alone)
+
+
+def _zeros(leaf: Tensor) -> Tensor:
+    """Zeros for a sum over rows; contiguous for any layout of convolution weights."""
+    return torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
 
 
 def stacked_average(rows: Tree, weight: Tensor) -> Tree:
@@ -272,16 +244,21 @@ def as_shared(new: Tree, old: Tree, algorithm: str) -> Tree:
     Raises:
         ConfigError: naming the algorithm, the leaf and both shapes, if leaves differ.
     """
-    before, after = dict(tree.items(old)), dict(tree.items(new))
+    before, after = ({path: leaf.shape for path, leaf in tree.items(state)} for state in (old, new))
+    if before != after:
+        _refuse_form(before, after, algorithm)
+    return cast_like(new, old)
+
+
+def _refuse_form(before: dict[str, torch.Size], after: dict[str, torch.Size], algorithm: str) -> NoReturn:
+    """Refuse a shared state whose leaves have other paths or shapes than before."""
     for path in before.keys() ^ after.keys():
         raise ConfigError(
             f"{algorithm}.server_step {'leaves out' if path in before else 'adds'} {path or 'a leaf'}; return the same "
             "fields and keys as shared_init"
         )
-    for path, leaf in after.items():
-        if leaf.shape != before[path].shape:
-            raise ConfigError(
-                f"{algorithm}.server_step returns {path or 'a leaf'} of shape {list(leaf.shape)} for one of shape "
-                f"{list(before[path].shape)}; shapes of the shared state never change, so return that of shared_init"
-            )
-    return cast_like(new, old)
+    path = next(path for path, shape in after.items() if shape != before[path])
+    raise ConfigError(
+        f"{algorithm}.server_step returns {path or 'a leaf'} of shape {list(after[path])} for one of shape "
+        f"{list(before[path])}; shapes of the shared state never change, so return that of shared_init"
+    )

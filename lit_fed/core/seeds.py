@@ -6,7 +6,8 @@ import hashlib
 import json
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def _hashed(words: np.ndarray) -> np.ndarray:
 
     NumPy guarantees that its hash (O'Neill's `seed_seq_fe`) does not change.
     """
-    constants = _constants(0x43B0D7E5, 0x931E8875)
+    constants = iter(POOL_CONSTANTS)
     pool: list[np.ndarray] = [_hashmix(one, *next(constants)) for one in words]
     for source in range(4):
         for target in range(4):
@@ -88,16 +89,18 @@ def _hashed(words: np.ndarray) -> np.ndarray:
                 hashed = _hashmix(pool[source], *next(constants))
                 mixed: np.ndarray = pool[target] * np.uint32(0xCA01F9DD) - hashed * np.uint32(0x4973F715)
                 pool[target] = mixed ^ (mixed >> SHIFT)
-    constants = _constants(0x8B51F9DD, 0x58F38DED)
-    state = np.stack([_hashmix(pool[position % 4], *next(constants)) for position in range(8)], axis=1)
+    state = np.stack([_hashmix(pool[position % 4], *pair) for position, pair in enumerate(STATE_CONSTANTS)], axis=1)
     return state.astype("<u4").view("<u8").astype(np.uint64)
 
 
-def _constants(value: int, factor: int) -> Iterator[tuple[np.uint32, np.uint32]]:
+def _constants(value: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
     """Powers of a factor times a value, in pairs of neighbours."""
-    while True:
-        before, value = value, value * factor & WORD
-        yield np.uint32(before), np.uint32(value)
+    words = [value * pow(factor, power, WORD + 1) & WORD for power in range(count + 1)]
+    return [(np.uint32(before), np.uint32(after)) for before, after in pairwise(words)]
+
+
+POOL_CONSTANTS, STATE_CONSTANTS = _constants(0x43B0D7E5, 0x931E8875, 16), _constants(0x8B51F9DD, 0x58F38DED, 8)
+"""Of the words that enter the hash, 4 and each of 4 into the 3 others, and of the 8 that leave it."""
 
 
 def _hashmix(value: np.ndarray, before: np.uint32, after: np.uint32) -> np.ndarray:

@@ -99,7 +99,7 @@ class Task(StackedNetwork):
 
     def losses_of(self, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
         """Log-loss of each sample and model in evaluation mode, [B, M]; see `losses`."""
-        if not self._in_pieces(y):
+        if self.model_axis == "vmap" or not self._in_pieces(y):
             return self.losses(self.outputs(models, x), y)
         self.network.eval()
         leaves = self._stacked(models) | models.buffers
@@ -182,18 +182,21 @@ class Task(StackedNetwork):
         share = self._share(models, batch, weight)
         if self.closed_form is not None and objective is None:
             return self._by_closed_form(self.closed_form, models, batch, share, moving)
+        how: dict[str, Any] = {"training": training, "objective": objective, "moving": moving}
+        if self.model_axis == "vmap":
+            self.set_mode(training)
+            return self._by_vmap(models, batch, share, **how)
         if objective is None and batch.index.ndim == 1 and self.goes_together(models):
             return self._together(models, batch, share, moving)
         self.set_mode(training)
-        by = self._by_vmap if self.model_axis == "vmap" else self._by_loop
-        return by(models, batch, share, training=training, objective=objective, moving=moving)
+        return self._by_loop(models, batch, share, **how)
 
     def _by_closed_form(
         self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """All models at once, from the residual of their outputs."""
         per_model = batch.index.ndim == 2
-        outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
+        outputs = affine.outputs(self._stacked(models), batch.x, per_model).to(self.dtype)
         y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
         gradient = affine.gradient(batch.x, self.trained_on.residual(outputs, y) * share.unsqueeze(-1), per_model)
         loss = (self.trained_on.losses(outputs, y) * share).sum(0)
@@ -233,14 +236,14 @@ class Task(StackedNetwork):
         """One pass of all models, see `grouped_outputs`."""
         parameters = _in_graph(models.parameters, moving)
         with torch.enable_grad():
-            outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(batch.x)))
+            outputs = grouped_outputs(self.grouped, parameters, self._laid_out(batch.x)).to(self.dtype)
             y = self.target.for_models(batch.y.unsqueeze(1), outputs)
             losses = (self.trained_on.losses(outputs, y) * share).sum(0)
         return losses.detach(), _gradient(losses.sum(), tree.named(parameters, moving)), models.buffers
 
     def _in_pieces(self, y: Tensor) -> bool:
         """Whether outputs for labels [B, L] are so large that positions are processed in pieces."""
-        splits = self.target.positions and self.criterion is None and self.model_axis == "loop"
+        splits = self.target.positions and self.criterion is None
         large = splits and y.ndim == 2 and y.numel() * self.target.num_outputs * self.dtype.itemsize > PIECE_BYTES
         return large and hasattr(self.network, "split") and self.last.body is not None
 
@@ -259,10 +262,10 @@ class Task(StackedNetwork):
         per_position, head = self.target.position_losses, self.last
 
         def losses(features: Tensor, y: Tensor) -> Tensor:
-            return per_position(self._wide(head.outputs(leaves, features)), y)
+            return per_position(head.outputs(leaves, features).to(self.dtype), y)
 
         rows = max(1, PIECE_BYTES // (self.target.num_outputs * self.dtype.itemsize))
-        features, labels = self._wide(head.features(leaves, x)).flatten(0, 1), y.flatten()
+        features, labels = head.features(leaves, x).to(self.dtype).flatten(0, 1), y.flatten()
         fixed = isinstance(head.top, nn.Module) and set(moving).isdisjoint(head.names.values())
         each = []
         for some, their in zip(features.split(rows), labels.split(rows), strict=True):
@@ -351,8 +354,15 @@ class Task(StackedNetwork):
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
         call = call or self._call
-        if objective is None:
-            return (self.trained_on.losses(self._wide(call(parameters, buffers, x)), y) * share).sum(), buffers
+        if objective is not None:
+            return self._objective_loss(parameters, buffers, x, y, share, call, objective, mask), buffers
+        return (self.trained_on.losses(call(parameters, buffers, x).to(self.dtype), y) * share).sum(), buffers
+
+    def _objective_loss(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
+        call: Callable[..., Any], objective: Objective, mask: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """`weighted_loss` of an objective."""
         inner, own = objective.apart(parameters)
         found = call(inner, buffers, x)
         outputs, features = found if objective.uses_features else (found, None)
@@ -361,10 +371,10 @@ class Task(StackedNetwork):
             return self._call_head(inner | (leaves or {}), buffers, features)
 
         view = ModelView(
-            self._wide(outputs), y, objective.constants, objective.rows, head, self.trained_on,
-            None if features is None else self._wide(features), mask if objective.over_batch else None, own,
+            outputs.to(self.dtype), y, objective.constants, objective.rows, head, self.trained_on,
+            None if features is None else features.to(self.dtype), mask if objective.over_batch else None, own,
         )  # fmt: skip
-        return (objective.each(view) * share).sum(), buffers
+        return (objective.each(view) * share).sum()
 
     def _by_vmap(
         self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
@@ -374,7 +384,9 @@ class Task(StackedNetwork):
         axis = 0 if per_model else None
         features = objective is not None and objective.uses_features
         call, x = self._begun(batch.x, training=training, per_model=per_model, features=features)
-        by = tree.named(models.parameters, moving) or models.parameters  # autograd refuses an empty dict
+        by: dict[str, Tensor] = models.parameters
+        if moving is not None:
+            by = tree.named(by, moving) or by  # autograd refuses an empty dict
         fixed = {name: leaf for name, leaf in models.parameters.items() if name not in by}
 
         def loss_of(
@@ -387,7 +399,7 @@ class Task(StackedNetwork):
         dims = (0, 0, 0, axis, axis, 1, axis, *((0, 1) if operands else ()))
         function = vmap(grad_and_value(loss_of, has_aux=True), in_dims=dims)
         gradient, (loss, buffers) = function(by, fixed, models.buffers, x, batch.y, share, batch.mask, *operands)
-        return loss, tree.named(gradient, moving), buffers
+        return loss, gradient if moving is None else tree.named(gradient, moving), buffers
 
 
 class _RowLosses(torch.autograd.Function):

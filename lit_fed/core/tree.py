@@ -44,16 +44,16 @@ def items(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     if tree is None:
         return
     if isinstance(tree, dict):
-        children: Sequence[tuple[str, Any]] = list(tree.items())
+        children: Any = tree.items()
     elif hasattr(tree, "_fields"):
-        children = list(zip(tree._fields, tree, strict=True))
+        children = zip(tree._fields, tree, strict=True)
     elif isinstance(tree, tuple | list):
-        children = [(str(position), child) for position, child in enumerate(tree)]
+        children = enumerate(tree)
     else:
         yield path, tree
         return
     for name, child in children:
-        yield from items(child, f"{path}/{name}" if path else name)
+        yield from items(child, f"{path}/{name}" if path else str(name))
 
 
 def leaves(tree: Tree) -> list[Any]:

@@ -376,11 +376,6 @@ class ClientBlock(NamedTuple):
     ends_phase: bool = True  # the last block of its phase on this rank
     ends_round: bool = True  # the last block of the round
 
-    def part(self, rows: slice) -> ClientBlock:
-        """The block of some of its clients."""
-        phase = self.phase._replace(client_ids=self.phase.client_ids[rows])
-        return self._replace(phase=phase, multiplicity=self.multiplicity[rows])
-
     @property
     def is_placeholder(self) -> bool:
         """Whether its only client is a placeholder, of which only the shapes of the message are used."""

@@ -27,16 +27,18 @@ def next_round(federation: FederatedRounds, data: FederatedDataModule, trainer: 
         "clients_per_block": data.block_size, "rank": trainer.global_rank, "num_ranks": trainer.world_size
     }  # fmt: skip
     client_ids = data.cohort(**_draw(federation))
-    with trainer.precision_plugin.val_step_context():
-        client_ids = serving.selected(federation, client_ids, train, **division)
+    if federation.selection is not None:
+        with trainer.precision_plugin.val_step_context():
+            client_ids = serving.selected(federation, client_ids, train, **division)
     return federation.blocks(client_ids, train, **division)
 
 
 def _draw(federation: FederatedRounds) -> dict[str, Any]:
     """Arguments of the draw: seed and round, who can be reached, and how many more are drawn."""
-    ctx, algorithm = federation.context("plan"), federation.algorithm
-    seed = ctx.secret.seed("cohorts") if algorithm.hides_cohort and ctx.secret is not None else ctx.seed
-    draw: dict[str, Any] = {"seed": seed, "round_idx": ctx.round_idx, "over_selection": algorithm.over_selection}
+    ctx, algorithm = federation.terms._replace(round_idx=federation.server.rounds_done), federation.algorithm
+    draw: dict[str, Any] = {"seed": ctx.seed, "round_idx": ctx.round_idx, "over_selection": algorithm.over_selection}
+    if ctx.secret is not None and algorithm.hides_cohort:
+        draw["seed"] = ctx.secret.seed("cohorts")
     if federation.selection is not None:
         draw["candidates"] = federation.selection.draw
     return draw | {"available": algorithm.reachable(ctx)}

@@ -116,9 +116,11 @@ class FrozenPart:
 
     def entry(self) -> dict[str, Any] | None:
         """The checkpoint's entry; None if nothing is frozen."""
+        if not self._names:
+            return None
         leaves = self.leaves.values()
         size = {"tensors": len(leaves), "numbers": sum(leaf.numel() for leaf in leaves)}
-        return {"digest": self.digest, "source": self.source, **size} if self._names else None
+        return {"digest": self.digest, "source": self.source, **size}
 
     def check(self, stored: dict[str, Any] | None) -> None:
         """Compare the frozen part with that of a checkpoint.
@@ -217,13 +219,11 @@ class Assign(Optimizer):
 
 def _apart(leaves: list[Tensor], staged: list[Tensor]) -> list[Tensor]:
     """The staged leaves; a view of a leaf, such as one of its rows, is copied before the leaf is written."""
-    written = {leaf.untyped_storage().data_ptr() for leaf in leaves}
-
-    def apart(leaf: Tensor, new: Tensor) -> Tensor:
+    written, apart = {leaf.untyped_storage().data_ptr() for leaf in leaves}, []
+    for leaf, new in zip(leaves, staged, strict=True):
         stays = new.data_ptr() == leaf.data_ptr() and new.stride() == leaf.stride()
-        return new if stays or new.untyped_storage().data_ptr() not in written else new.clone()
-
-    return [apart(leaf, new) for leaf, new in zip(leaves, staged, strict=True)]
+        apart.append(new if stays or new.untyped_storage().data_ptr() not in written else new.clone())
+    return apart
 
 
 def register_leaves(module: nn.Module, shared: Tree) -> list[str]:

@@ -227,7 +227,7 @@ def test_more_than_all_clients_are_refused(name):
 def test_what_does_not_go_together_is_refused():
     algorithm = FedBuff()
     with pytest.raises(ConfigError, match=r"FedBuff needs every client .* leave out --data\.client_fraction"):
-        check_cohort(algorithm, "FedBuff", np.array([0, 2]), 5)
+        check_cohort("FedBuff", np.array([0, 2]), 5)
     with pytest.raises(ConfigError, match=r"FedBuff takes clients as they come in, and not each with a probability"):
         refuse(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3))
     with pytest.raises(ConfigError, match=r"^--model\.downlink_compression encodes .* were sent older ones; leave it"):

@@ -11,7 +11,7 @@ from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import augmented
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.plan import make_plan, num_steps, steps_of, without_steps
+from lit_fed.core.plan import make_plan, num_steps, steps_of
 from lit_fed.core.types import LocalWork, Stage
 
 SIZES = [5, 2, 9, 9]
@@ -70,7 +70,7 @@ def test_steps_of_stages_add_up():
     assert work.is_training
     assert not LocalWork(stages=(Stage("first", epochs=0),)).trains
     assert LocalWork(stages=(Stage("first", epochs=0),)).is_training
-    assert without_steps(torch.tensor([0, 1]).numpy(), work, 4).tolist() == [True, False]
+    assert (steps_of(torch.tensor([0, 1]).numpy(), work, 4) == 0).tolist() == [True, False]
     alone = LocalWork(epochs=2, batch_size=3)
     assert alone.by_stage == (("", alone),)
     assert [one.batch_size for _, one in alone._replace(stages=TWO).by_stage] == [3, 3]

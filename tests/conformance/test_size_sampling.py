@@ -141,9 +141,8 @@ def test_a_run_is_refused_before_training(tmp_path, algorithm, model, named):
 
 
 def test_all_clients_means_each_of_them_once():
-    check_cohort(AFL(), "AFL", torch.arange(3).numpy(), 3)
+    check_cohort("AFL", torch.arange(3).numpy(), 3)
     with pytest.raises(ConfigError, match="AFL needs every client in every round, and 3 of 3 are drawn in 4 draws;"):
-        check_cohort(AFL(), "AFL", torch.tensor([0, 1, 1, 2]).numpy(), 3)
+        check_cohort("AFL", torch.tensor([0, 1, 1, 2]).numpy(), 3)
     with pytest.raises(ConfigError, match="2 of 3 are drawn in 3 draws;"):
-        check_cohort(AFL(), "AFL", torch.tensor([0, 1, 1]).numpy(), 3)
-    check_cohort(FedAvg(), "FedAvg", torch.tensor([0, 1, 1]).numpy(), 3)
+        check_cohort("AFL", torch.tensor([0, 1, 1]).numpy(), 3)

@@ -3,7 +3,7 @@ import torch
 from federated_round import flat, make_context, same_bits
 
 from lit_fed.core import tree
-from lit_fed.core.reduce import Accumulator, RunningMeans, all_reduce, exact_average, gather_rows, server_average
+from lit_fed.core.reduce import Accumulator, all_reduce, exact_average, gather_rows, server_average
 from lit_fed.core.types import Message, ModelState, Reduced
 
 
@@ -165,10 +165,3 @@ def test_who_takes_no_step_has_no_part_in_means_of_the_training(kind):
     assert means["loss"] == (pytest.approx((1 + 4 * 3) / 4), 4)
     assert means["secure/clamped_share"] == (pytest.approx((0.5 * 2 + 0.5 * 3) / 6), 6)
     assert float(reduced.weight.sum()) == 6
-
-
-def test_a_mean_over_parts_leaves_out_those_without_weight():
-    means = RunningMeans()
-    for name, mean, weight in (("loss", 0.0, 0.0), ("loss", 2.0, 3.0), ("loss", 0.0, 0.0), ("other", 0.0, 0.0)):
-        means.add(name, mean, weight)
-    assert means.means == {"loss": 2.0}

@@ -39,7 +39,7 @@ def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> in
 
 def counted_rows(task: Task, data: ClientData) -> Tensor:
     """The mask of samples [N], with 0 for a sample whose positions are all ignored."""
-    return task.target.counted(data.y, data.mask) if task.target.partly_labelled else data.mask
+    return task.target.counted(data.y, data.mask)
 
 
 def expectation(
@@ -93,15 +93,20 @@ def private_expectation(
         data: the client's samples.
         position_loss: loss of a sequence.
     """
-    factors = num_factors(ctx.task, data, position_loss)
-    pi, q, negative = expectation(mixture, losses, counted_rows(ctx.task, data), factors)
-    if ctx.mixture_noise is None:
-        return pi, q, negative
+    factors = 1 if position_loss == "mean" else num_factors(ctx.task, data, position_loss)
+    mask = counted_rows(ctx.task, data) if ctx.task.target.partly_labelled else data.mask
+    pi, q, negative = expectation(mixture, losses, mask, factors)
+    return (pi if ctx.mixture_noise is None else _noised(ctx, mixture, q, data)), q, negative
+
+
+def _noised(ctx: Context, mixture: Tensor, q: Tensor, data: ClientData) -> Tensor:
+    """The new π, [M], from q [N, M] with noise."""
     assert ctx.secret is not None
+    assert ctx.mixture_noise is not None
     chances = protecting_normals(ctx.secret, ctx.round_idx, data.client_id, f"mixture/{ctx.phase}", len(mixture))
     total = q.sum(0, dtype=torch.float64) + ctx.mixture_noise * chances
     noised = nearest_mixture(total / data.num_samples.clamp(min=1)).to(mixture.dtype)
-    return torch.where(data.num_samples > 0, noised, mixture), q, negative
+    return torch.where(data.num_samples > 0, noised, mixture)
 
 
 def nearest_mixture(weights: Tensor) -> Tensor:

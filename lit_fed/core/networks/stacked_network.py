@@ -143,8 +143,15 @@ class StackedNetwork:
                 layer.momentum = momentum
         return tree.stack(each)  # type: ignore[no-any-return]
 
+    @cached_property
+    def of_clients(self) -> Self:
+        """The network of clients that run at once."""
+        return self if self.model_axis == "vmap" else replace(self, model_axis="vmap")
+
     def laid_out(self, channels_last: bool) -> Self:
         """The network in this memory layout; frozen leaves change in place, with the template."""
+        if channels_last == self.channels_last and not self.frozen:
+            return self
         task = replace(self, channels_last=channels_last)
         own = dict(self.network.named_parameters()) | dict(self.network.named_buffers()) if self.frozen else {}
         for name, leaf in self.frozen.items():
@@ -160,17 +167,17 @@ class StackedNetwork:
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
         """Raw outputs in evaluation mode for inputs [B, ...]: [B, M, K], with positions [B, M, L, K]."""
         if self.closed_form is not None:
-            return self._wide(self.closed_form.outputs(self._stacked(models), x, False))
+            return self.closed_form.outputs(self._stacked(models), x, False).to(self.dtype)
         self.network.eval()
         if self.model_axis == "vmap":
             call, x = self._begun(x)
             forward = vmap(lambda model: call(model.parameters, model.buffers, x))
-            return self._wide(forward(models).transpose(0, 1))
+            return forward(models).transpose(0, 1).to(self.dtype)  # type: ignore[no-any-return]
         if self.goes_together(models):
-            return self._wide(grouped_outputs(self.grouped, models.parameters, self._laid_out(x)))
+            return grouped_outputs(self.grouped, models.parameters, self._laid_out(x)).to(self.dtype)
         call, x = self._begun(self._laid_out(x))
         each = [self._forward(tree.index(models, m), x, call) for m in range(num_models_of(models))]
-        return self._wide(torch.stack(each, dim=1))
+        return torch.stack(each, dim=1).to(self.dtype)
 
     @cached_property
     def last(self) -> Head:
@@ -186,17 +193,17 @@ class StackedNetwork:
             ConfigError: if the network has no known last layer, saying how it can name its two parts.
         """
         if self.closed_form is not None:
-            return self._wide(x.flatten(1)).unsqueeze(1).expand(-1, num_models_of(models), -1)
+            return x.flatten(1).to(self.dtype).unsqueeze(1).expand(-1, num_models_of(models), -1)
         self.network.eval()
         if self.model_axis == "vmap":
             call, x = self._begun(x, features=True)
             forward = vmap(lambda model: call(model.parameters, model.buffers, x)[1])
-            return self._wide(forward(models).transpose(0, 1))
+            return forward(models).transpose(0, 1).to(self.dtype)  # type: ignore[no-any-return]
         if self._splits_together(models):
-            return self._wide(grouped_outputs(self.grouped[:-1], models.parameters, self._laid_out(x)))
+            return grouped_outputs(self.grouped[:-1], models.parameters, self._laid_out(x)).to(self.dtype)
         call, x = self._begun(self._laid_out(x), features=True)
         each = [self._forward(tree.index(models, m), x, call)[1] for m in range(num_models_of(models))]
-        return self._wide(_beside(each))
+        return _beside(each).to(self.dtype)
 
     def head(self, models: ModelState, features: Tensor) -> Tensor:
         """Raw outputs in evaluation mode for features [B, M, D] or [B, M, L, D]: [B, M, K] or [B, M, L, K].
@@ -209,19 +216,19 @@ class StackedNetwork:
         alike = _alike(features)  # one product for all models, as in `outputs`
         if self.closed_form is not None:
             given = features[:, 0] if alike else features.transpose(0, 1)
-            return self._wide(self.closed_form.outputs(self._stacked(models), given, not alike))
+            return self.closed_form.outputs(self._stacked(models), given, not alike).to(self.dtype)
         self.network.eval()
         if self.model_axis == "vmap":
             call = vmap(
                 lambda model, f: self._call_head(model.parameters, model.buffers, f), in_dims=(0, None if alike else 1)
             )
-            return self._wide(call(models, features[:, 0] if alike else features).transpose(0, 1))
+            return call(models, features[:, 0] if alike else features).transpose(0, 1).to(self.dtype)
         if self._splits_together(models):
-            return self._wide(grouped_outputs(self.grouped[-1:], models.parameters, features))
+            return grouped_outputs(self.grouped[-1:], models.parameters, features).to(self.dtype)
         # a slice of several models may be unaligned, and alignment changes the order of summation
         rows = [features[:, m] if alike else features[:, m].clone() for m in range(num_models_of(models))]
         each = [self._forward(tree.index(models, m), one, self._call_head) for m, one in enumerate(rows)]
-        return self._wide(torch.stack(each, dim=1))
+        return torch.stack(each, dim=1).to(self.dtype)
 
     def _splits_together(self, models: ModelState) -> bool:
         """Whether models share a joint pass whose last layer is the head."""
@@ -298,10 +305,6 @@ class StackedNetwork:
             return leaf
         # `contiguous` skips leaves with one channel, and convolutions would use the other format
         return leaf.to(memory_format=torch.channels_last)
-
-    def _wide(self, outputs: Tensor) -> Tensor:
-        """Cast to the models' type, since losses and probabilities need more precision than autocast's."""
-        return outputs.to(self.dtype)
 
 
 def num_models_of(models: ModelState) -> int:
