@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 from fed_runs import run_cli
-from lit_fed.wrappers.fedbn import NormState
 from prepared import rendering
 from running import run
 
@@ -18,6 +17,7 @@ from lit_fed.core.types import ModelState
 from lit_fed.data import Digits, LabelPermutations
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics.scores import ClientScores
+from lit_fed.wrappers.personal.parts import PersonalState
 
 ARGUMENTS = [
     "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3", "--data.partition", "LabelPermutations",
@@ -159,5 +159,5 @@ def test_one_component_within_a_clients_own_normalisation():
         def _replace(self, mixture):
             return mixture
 
-    states = with_one_component(NormState(State(), {}), 1)
+    states = with_one_component(PersonalState(State(), {}), 1)
     assert states.inner.tolist() == [[0, 1], [0, 1]]
