@@ -45,7 +45,6 @@ from lit_fed.core.types import (
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.mixture_start import with_start
-from lit_fed.wrappers.selection.rules import Selection
 
 __all__ = [
     "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "in_memory",
@@ -77,7 +76,7 @@ class FederatedRounds:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
         self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
-        self.selection: Selection | None = None
+        self.selection: Any = None  # a rule of `--model.selection`, which its feature sets
         self.reports: PhaseTraffic | None = None
         self._round: RoundState | None = None
 
