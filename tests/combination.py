@@ -4,7 +4,6 @@ import inspect
 
 from lit_fed.settings import model_settings
 from lit_fed.wrappers.compatibility import facts_of_data
-from lit_fed.wrappers.personal.parts import PersonalParts
 
 OF_DATA = inspect.signature(facts_of_data).parameters
 
@@ -24,8 +23,3 @@ def option(settings, name):
     """The value of an option of the model; None for those of a feature that was not given."""
     owners = [one for one in (settings, *settings.features) if hasattr(one, name)]
     return getattr(owners[0], name) if owners else None
-
-
-def local_norm(algorithm):
-    """The algorithm with `--model.batch_norm local`."""
-    return PersonalParts(algorithm, ("norm",), unseen_epochs=0)

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from combination import local_norm
 from federated_round import (
     MULTICLASS,
     Federation,
@@ -14,6 +13,7 @@ from federated_round import (
     small_mlp,
     two_quadratics,
 )
+from local_norm import local_norm
 from normalised import NormalisedMLP
 from references.afl_numpy import afl_round
 from references.logistic import predict

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from combination import local_norm, refuse
+from combination import refuse
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -19,6 +19,7 @@ from federated_round import (
     same_bits,
     small_mlp,
 )
+from local_norm import local_norm
 from normalised import NormalisedMLP
 from references.fednova_numpy import fednova_round, step_weights
 from references.logistic import predict

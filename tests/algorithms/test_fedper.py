@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from combination import local_norm
 from federated_round import (
     Federation,
     as_arrays,
@@ -13,6 +12,7 @@ from federated_round import (
     same_bits,
     small_mlp,
 )
+from local_norm import local_norm
 from references.fedper_numpy import fedper_round, probability, train
 from torch import nn
 

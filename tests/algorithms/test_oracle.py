@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from combination import local_norm, refuse
+from combination import refuse
 from federated_round import (
     Federation,
     as_arrays,
@@ -13,6 +13,7 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
+from local_norm import local_norm
 from references.logistic import predict
 from references.oracle_numpy import closest_group, oracle_round
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from combination import local_norm
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -17,6 +16,7 @@ from federated_round import (
     small_mlp,
     two_quadratics,
 )
+from local_norm import local_norm
 from normalised import NormalisedMLP
 from references.logistic import predict
 from references.qffl_numpy import q_fedavg_round, q_fedsgd_round

@@ -4,7 +4,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from combination import local_norm
 from federated_round import (
     BINARY,
     MULTICLASS,
@@ -23,6 +22,7 @@ from federated_round import (
     same_bits,
     small_mlp,
 )
+from local_norm import local_norm
 from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 

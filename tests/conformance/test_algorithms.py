@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from combination import local_norm, refuse
+from combination import refuse
 from exemptions import EXEMPT, exempt
 from federated_round import (
     BINARY,
@@ -36,6 +36,7 @@ from federated_round import (
     same_bits,
     small_mlp,
 )
+from local_norm import local_norm
 from normalised import NormalisedMLP
 
 import lit_fed.algorithms

@@ -6,8 +6,8 @@ makes of the samples. So both have to give the same numbers, and to send the sam
 
 import pytest
 import torch
-from combination import local_norm
 from federated_round import MULTICLASS, distance, make_task, same_bits
+from local_norm import local_norm
 from network_cases import CASES, EXACT, LINEAR_ALONE, SIZES, UNSEEN, Unused, federation, images, num_rounds
 from test_algorithms import all_algorithms, everything, finite
 from torch import nn

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from combination import local_norm, refuse
+from combination import refuse
 from federated_round import Federation, distance, make_clients, make_task, same_bits
+from local_norm import local_norm
 from test_algorithms import SMALL, all_algorithms, federation_of
 
 from lit_fed import FederatedModule, FederatedTrainer

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from combination import local_norm
 from federated_round import BINARY, MULTICLASS, POSITIONS, Tagger, distance, make_clients, make_task, run_rounds
 from fit_all import fit
 from lightning.pytorch import Callback, seed_everything
+from local_norm import local_norm
 from normalised import NormalisedMLP
 from running import SMALL, folder, history, numbers, start
 from torch import nn

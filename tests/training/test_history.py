@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 import yaml
-from combination import local_norm
 from lightning.pytorch.callbacks import ModelCheckpoint
+from local_norm import local_norm
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from combination import local_norm
 from federated_round import (
     BINARY,
     Federation,
@@ -12,6 +11,7 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
+from local_norm import local_norm
 from normalised import NormalisedMLP
 from torch.func import functional_call
 from torch.nn import functional as F

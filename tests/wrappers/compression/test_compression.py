@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from combination import local_norm, refuse
+from combination import refuse
 from federated_round import Federation, make_clients, make_context, make_task
+from local_norm import local_norm
 from torch import nn
 
 from lit_fed import FederatedModule

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from combination import local_norm, refuse
+from combination import refuse
 from federated_round import Federation, make_clients, make_context, make_task, same_bits
+from local_norm import local_norm
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import EASGD, L2GD, SCAFFOLD, FedAvg, FedEM, ResponsibilityFedEM
