@@ -42,7 +42,7 @@ def takes(*kinds: type) -> Callable[[Function], Function]:
             ]  # fmt: skip
         function.__signature__ = own.replace(parameters=given)  # type: ignore[attr-defined]
         described = (inspect.getdoc(kind).partition("\nArgs:\n")[2] for kind in kinds)  # type: ignore[union-attr]
-        function.__doc__ = "Args:\n" + "\n".join(described)
+        function.__doc__ = "Take settings.\n\nArgs:\n" + "\n".join(described)
         return function
 
     return with_fields

@@ -52,10 +52,10 @@ class FederatedModule(LightningModule):
 
     In Python, too, a class or its name stands for an object with its defaults: `FederatedModule("FedAvg")`.
 
-    Settings are the fields of `ModelSettings`, and those of the features in `lit_fed.wrappers`.
+    Settings are the fields of `ModelSettings`, and those of the features in `lit_fed.wrappers`. The attribute `algorithm`
+    is the given one inside the wrappers of the settings.
 
     Attributes:
-        algorithm: the given algorithm inside the wrappers of the settings.
         federation: runs the rounds: the algorithm with its server and clients; built by `setup`.
         facts: sizes and terms that the federation was built from.
         record: record of the last committed round.

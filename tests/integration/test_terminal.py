@@ -71,6 +71,8 @@ def test_help_of_commands(command, monkeypatch):
     for spelling in ("<class", "class_path", ":class:", ":paramref:", "Optional[", "limit_train_batches"):
         assert spelling not in page
     if command == "fit":
+        assert "what is encoded as one vector: each `leaf` of a model" in " ".join(page.split()), "of a feature"
+        assert "--model.algorithm ALGORITHM the algorithm with its hyper-parameters" in " ".join(page.split())
         assert page.index("--ckpt_path") < page.index("--model.algorithm") < page.index("--trainer.max_epochs")
 
 
