@@ -52,8 +52,8 @@ class FederatedModule(LightningModule):
 
     In Python, too, a class or its name stands for an object with its defaults: `FederatedModule("FedAvg")`.
 
-    Settings are the fields of `ModelSettings`, and those of the features in `lit_fed.wrappers`. The attribute `algorithm`
-    is the given one inside the wrappers of the settings.
+    Settings are the fields of `ModelSettings`, and those of the features in `lit_fed.wrappers`. The attribute
+    `algorithm` is the given one inside the wrappers of the settings.
 
     Attributes:
         federation: runs the rounds: the algorithm with its server and clients; built by `setup`.
