@@ -195,7 +195,7 @@ def client_table(trainer: Trainer) -> DataFrame:
         ConfigError: if nothing was measured yet.
     """
     module: Any = trainer.lightning_module
-    if not isinstance(module, FederatedModule) or not module.client_rows:
+    if not isinstance(module, FederatedModule) or not module.client_scores:
         raise ConfigError("no client was measured yet; call trainer.fit or trainer.test first")
     return report.client_table(report.populations_of(data_of(trainer)), module)
 

@@ -148,8 +148,8 @@ class FederatedRounds:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields the number of newly finished clients."""
         phase, ids, placeholder = self._phase_of(block), block.phase.client_ids, block.is_placeholder
+        stepped = sent_to(~self._idle(block.data, ids, block.phase.work), ids.device)  # nodes keep the samples
         block = block._replace(data=block.data.select(ids))
-        stepped = sent_to(~self._idle(block.data, ids, block.phase.work), ids.device)
         whole = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, None, None, self.terms.batch_size, phase.aggregator.forgives
         )

@@ -210,7 +210,7 @@ def test_a_client_keeps_its_own_normalisation():
     train, task = make_clients([6, 9, 3]), make_task(network=NormalisedMLP)
     options = {"task": task, "rounds": 1, **WHOLE}
     agnostic, plain = (run_rounds(local_norm(one), None, train, **options) for one in (AFL(), FedAvg()))
-    assert same_bits(agnostic.states.norm, plain.states.norm)
+    assert same_bits(agnostic.states.personal, plain.states.personal)
 
 
 def test_running_statistics_are_averaged_by_the_weights():

@@ -145,7 +145,7 @@ def test_metrics_are_those_of_torchmetrics():
     meter = chosen.meter(1)
     meter.add(torch.tensor([0]), prediction[None], Y[None], torch.ones(1, 4))
     expected = MulticlassF1Score(3, average="macro", ignore_index=-100)(prediction.float().argmax(-1), Y)
-    assert float(meter.values()) == pytest.approx(float(expected), abs=1e-6)
+    assert float(*meter.values().values()) == pytest.approx(float(expected), abs=1e-6)
     hits = TARGET.score(prediction, Y)[1] * (Y != -100).sum(-1)
     plain = MulticlassAccuracy(3, average="micro", ignore_index=-100)(prediction.float().argmax(-1), Y)
     assert float(hits.sum() / 8) == pytest.approx(float(plain), abs=1e-6)

@@ -54,13 +54,13 @@ def test_a_fit_leaves_what_its_own_numbers_take(folders, trained):
     for node in ("anna", "ben", "carl"):
         mine = kept_of(trained, folders, node)
         rows = mine.measure(clients := mine.find([]), "test")
-        for one, row in zip(clients, rows.tolist(), strict=True):
+        for one, row in zip(clients, rows.rows().tolist(), strict=True):
             found = table.loc[mine.names[one]]
             assert (row[2] / row[0], row[1] / row[0]) == (found["accuracy"], found["loss"])
     seen = [one for one in clients if one < mine.facts.num_clients]
-    own = mine.measure(seen, "train")
+    own = mine.measure(seen, "train").hits
     mine.training.states.versions = dict.fromkeys(seen, -1)
-    assert own[:, 2].sum() > mine.measure(seen, "train")[:, 2].sum()
+    assert own.sum() > mine.measure(seen, "train").hits.sum()
 
 
 def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
@@ -68,12 +68,12 @@ def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
     run = fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), module, rounds=2)
     trained = SimpleNamespace(states=tmp_path / "states", settings=module.settings)
-    before = kept_of(trained, folders).measure([2, 3], "test")
+    before = kept_of(trained, folders).measure([2, 3], "test").rows()
     for path in trained.states.glob("*/*/serving.pt"):
         path.unlink()
     again, last = module_of(FedPer()), str(run / "checkpoints/last.ckpt")
     fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), again, rounds=2, ckpt_path=last)
-    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
+    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test").rows(), before)
 
 
 @pytest.mark.parametrize("algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__)
@@ -113,7 +113,7 @@ def test_a_later_training_does_not_take_away_what_serves(folders, tmp_path):
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
     run = fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), module, rounds=2)
     trained = SimpleNamespace(states=tmp_path / "states", settings=module.settings)
-    before = kept_of(trained, folders).measure([2, 3], "test")
+    before = kept_of(trained, folders).measure([2, 3], "test").rows()
 
     def cut_short(node, facts):
         if facts["kind"] == "train" and facts["round"] == 5:
@@ -123,7 +123,7 @@ def test_a_later_training_does_not_take_away_what_serves(folders, tmp_path):
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)  # processes that know nothing
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "run", InProcessFederation(InProcess(nodes, cut_short)), again, rounds=9, ckpt_path=last)
-    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
+    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test").rows(), before)
 
 
 def test_clients_that_are_not_of_the_training(folders, trained, tmp_path):

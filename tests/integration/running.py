@@ -339,6 +339,9 @@ atexit.register(lambda: [pair.close() for pair in PAIRS])  # before multiprocess
 def in_two_ranks(work, timeout=300, each=None, check=True, **environment):
     """Do `work()` in two ranks that are started as torchrun starts them; the finished process of each."""
     pair = PAIRS.pop() if PAIRS else Pair()
+    if not all(process.is_alive() for process in pair.processes):  # something ended it since
+        pair.close()
+        pair = Pair()
     done = pair.run(work, timeout, [{**one, **environment} for one in each or of_ranks(2)])
     if all(process.is_alive() for process in pair.processes):
         PAIRS.append(pair)

@@ -98,7 +98,9 @@ def test_local_batch_norm(tmp_path, clients):
         state["inner"]["mixture"], found.loc[0, ["pi_0", "pi_1", "pi_2"]].astype(float), rtol=1e-6
     )
     means = [
-        torch.load(tmp_path / f"served/states/client_{one}.pt", weights_only=True)["norm"]["layers.2.running_mean"]
+        torch.load(tmp_path / f"served/states/client_{one}.pt", weights_only=True)["personal"]["buffers"][
+            "layers.2.running_mean"
+        ]
         for one in (0, 1)
     ]
     assert not torch.equal(*means)

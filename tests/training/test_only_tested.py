@@ -6,6 +6,7 @@ import pytest
 from quiet import quiet_trainer
 
 from lit_fed.algorithms import SCAFFOLD, FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.commands import personalize
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
@@ -75,14 +76,14 @@ def test_a_later_client_with_test_samples_alone(tmp_path, labelled):
         _, _, trainer = fit(root, tmp_path / name, algorithm)
         last[name] = f"{trainer.log_dir}/checkpoints/last.ckpt"
 
-    def personalize(algorithm):
+    def served(algorithm):
         module, output = FederatedModule(algorithm, LocalSolver(lr=0.3)), tmp_path / type(algorithm).__name__ / "served"
         return personalize(
             quiet_trainer(), module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output)
         )
 
-    table = personalize(FedAvg())
+    table = served(FedAvg())
     assert table[["num_train", "num_test"]].to_numpy().tolist() == [[0, 200]]
     assert (table["accuracy"] > 0.7).tolist() == [labelled]
     with pytest.raises(ConfigError, match="unseen client 'dora' has no training samples, and FedEM adapts"):
-        personalize(FedEM())
+        served(FedEM())

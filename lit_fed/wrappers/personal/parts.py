@@ -37,6 +37,7 @@ from lit_fed.core.partial_models import (
     Optimizers,
     in_turn,
     joined,
+    leaf_order,
     measured,
     named_leaves,
     named_part,
@@ -111,7 +112,8 @@ class PersonalParts(AlgorithmWrapper):
     def state_init(self, ctx: Context, shared: WrappedShared, data: ClientData) -> PersonalState:
         """The initial personal leaves; an unseen client takes BatchNorm statistics from its samples."""
         initial = ModelState(*shared.own)
-        personal = measured(ctx, initial, tree.models(_whole(ctx, shared.inner, initial))[0], data)
+        whole = tree.models(_whole(ctx, shared.inner, initial))[0]
+        personal = measured(ctx, initial, named_part(whole, leaf_order(ctx.task.network)), data)
         return PersonalState(self.inner.state_init(ctx, _whole(ctx, shared.inner, personal), data), personal)
 
     def sent(self, ctx: Context, shared: WrappedShared, client_id: int) -> WrappedShared:
@@ -140,14 +142,17 @@ class PersonalParts(AlgorithmWrapper):
     ) -> PersonalWork:
         """The algorithm's, with its losses under the client's own leaves."""
         inner = self._begun(ctx, _whole(ctx, shared.inner, state.personal), state.inner, data)
-        adapts, optimizer = ctx.phase == "adapt", getattr(inner, "optimizer", ())
-        turns = adapts or self.training == "alternating"
-        optimizers = Optimizers(optimizer, optimizer if turns else ())
-        return PersonalWork(inner, state.personal, optimizers, state.inner if adapts else ())
+        optimizer = getattr(inner, "optimizer", ())
+        optimizers = Optimizers(optimizer, optimizer if self._has_stages(ctx) else ())
+        return PersonalWork(inner, state.personal, optimizers, state.inner if ctx.phase == "adapt" else ())
 
     def client_step(self, ctx: Context, shared: WrappedShared, work: PersonalWork, batch: Batch) -> PersonalWork:
         """The algorithm's step; each stage keeps its own leaves only, the personal one nothing else of the work."""
-        whole, names = _whole(ctx, shared.inner, work.personal), frozenset(_names(work.personal))
+        whole = _whole(ctx, shared.inner, work.personal)
+        if not self._has_stages(ctx):  # stages, if any, are the algorithm's
+            stepped = self.inner.client_step(ctx, whole, _optimized(work.inner, work.optimizer.shared), batch)
+            return work._replace(inner=stepped, optimizer=Optimizers(getattr(stepped, "optimizer", ()), ()))
+        names = frozenset(_names(work.personal))
         fits = ctx.stage == OWN
         inner = _optimized(work.inner, work.optimizer.own if fits else work.optimizer.shared)
         if ctx.stage:
@@ -177,12 +182,16 @@ class PersonalParts(AlgorithmWrapper):
     def server_step(self, ctx: Context, shared: Tree, reduced: Any, client_ids: Tensor) -> Tree:
         return WrappedShared(self.inner.server_step(ctx, shared.inner, reduced, client_ids), shared.own)
 
+    def _has_stages(self, ctx: Context) -> bool:
+        """Whether the personal leaves have a stage of their own in a phase."""
+        return self.unseen_epochs > 0 if ctx.phase == "adapt" else self.training == "alternating"
+
     def _trained(self, work: Any, result: ClientResult, kept: ModelState) -> ModelState:
         """The personal leaves after a phase; those of a model that is not trained or not sent stay as they were."""
         chosen, sent = shares_of(result.message.value), tree.models(result.message.value)
         is_sent = sent and chosen is None and self.inner.message.kind == "models"
         found = sent if is_sent else tree.models(getattr(work, "models", None)) or sent
-        if not found:  # a client that sends no models keeps whole ones
+        if not found or not tree.leaves(kept):  # a client that sends no models keeps whole ones
             return kept
         if chosen is None and len(tree.leaves(found)[0]) != len(tree.leaves(kept)[0]):  # it adapts one of several
             chosen = result.state.mixture
@@ -290,7 +299,17 @@ def _whole(ctx: Context, shared: Tree, personal: ModelState) -> Tree:
     def filled(leaves: dict[str, Any]) -> dict[str, Any]:
         return joined(network, leaves, tree.zeros_like(personal.parameters)) if leaves.keys() <= known else leaves
 
-    return _mapped(shared, lambda one: whole_models(network, one, personal), filled)
+    def whole(one: ModelState) -> ModelState:
+        """With the leaves of modules beside the network, which an algorithm may keep in its models."""
+        models = whole_models(network, one, personal)
+        return ModelState(
+            *(
+                part | {name: leaf for name, leaf in own.items() if name not in part}
+                for part, own in zip(models, one, strict=True)
+            )
+        )
+
+    return _mapped(shared, whole, filled)
 
 
 def _without(value: Tree, names: frozenset[str], known: Sequence[str]) -> Tree:

@@ -176,7 +176,7 @@ def test_a_class_path_with_its_arguments(tmp_path, monkeypatch):
     ("given", "said"),
     [
         ("test_torch_dataset.Clisp", "module 'test_torch_dataset' has no attribute 'Clisp'"),
-        ("Nothing", "--source: - Expected a path but Nothing"),
+        ("Nothing", "--data.dataset.source: - Expected a path but Nothing"),
         (
             "clips.py",
             "--data.dataset.source clips.py: this is a file, and the option takes a class; give its name behind",
