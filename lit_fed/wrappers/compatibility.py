@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import lies_below
 from lit_fed.wrappers.base import innermost
 from lit_fed.wrappers.feature import Feature, features
 
@@ -133,7 +134,9 @@ def _of_algorithm(algorithm: Any) -> dict[str, Any]:
     message, takes = algorithm.message, algorithm.participation
     name, refused = type(innermost(algorithm)).__name__, algorithm.incompatible
     for key in refused:
-        if key not in reasons():
+        if key not in reasons() and not lies_below(
+            type(innermost(algorithm)).__module__, "lit_fed"
+        ):  # of an absent room
             raise ConfigError(f"{name}.incompatible has {key!r}; give some of {', '.join(reasons())}")
     return {f"refuses_{key}": reason for key, reason in refused.items()} | {
         "name": name,

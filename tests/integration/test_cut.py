@@ -55,7 +55,7 @@ for name in dir(lit_fed):
 
 
 def tests_of(room, place):
-    """The tests, and what tests share, that name the room's modules, classes or options, or share what does."""
+    """The tests and scripts that name the room's modules, classes or options, or import what does."""
     files = [file for path in ROOMS[room] for file in sorted((ROOT / "lit_fed" / path).rglob("*.py"))]
     files += [ROOT / "lit_fed" / path for path in ROOMS[room] if path.endswith(".py")]
     modules = [r"\.".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(r"\.__init__") for file in files]
@@ -64,11 +64,12 @@ def tests_of(room, place):
     options = [rf"\b{name}=|model\.{name}\b|\"{name}\":" for name in OPTIONS.get(room, ())]
     commands = [rf"\"{name}\"" for name in COMMANDS.get(room, ())]
     named = re.compile("|".join([*(rf"\b{name}\b" for name in (*modules, *classes)), *options, *commands]))
-    found = {path for path in place.rglob("*.py") if named.search(path.read_text())}
+    every = {*(place / "tests").rglob("*.py"), *(place / "scripts").rglob("*.py")}
+    found = {path for path in every if named.search(path.read_text())}
     while True:
-        shared = "|".join(path.stem for path in found if not path.stem.startswith("test_")) or "-"
+        shared = "|".join(path.stem for path in found if path.stem != "__init__") or "-"
         imports = re.compile(rf"^(?:from|import) (?:{shared})\b", re.MULTILINE)
-        more = {path for path in set(place.rglob("*.py")) - found if imports.search(path.read_text())}
+        more = {path for path in every - found if imports.search(path.read_text())}
         if not more:
             return found
         found |= more
@@ -78,12 +79,12 @@ def tests_of(room, place):
 def cut(request, tmp_path_factory):
     """A copy without a room and its tests, and the room's name."""
     place = tmp_path_factory.mktemp("cut")
-    for name in ("lit_fed", "configs", "tests", "scripts", "docs/benchmark"):
+    for name in ("lit_fed", "configs", "tests", "scripts", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", ".ci/lowest_tests"):
+    for name in ("pyproject.toml", "README.md", "SECURITY.md", "CHANGELOG.md", "mkdocs.yml", ".ci/lowest_tests"):
         (place / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, place / name)
-    for path in tests_of(request.param, place / "tests"):
+    for path in tests_of(request.param, place):
         path.unlink()
     for name in ROOMS[request.param]:
         path = place / "lit_fed" / name
