@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 from combination import refuse
 
+from lit_fed import algorithms
 from lit_fed.algorithms import IFCA, FedAvg, FedEM, FedNova, ResponsibilityFedEM
 from lit_fed.core.algorithm import MessageSpec
 from lit_fed.core.targets import CrossEntropy
@@ -104,6 +105,13 @@ def test_unknown_features_are_refused_by_name():
 
     with pytest.raises(ConfigError, match=r"Misspelt.incompatible has 'losses'; give some of size_sampling, loss"):
         refuse(Misspelt())
+
+
+@pytest.mark.parametrize("name", algorithms.__all__)
+def test_algorithms_refuse_keys_that_exist(name):
+    """Of lit_fed's own algorithms a key may be that of an absent room, so a misspelt one is found here."""
+    refused = getattr(getattr(algorithms, name), "incompatible", {})
+    assert isinstance(refused, property) or set(refused) <= set(reasons())
 
 
 def test_the_first_row_is_raised():

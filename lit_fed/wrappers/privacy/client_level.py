@@ -145,7 +145,7 @@ class PrivateAverage(Private):
 
     privacy: ClientPrivacy
 
-    hides_cohort = True  # amplification by sampling holds only if nobody knows who takes part
+    hides_cohort = True  # privacy amplification by subsampling needs a cohort that nobody knows
 
     @property
     def participation(self) -> Participation:
