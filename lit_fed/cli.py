@@ -439,7 +439,7 @@ def arguments_of(given: list[str]) -> Namespace:
 OF_RUNS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "sweep": lambda: (arguments_of, FederatedCLI), "benchmark": lambda: (UntestedCLI,),
 }  # fmt: skip
-"""What commands that make runs need of this module."""
+"""Names of this module that commands with several runs use."""
 
 
 def main(args: ArgsType = None) -> None:

@@ -1,4 +1,4 @@
-"""What is done with a run beside Lightning's commands: functions that take its trainer first.
+"""Commands beside Lightning's: functions of a trainer.
 
 `personalize` and `export` are also commands of the command line.
 """

@@ -29,7 +29,7 @@ __all__ = ["FIXES", "ModelSettings", "model_settings"]
 FIXES = {
     "solver": "for a learning rate write LocalSolver(lr=0.1)", "algorithm": "a network is the argument network=",
 }  # fmt: skip
-"""What to write for arguments of other types."""
+"""Arguments → the values that they take, for messages about other types."""
 
 
 Given = TypeVar("Given", bound=Feature)

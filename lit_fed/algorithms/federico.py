@@ -48,7 +48,7 @@ from lit_fed.errors import ConfigError, check_settings
 __all__ = ["Borrowed", "Exchange", "FedeRiCo", "Owned", "Returned"]
 
 Exchange = Literal["gradient", "pseudo_gradient"]
-"""What an owner gets back: the gradient over all samples, which goes through its optimizer; or what local steps made of
+"""The answer to an owner: the gradient over all samples, which goes through its optimizer; or what local steps made of
 its model, of which it takes the weighted mean of the changes."""
 
 

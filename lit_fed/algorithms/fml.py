@@ -62,7 +62,7 @@ class FML(Personal[GlobalModels, MutualClient, LocalRun]):
         return local_run(ctx, shared.models, state.personal)._replace(optimizer=optimizer)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
-        """One step of both models, each taught by what the other predicted before it."""
+        """One step of both models, each distilled from the other's predictions ahead of the step."""
         task, solver, (of_meme, of_personal) = ctx.task, ctx.solver, work.optimizer
         own, other = task.outputs(work.extra, batch.x), task.outputs(work.models, batch.x)
         mask = batch.mask.to(own.dtype)

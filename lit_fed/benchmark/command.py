@@ -152,7 +152,7 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
 
 
 def _changes(record: Record, again: Record) -> Iterator[str]:
-    """What differs between a record and a new one of the same algorithm."""
+    """Differences between a record and a new one of the same algorithm."""
     scores = zip(record["tuning"]["scores"], again["tuning"]["scores"], strict=True)
     trials = (comparison.other_score(trial, *pair) for trial, pair in enumerate(scores))
     cuts = map(comparison.other_results, record["runs"], again["runs"])
@@ -243,7 +243,7 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
 
 
 def _differences(record: Record, entry: Entry, fit: Fit, root: Path) -> Iterator[str]:
-    """What differs in one cut and one trial, drawn by chance and run again."""
+    """Differences in one cut and one trial, drawn by chance and run again."""
     run = secrets.choice(record["runs"])
     again = make_run(fit, root, Work(entry, None, json.dumps(record["chosen"]), run["cut"]))
     one, two = (with_clients(record | {"runs": [each]}, entry.task)["runs"][0] for each in (run, again))

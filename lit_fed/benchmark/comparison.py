@@ -158,6 +158,6 @@ def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | Non
 
 
 def other_score(trial: int, said: float | None, again: float | None) -> str | None:
-    """What differs between a trial's validation score and that of its repetition; None if they agree."""
+    """The difference between a trial's validation score and that of its repetition in words; None if they agree."""
     same = said is again is None or (said is not None and again is not None and abs(again - said) <= CLOSE)
     return None if same else f"trial {trial + 1} run again has {again} on validation samples, and it says {said}"

@@ -30,7 +30,7 @@ METRICS = ("accuracy", "auroc", "r2")
 standardised labels, which for all clients together is about R²."""
 
 SCORES = ("clients", "pooled")
-"""What a task is judged by: the mean over clients, or the metric of the samples of all clients together."""
+"""Scores of a task: the mean over clients, or the metric of the samples of all clients together."""
 
 ADAPTED_ON = (0, 10, 100)
 """Percent of the training samples that unseen clients adapt on."""
@@ -54,7 +54,7 @@ class Scores(NamedTuple):
 
 
 def primary(scores: Scores, score: str) -> float:
-    """What a task is judged by, one of `SCORES`: the clients' mean by samples or the pooled metric; NaN without one."""
+    """The score of a task, one of `SCORES`: the clients' mean by samples or the pooled metric; NaN without one."""
     if score == "pooled":
         return math.nan if scores.pooled is None else scores.pooled
     held = [(score, number) for score, number in zip(scores.score, scores.samples, strict=True) if score is not None]

@@ -31,7 +31,7 @@ OF_RUN = {
     "cut", "samples", "round", "score", "cpu_seconds", "bytes_up", "bytes_down", "peak_bytes", "curve", "test_reads",
     "test",
 }  # fmt: skip
-"""What a run has, unless it diverged."""
+"""Columns of a run that did not diverge."""
 
 REFUSALS = "refused.json"
 """File of the reasons why algorithms have no record, beside the records."""
@@ -122,7 +122,7 @@ def with_clients(record: Record, task: Task) -> Record:
 
 
 def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
-    """What in a record breaks the protocol; without points of its trials, which need the algorithm, all but those."""
+    """Breaches of the protocol in a record; without `points`, those of its trials are not checked."""
     if record.keys() != FIELDS or record["protocol"] != PROTOCOL:
         yield f"it is no record of protocol {PROTOCOL}"
         return

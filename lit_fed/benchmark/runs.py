@@ -68,7 +68,7 @@ class Work(NamedTuple):
 
     @property
     def said(self) -> str:
-        """What it is, in words."""
+        """The run in words."""
         part = f"cut {self.cut}" if self.trial is None else f"trial {self.trial + 1} of {len(self.entry.points)}"
         return f"{self.entry.task.name} {self.entry.name} {part}"
 

@@ -85,7 +85,7 @@ class Divergence(FederatedCallback):
 
 
 def divergence_in_words(loss: float, first: float, guess: float | None, clients: ClientScores | None) -> str:
-    """What is wrong with a finished training whose loss is not finite or above that of the first round; "": nothing.
+    """The fault of a finished training whose loss is not finite or above that of the first round; "": nothing.
 
     Args:
         loss: training loss of the last round.

@@ -97,7 +97,7 @@ def _watching(trainer: Trainer) -> list[tuple[Callback, str]]:
 
 
 def _of_validation(trainer: Trainer) -> str:
-    """How validation samples are measured, and the keys."""
+    """The setting that has validation samples measured, and the keys."""
     data = data_of(trainer)
     keys = evaluation_keys(data, federated(trainer.lightning_module).chosen_metrics, "val")
     return f"{'' if data.evaluation_split == 'val' else '--data.val_fraction 0.1 and '}one of {', '.join(sorted(keys))}"

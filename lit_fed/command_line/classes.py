@@ -182,7 +182,7 @@ def check_parsed(parser: Any, config: Namespace) -> None:
 
 
 def options_of_other_classes(layers: Sequence[Namespace], config: Namespace, given: Collection[str]) -> Iterator[str]:
-    """What stays of the options that a configuration gives to one class if another is named later.
+    """Options of a configuration's class that stay when another class is named later.
 
     Args:
         layers: configurations in their order, without defaults.

@@ -39,7 +39,7 @@ ROOMS = {
     "export": "training/export.py", "report": "command_line/report.py", "sweep": "command_line/sweep.py",
     "benchmark": "benchmark", **dict.fromkeys(OF_DEPLOYMENT, "deployment"),
 }  # fmt: skip
-"""What a command needs that may be absent."""
+"""Modules that a command needs and that may be absent."""
 
 ABSENT = {name: room for name, room in ROOMS.items() if not Path(__file__).parents[1].joinpath(room).exists()}
 COMMANDS = {name: what for name, what in COMMANDS.items() if name not in ABSENT}

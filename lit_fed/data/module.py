@@ -44,7 +44,7 @@ from lit_fed.system.packages import DataFrame
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 
 FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients({name: (x, y), ...}), or from_frame"}
-"""What to write for arguments of other types."""
+"""Arguments → the values that they take, for messages about other types."""
 
 Block = TypeVar("Block")
 

@@ -68,7 +68,7 @@ class Member:
     former: deque[str] = field(default_factory=lambda: deque(maxlen=FORMER_PROCESSES))
     missed: float | None = None  # seconds without a connection; None: not come yet, or reported as gone
     complained: float = -math.inf  # time of the latest report of a misbehaviour
-    awaited: float = -math.inf  # time of the latest report that it is waited for
+    awaited: float = -math.inf  # time of the latest line that says that the server waits for it
 
     @property
     def is_here(self) -> bool:

@@ -62,7 +62,7 @@ def run_trials(
         failures: errors that end their trial alone; another one is raised.
 
     Returns:
-        What the plans returned, in the order of their ends.
+        Results of the plans, in order of completion.
     """
     left, waiting, results = iter(plans), deque[_Asked](), list[Any]()
     running: dict[Future[Outcome], _Asked] = {}

@@ -83,7 +83,7 @@ class Feature:
         """
 
     def facts(self, algorithm: Any) -> dict[str, Any]:
-        """What is true of it, for messages of refusals; False or None for what is not."""
+        """Its facts, for the refusals; False or None where a fact does not hold."""
         return {}
 
     def usual_weighting(self) -> Literal["samples", "uniform"] | None:
@@ -163,7 +163,7 @@ class Feature:
         """
 
     def spent(self, federation: Any, start: dict[str, Any] | None, *, starts: bool) -> dict[str, Any] | None:
-        """What the run's models tell of its clients, for runs that start from them; None: nothing is promised.
+        """The privacy spent on the run's models, for runs that start from them; None: nothing is promised.
 
         Args:
             federation: the run's `FederatedRounds`.

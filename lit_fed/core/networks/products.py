@@ -1,4 +1,4 @@
-"""Matrix products: closed forms and fast kernels for networks with known layers."""
+"""Affine networks as one matrix product with its gradient in closed form; narrow convolutions of several models in one."""
 
 from __future__ import annotations
 

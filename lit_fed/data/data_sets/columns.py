@@ -426,7 +426,7 @@ def joined(names: Sequence[str], frames: Sequence[pd.DataFrame], first: int = 1)
     """The rows of several frames one after another.
 
     Args:
-        names: what each is called in errors.
+        names: names of the frames in errors.
         frames: the frames, with the same columns.
         first: number of the first row of each in errors.
     """

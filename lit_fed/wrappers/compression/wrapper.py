@@ -115,7 +115,7 @@ class Compressed(AlgorithmWrapper):
 
     Args:
         inner: the algorithm.
-        codec: encodes them.
+        codec: encodes its messages.
         feedback: treatment of its error.
         scope: unit that is encoded as one vector.
     """
@@ -254,7 +254,7 @@ class CompressedBroadcast(AlgorithmWrapper):
 
     Args:
         inner: the algorithm.
-        codec: encodes them.
+        codec: encodes its messages.
         scope: unit that is encoded as one vector.
     """
 

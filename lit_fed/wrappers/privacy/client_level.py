@@ -145,7 +145,7 @@ class PrivateAverage(Private):
 
     privacy: ClientPrivacy
 
-    hides_cohort = True  # privacy amplification by subsampling needs a cohort that nobody knows
+    hides_cohort = True  # privacy amplification by subsampling needs a secret cohort
 
     @property
     def participation(self) -> Participation:
