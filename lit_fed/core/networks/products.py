@@ -1,4 +1,4 @@
-"""Affine networks as one matrix product with its gradient in closed form; narrow convolutions of several models in one."""
+"""Affine networks as one product with a gradient in closed form; narrow convolutions of several models in one."""
 
 from __future__ import annotations
 
