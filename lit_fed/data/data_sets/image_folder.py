@@ -190,7 +190,7 @@ class ImageFolder(PooledDataSet):
         return BESIDE.get(self.layout, CLIENTS if self.layout == "clients" else CLASSES)
 
     def _beside(self, clients: list[Path], *, later: bool = False) -> _Found:
-        """Images of clients, with masks or targets beside them; those of later clients without a mask are unlabelled."""
+        """Images of clients, with masks or targets beside them; of later clients, those without one are unlabelled."""
         found, masks = [], []
         for client in clients:
             for name in (IMAGES, MASKS) if self.layout == "masks" else (IMAGES,):
