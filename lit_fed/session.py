@@ -19,14 +19,15 @@ from lit_fed.clients.choose import choose_trainer
 from lit_fed.core.algorithm import Algorithm, takes_steps
 from lit_fed.core.context import Context, Terms
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
+from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
 from lit_fed.core.segmentation import pixels_last
-from lit_fed.core.targets import Criterion
+from lit_fed.core.targets import Binary, Criterion, Multiclass, MultiLabel
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation, mask_form
-from lit_fed.data.data_sets.base import names_of
+from lit_fed.data.data_sets.base import is_first_process, names_of
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.models.base import build_network, check_outputs, zero_outputs
 from lit_fed.settings import ModelSettings
 
@@ -62,7 +63,7 @@ class Session(NamedTuple):
             ConfigError: if network, data, client trainer and algorithm are incompatible.
         """
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
-        choose = partial(_choose, settings, task.network)
+        choose = partial(_choose, settings, task, _example_of(task, facts))
         if settings.client_trainer != "auto":
             choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
         if init_seeds is not None:
@@ -120,13 +121,41 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
         partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
-    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # with adapters it is frozen, or fresh
-        task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
+    given = settings.network if isinstance(settings.network, nn.Module) else None
+    types = set() if given is None else {str(leaf.dtype) for leaf in given.parameters() if leaf.requires_grad}
+    if types - {"torch.float32"} and is_first_process():
+        notice(f"{type(given).__name__} has parameters of {', '.join(sorted(types))}, which are trained as float32")
+    if given is not None and settings.lora_rank is None:  # with adapters it is frozen, or fresh
+        task = replace(task, start=start_of(given, frozenset(task.frozen)))
     if start is not None:
         task = start(task)
     check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
-    given = facts.inputs
-    return task.with_end(_example(_short(task.network, shape), facts.dtype) if given is None else given.example())
+    example = _example_of(task, facts)
+    _try(task, example, has_scores=isinstance(facts.target, Multiclass | Binary | MultiLabel))
+    return task.with_end(example)
+
+
+def _try(task: Task, example: Tensor, has_scores: bool) -> None:
+    """Refuse a network that no local step can call as a pure function; mark one whose samples depend on others.
+
+    Raises:
+        ConfigError: naming the network, and what to write in its forward pass.
+    """
+    network = task.network
+    check_kind(network)
+    if has_scores:
+        check_scores(network, task.frozen, example)
+    if task.closed_form is not None:  # no pass calls it
+        return
+    tried = try_network(network, task.resting, example)
+    network.mixes_samples = tried.mixes_samples  # type: ignore[assignment]
+    said = {
+        "predicts a sample otherwise among other samples of a batch, so that clients run one after another, and "
+        "results depend on the batch size": tried.mixes_samples,
+        "draws numbers that no seed of torch decides, such as NumPy's, so that equal runs differ": not tried.is_seeded,
+    }
+    for found in (found for found, holds in said.items() if holds and is_first_process()):
+        notice(f"{type(network).__name__} {found}")
 
 
 def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
@@ -165,5 +194,14 @@ def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
     return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)
 
 
-def _choose(settings: ModelSettings, network: nn.Module, device: torch.device) -> ClientTrainer:
-    return choose_trainer(settings.client_trainer, network, device, settings.memory_format)
+def _example_of(task: Task, facts: TrainingFacts) -> Tensor:
+    """Two samples for trial passes."""
+    if facts.inputs is not None:
+        return facts.inputs.example()
+    return _example(_short(task.network, facts.input_shape), facts.dtype)
+
+
+def _choose(settings: ModelSettings, task: Task, example: Tensor, device: torch.device) -> ClientTrainer:
+    network = task.network
+    alone = partial(why_alone, network, task.frozen, task.resting, example)
+    return choose_trainer(settings.client_trainer, network, device, settings.memory_format, alone)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import nn
 
-from lit_fed.clients.base import ClientTrainer
+from lit_fed.clients.base import ClientTrainer, refuse
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.clients.sequential import DebugTrainer, SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.networks.products import affine_map
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 
 __all__ = ["MemoryFormat", "choose_trainer"]
 
@@ -29,8 +30,9 @@ SMALL_MODEL = 20_000
 
 
 def choose_trainer(
-    name: str, network: nn.Module, device: torch.device, memory_format: MemoryFormat = "auto"
-) -> ClientTrainer:
+    name: str, network: nn.Module, device: torch.device, memory_format: MemoryFormat = "auto",
+    alone: Callable[[], str] = lambda: "",
+) -> ClientTrainer:  # fmt: skip
     """The client trainer of this name, which can train the network; `auto` chooses one.
 
     Args:
@@ -39,6 +41,7 @@ def choose_trainer(
         device: its device.
         memory_format: layout of images and convolution weights; `auto` puts the channels last if there are 2-D
             convolutions and clients run one after another.
+        alone: says why a trial run cannot run clients at once; "": it can.
 
     Raises:
         ConfigError: if there is none of this name, or it cannot train the network, or not in this memory format.
@@ -50,7 +53,13 @@ def choose_trainer(
             f"--model.client_trainer graphed records CUDA graphs, and the device is {device.type}; use auto or "
             "sequential"
         )
-    name = _automatic(network, device) if name == "auto" else name
+    if name == "auto":
+        name = _automatic(network, device)
+        if name != "sequential" and not affine_map(network) and (why := alone()):
+            notice(f"clients train one after another: {type(network).__name__} has {why}")
+            name = "sequential"
+    elif name == "vectorized" and not affine_map(network) and (why := alone()):
+        raise refuse(why, name)
     if name == "vectorized":
         if memory_format == "channels_last":
             raise ConfigError(

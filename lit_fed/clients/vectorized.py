@@ -60,6 +60,8 @@ class VectorizedTrainer:
 
     def check(self, network: nn.Module) -> None:
         """Refuse layers that depend on the order of random draws, or that are slow or impossible under vmap."""
+        if getattr(network, "mixes_samples", False):
+            raise refuse("outputs that depend on the other samples of a batch", self.name)
         resting = {id(one) for one in at_rest(network)}
         for layer in network.modules():
             if not getattr(layer, "vmappable", True):

@@ -256,6 +256,11 @@ def zero_outputs(
         raise
     except Exception as error:
         whole = input_type == torch.int64 and inputs is None
+        if "dtype" in str(error) and not whole:
+            raise ConfigError(
+                f"{samples} ({_reason(error)}); parameters and inputs are float32: leave out casts of them, such as "
+                ".double() or .to(torch.bfloat16)"
+            ) from error
         tokens = "; integers are token ids, so store features as floats" if whole else ""
         hint = "" if inputs else looks_transposed(input_shape, _channels_of(network))
         raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {hint or OTHER}") from error

@@ -17,7 +17,7 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "Head", "TrainedEnd", "at_rest", "check_sample_losses", "drops_units", "frozen_leaves", "last_layer", "last_layers",
-    "normalises_batches", "train_mode", "working",
+    "mixes_samples", "normalises_batches", "train_mode", "working",
 ]  # fmt: skip
 
 
@@ -31,6 +31,11 @@ def normalises_batches(network: nn.Module) -> bool:
     return always or any(isinstance(one, kind) for one in working(network))
 
 
+def mixes_samples(network: nn.Module) -> bool:
+    """Whether the samples of a batch interact in training: by BatchNorm, or as a trial run has found."""
+    return normalises_batches(network) or getattr(network, "mixes_samples", False)
+
+
 def drops_units(network: nn.Module) -> bool:
     """Whether the network has dropout; frozen layers do not count."""
     layers = working(network)
@@ -39,7 +44,7 @@ def drops_units(network: nn.Module) -> bool:
 
 
 def check_sample_losses(network: nn.Module, setting: str, instead: str) -> None:
-    """Refuse BatchNorm if a gradient must be a sum over samples.
+    """Refuse networks whose samples interact if a gradient must be a sum over samples.
 
     Args:
         network: the network.
@@ -49,11 +54,12 @@ def check_sample_losses(network: nn.Module, setting: str, instead: str) -> None:
     Raises:
         ConfigError: naming the network.
     """
-    if normalises_batches(network):
+    if mixes_samples(network):
+        how = "BatchNorm" if normalises_batches(network) else "dependence on the other samples of a batch"
         raise ConfigError(
-            f"{setting} takes the gradient of the mean loss of a client's samples, and with the BatchNorm of "
+            f"{setting} takes the gradient of the mean loss of a client's samples, and with the {how} of "
             f"{type(network).__name__} a sample has no loss of its own in training; choose {instead}, or a "
-            "--model.network without BatchNorm"
+            f"--model.network without {how}"
         )
 
 

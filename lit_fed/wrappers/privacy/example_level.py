@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import NOT_SENT
 from lit_fed.core.context import Context
-from lit_fed.core.networks.layers import normalises_batches
+from lit_fed.core.networks.layers import mixes_samples, normalises_batches
 from lit_fed.core.plan import num_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Tree
 from lit_fed.errors import ConfigError, check_settings
@@ -312,10 +312,12 @@ def _check_network(ctx: Context, algorithm: Any, client_ids: Tensor) -> None:
     """
     here = "--model.privacy ExamplePrivacy"
     task = ctx.task
-    if task.norm_names or normalises_batches(task.network):
+    norm = task.norm_names or normalises_batches(task.network)
+    if norm or mixes_samples(task.network):
+        what = "batch normalisation" if norm else f"{type(task.network).__name__}, which looks at whole batches"
         raise ConfigError(
-            f"{here} and batch normalisation: its statistics let a sample change the gradients of others; choose a "
-            "network without, or freeze its layers"
+            f"{here} and {what}: a sample changes the gradients of others; choose a network without, or freeze its "
+            "layers"
         )
     if any(phase.work.batches_per_step > 1 for phase in algorithm.phases(ctx._replace(phase="plan"), client_ids)):
         raise ConfigError(
