@@ -272,3 +272,15 @@ def _documented_keys():
     for key in (key for cell in cells for key in re.findall(r"`([^`]+)`", cell)):
         for split, population in product(("val", "test"), ("seen", "unseen")):
             yield key.format(split=split, population=population)
+
+
+def test_bytes_of_a_personal_head_are_those_of_its_run(tmp_path, capsys):
+    page = "docs/guides/personal_parts.md"
+    command = next(line for block in blocks(page) for line in lines(block) if "fedrep.yaml" in line)
+    config = shlex.split(command.partition("-m lit_fed ")[2])
+    main([*config, "--trainer.max_epochs", "1", "--trainer.default_root_dir", str(tmp_path)])
+    (file,) = tmp_path.rglob("metrics.csv")
+    (sent,) = {row["comm/bytes_up"] for row in csv.DictReader(file.open()) if row["comm/bytes_up"]}
+    said = re.search(r"send ([\d,]+) bytes \(`comm/bytes_up`\)", (ROOT / page).read_text())[1]
+    assert float(sent) == float(said.replace(",", "")) == 8 * 1040
+    assert "1,040 bytes" in (ROOT / page).read_text()

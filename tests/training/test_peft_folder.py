@@ -5,12 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from doc_pages import blocks
 from federated_round import facts
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.targets import Sequences
+from lit_fed.data.data_sets.hugging_face import byte_tokens
 from lit_fed.errors import ConfigError
 from lit_fed.models import CharLSTM, HuggingFaceCausalLM, HuggingFaceClassifier
 from lit_fed.training.export import check_program_file
@@ -88,6 +90,30 @@ def test_one_model_is_one_folder_that_transformers_loads_too(network, kind, tmp_
             other.load_adapter(str(folder))
             torch.testing.assert_close(other.eval()(x).logits, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_program_of_the_guide_gives_the_predictions_of_the_run(tmp_path, monkeypatch, capsys):
+    """With the tokens of the training: byte b is b + 1."""
+    whole = partial(HuggingFaceCausalLM, config=GPT2 | {"vocab_size": 257, "n_positions": 32})
+    module = FederatedModule(FedEM(num_components=2), network=whole, lora_rank=3)
+    module.build_shared(facts(Sequences(257), (9,), input_type=torch.int64, label_shape=(9,)))
+    with torch.no_grad():
+        for name, leaf in module.named_parameters():
+            if "lora" in name:
+                leaf.normal_(std=0.5)
+    x = torch.from_numpy(byte_tokens(["the ship "], 9))
+    state = MixtureState(torch.tensor([0.3, 0.7]))
+    saved(module, x, tmp_path / "anna", state)
+    (block,) = [one for one in blocks("docs/guides/adapters.md") if one.title == "write_on.py"]
+    monkeypatch.chdir(tmp_path)
+    program = {}
+    with torch.no_grad():
+        exec(block.text, program)
+        ctx = module.federation.context("evaluate")
+        outputs = ctx.task.outputs(module.shared.models, x)
+        expected = module.algorithm.log_prob(ctx, module.shared, state, x, outputs).exp()
+    torch.testing.assert_close(program["mixed"], expected, rtol=0, atol=1e-5)
+    assert capsys.readouterr().out.startswith("the ship ")
 
 
 def test_trained_weights_are_not_written_again(tmp_path):
