@@ -27,6 +27,7 @@ from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
+from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import build_network, check_outputs, zero_outputs
 from lit_fed.settings import ModelSettings
 
@@ -62,7 +63,9 @@ class Session(NamedTuple):
             ConfigError: if network, data, client trainer and algorithm are incompatible.
         """
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
-        choose = partial(_choose, settings, task.network)
+        choose = partial(
+            choose_trainer, settings.client_trainer, task.network, memory_format=settings.memory_format
+        )  # fmt: skip
         if settings.client_trainer != "auto":
             choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
         if init_seeds is not None:
@@ -79,7 +82,8 @@ class Session(NamedTuple):
         )  # fmt: skip
         for one in settings.features:
             terms = one.terms(terms)
-        check_augmented_steps(algorithm, settings.name, terms)
+        if terms.augmentation is not None:
+            check_augmented_steps(algorithm, settings.name, terms)
         shared = algorithm.shared_init(terms)
         for one in settings.features:
             one.check_models(algorithm, terms, shared)
@@ -92,7 +96,8 @@ def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
     Raises:
         ConfigError: naming the algorithm.
     """
-    if ctx.augmentation is not None and not takes_steps(algorithm, ctx):
+    assert ctx.augmentation is not None
+    if not takes_steps(algorithm, ctx):
         raise ConfigError(
             f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
             "leave it out"
@@ -116,8 +121,9 @@ def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: 
 def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
     shape = facts.input_shape
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
+    build = partial(_build, settings.network, settings.trainable, settings.adapters, facts)
     task = Task.create(
-        partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
+        build, facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
     if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # with adapters it is frozen, or fresh
@@ -129,18 +135,20 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     return task.with_end(_example(_short(task.network, shape), facts.dtype) if given is None else given.example())
 
 
-def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
+def _build(
+    given: Any, trainable: list[str] | str | None, adapters: LowRankAdapters, facts: TrainingFacts
+) -> nn.Module:  # fmt: skip
     """A network with the trained parameters of the settings; with adapters by default at most the last layer."""
-    given, shape, input_type = settings.network, facts.input_shape, facts.dtype
+    shape, input_type = facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
     network = build_network(maker, shape, input_type, facts.target.num_outputs, facts.inputs)
-    trainable, adapted = settings.trainable, settings.lora_rank is not None
+    adapted = adapters.rank is not None
     if trainable is None and adapted:
         trainable = [] if getattr(network, "keeps_head", False) else HEAD
     if trainable is not None:
         choose_trained(network, list(names_of(trainable)), may_be_none=adapted)
     short = _short(network, shape)
-    network = settings.adapters.add_to(network, lambda: zero_outputs(network, short, input_type))
+    network = adapters.add_to(network, lambda: zero_outputs(network, short, input_type))
     others = [name for name, leaf in network.named_parameters() if leaf.requires_grad and "lora_" not in name]
     if others and getattr(network, "frozen_dtype", None) is not None:
         raise ConfigError(
@@ -163,7 +171,3 @@ def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
     if not input_type.is_floating_point:
         return torch.zeros(2, *shape, dtype=input_type)
     return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)
-
-
-def _choose(settings: ModelSettings, network: nn.Module, device: torch.device) -> ClientTrainer:
-    return choose_trainer(settings.client_trainer, network, device, settings.memory_format)

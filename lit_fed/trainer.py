@@ -86,8 +86,8 @@ class FederatedTrainer(Trainer):
         except (TypeError, ValueError, ModuleNotFoundError) as error:
             raise ConfigError(f"Lightning's trainer refuses its arguments: {error}") from error
         refuse_callbacks(self.callbacks)
-        self.fit_loop = FederatedLoop(self, self.fit_loop)
         self._signal_connector: Any = StopRequests(self)
+        self.fit_loop = FederatedLoop(self, self.fit_loop, self._signal_connector)
         if isinstance(self.strategy, FederatedStrategy):
             self.strategy.timeout = timeout
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
@@ -270,11 +270,12 @@ class ClientLoop(_ManualOptimization):
         """Train the block and take the server's step, where Lightning counts optimizer steps."""
         block: ClientBlock = kwargs["batch"]
         super().advance(kwargs)
-        module = federated(self.trainer.lightning_module)
+        module: Any = self.trainer.lightning_module
         if block.ends_phase:
             module.tell("on_phase_reduce")
         if block.ends_round:
-            module.commit_round()
+            module.record = module.federation.commit()
+            module.show_lr()
 
 
 class RoundLoop(_TrainingEpochLoop):
@@ -309,8 +310,9 @@ class RoundLoop(_TrainingEpochLoop):
 class FederatedLoop(_FitLoop):
     """All rounds."""
 
-    def __init__(self, trainer: Trainer, stock: _FitLoop) -> None:
+    def __init__(self, trainer: Trainer, stock: _FitLoop, stop_requests: StopRequests) -> None:
         super().__init__(trainer, min_epochs=stock.min_epochs, max_epochs=stock.max_epochs)
+        self._stop_requests = stop_requests
         self.epoch_loop = RoundLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
 
     def on_advance_end(self) -> None:
@@ -322,9 +324,3 @@ class FederatedLoop(_FitLoop):
     def done(self) -> bool:
         """Whether all rounds are done, or an early end was agreed."""
         return self._stop_requests.agreed or super().done
-
-    @property
-    def _stop_requests(self) -> StopRequests:
-        requests: Any = self.trainer._signal_connector
-        assert isinstance(requests, StopRequests)
-        return requests

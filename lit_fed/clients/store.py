@@ -56,6 +56,7 @@ class ClientStore(nn.Module):
         alike: whether all clients start from the same state, so that one copy is enough.
 
     Attributes:
+        clients_per_block: most clients whose states may be gathered at once; None: no limit, all states are in memory.
         holds_states: whether states are stored here; otherwise they stay with the clients, and rows refer to them.
     """
 
@@ -75,8 +76,10 @@ class ClientStore(nn.Module):
         # leaves whose rows a checkpoint may omit; the index of files is always whole
         self._rows = [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
         self.files = ClientFiles(in_files) if in_files else None
+        self.clients_per_block: int | None = None
         if self.files is not None:
             self.register_buffer("versions", torch.full((num_clients,), -1))
+            self.clients_per_block = max(1, BYTES_PER_BLOCK // sum(self._leaves[name].nbytes for name in in_files))
         for name in self._names:
             leaf = self._leaves[name]
             self.register_buffer(name, torch.empty(num_clients, *leaf.shape, dtype=leaf.dtype))
@@ -120,13 +123,6 @@ class ClientStore(nn.Module):
         if self.files is not None:
             leaves |= self._read(torch.arange(len(self.versions), device=self.versions.device), self.versions)
         return tree.rebuild(self.template, [leaves[name] for name in self._leaves])
-
-    @property
-    def clients_per_block(self) -> int | None:
-        """Most clients whose states may be gathered at once; None: no limit, all states are in memory."""
-        if self.files is None:
-            return None
-        return max(1, BYTES_PER_BLOCK // sum(int(self._leaves[name].nbytes) for name in self.files.names))
 
     @property
     def has_mixtures(self) -> bool:

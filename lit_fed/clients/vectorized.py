@@ -31,7 +31,7 @@ from lit_fed.core.networks.layers import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
-from lit_fed.system.machine import free_gpu_memory, keep_freed_memory
+from lit_fed.system.machine import free_gpu_memory
 
 __all__ = ["VectorizedTrainer", "vmap_clients"]
 
@@ -79,8 +79,7 @@ class VectorizedTrainer:
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[data.positions(client_ids)]
         if (sizes.diff() > 0).any():
-            raise ValueError("clients of a block come longest first; core.blocks.make_blocks orders them")
-        keep_freed_memory(data.x.device)
+            raise ValueError("clients of a block come longest first; core.blocks.round_blocks orders them")
         job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.of_clients))
         with one_thread(data.x.device):
             try:
@@ -276,7 +275,6 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict in chunks of clients of similar size."""
-        keep_freed_memory(job.data.x.device)
         with one_thread(job.data.x.device):
             yield from self._predict(job)
 

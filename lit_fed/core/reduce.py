@@ -6,6 +6,7 @@ changes a float32 result.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 import torch
@@ -82,6 +83,7 @@ def _place(leaf: Tensor, positions: Tensor) -> Tensor:
     return placed
 
 
+@dataclass(eq=False)
 class Accumulator:
     """Running reduction of one rank in a phase.
 
@@ -93,12 +95,12 @@ class Accumulator:
             messages; all others describe local training.
     """
 
-    def __init__(self, kind: Literal["sum", "stack"]) -> None:
-        self.kind = kind
-        self._sum: Tree = None
-        self._stacked: list[Tree] = []
-        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of clients with steps, Σ metrics
-        self.metric_names: list[str] = []
+    kind: Literal["sum", "stack"]
+    metric_names: list[str] = field(default_factory=list, init=False)
+    _sum: Tree = field(default=None, init=False)
+    _stacked: list[Tree] = field(default_factory=list, init=False)
+    # Σ weight, bits up, bits down, Σ weight of clients with steps, Σ metrics
+    _totals: Tensor | None = field(default=None, init=False)
 
     @property
     def is_empty(self) -> bool:

@@ -154,7 +154,7 @@ class Task(StackedNetwork):
         return self.target.score(prediction, y)
 
     # ------------------------------------------------------------------ gradient
-    @property
+    @cached_property
     def trained_on(self) -> Criterion | Target:
         """The loss of local steps."""
         return self.target if self.criterion is None else self.criterion

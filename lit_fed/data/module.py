@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -49,11 +50,11 @@ FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients
 Block = TypeVar("Block")
 
 
+@dataclass(frozen=True)
 class Blocks(Generic[Block]):
     """Blocks as a data loader: a sized iterable, since nothing needs loading or collating."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = blocks
+    blocks: Sequence[Block]
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -40,7 +40,7 @@ class ModuleServer:
 
     def __init__(self, module: LightningModule, task: Task, shared: Tree, source: str = "") -> None:
         self._module, self._task, self.initial_shared = module, task, shared
-        self.frozen_part = FrozenPart(module, task.frozen, source)
+        module.frozen_part = self.frozen_part = FrozenPart(task.frozen, source)
         self._names = register_leaves(module, shared)
         module.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
 
@@ -87,25 +87,25 @@ class ModuleServer:
         rounds += 1
 
 
-class FrozenPart:
-    """Frozen parameters and buffers of the network, as non-persistent buffers of a module that share its memory.
+class FrozenPart(nn.Module):
+    """Frozen parameters and buffers of the network, as non-persistent buffers that share its memory.
 
     Args:
-        module: the module.
         leaves: frozen leaves by their names in the network.
         source: description of the network, for messages.
     """
 
-    def __init__(self, module: nn.Module, leaves: dict[str, Tensor], source: str) -> None:
-        self._module, self._names, self.source = module, {name: _registered(name) for name in leaves}, source
+    def __init__(self, leaves: dict[str, Tensor], source: str) -> None:
+        super().__init__()
+        self._names, self.source = {name: PREFIX + name.replace(".", "_") for name in leaves}, source
         for name, leaf in leaves.items():
-            module.register_buffer(_registered(name), leaf, persistent=False)
+            self.register_buffer(self._names[name], leaf, persistent=False)
         self._digest: str | None = None
 
     @property
     def leaves(self) -> dict[str, Tensor]:
         """Frozen leaves on the module's device, by their names in the network."""
-        return {name: getattr(self._module, registered) for name, registered in self._names.items()}
+        return {name: getattr(self, registered) for name, registered in self._names.items()}
 
     @property
     def digest(self) -> str:
@@ -164,10 +164,6 @@ class FrozenPart:
 def _in_words(entry: dict[str, Any] | None) -> str:
     assert entry is not None
     return f"{entry['source']} ({entry['numbers']:,} numbers, digest {entry['digest'][:12]})"
-
-
-def _registered(name: str) -> str:
-    return PREFIX + name.replace(".", "_")
 
 
 def source_of(network: Callable[..., nn.Module], seed: int | None) -> str:

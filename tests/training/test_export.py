@@ -165,7 +165,7 @@ def built(network, shape, target=Multiclass(5), algorithm=FedAvg(), label_shape=
     """A module with random models, which have running statistics of their own."""
     module = FederatedModule(algorithm, network=network)
     dtype = torch.int64 if target.positions else torch.float32
-    module.build_shared(facts(target, shape, input_type=dtype, label_shape=label_shape))
+    module.build(facts(target, shape, input_type=dtype, label_shape=label_shape))
     for name, leaf in module.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             leaf.uniform_(0.5, 1.5)
