@@ -83,7 +83,7 @@ class Session(NamedTuple):
         for one in settings.features:
             terms = one.terms(terms)
         if terms.augmentation is not None:
-            check_augmented_steps(algorithm, settings.name, terms)
+            check_augmented_steps(algorithm, type(settings.algorithm).__name__, terms)
         shared = algorithm.shared_init(terms)
         for one in settings.features:
             one.check_models(algorithm, terms, shared)

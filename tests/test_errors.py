@@ -90,9 +90,8 @@ def test_a_default_that_dataclasses_ignore_is_refused():
         with pytest.raises(
             ConfigError, match=rf"{cls.__name__} sets steps to 7, which is ignored: write `steps: int = 7`"
         ):
-            refuse_ignored_defaults(cls(), "--model.algorithm")
-    refuse_ignored_defaults(Right(), "--model.algorithm")
-    refuse_ignored_defaults(Right(steps=3), "--model.algorithm")
+            refuse_ignored_defaults(cls, "--model.algorithm")
+    refuse_ignored_defaults(Right, "--model.algorithm")
 
 
 def test_an_attribute_that_a_module_misses_is_named(monkeypatch):

@@ -169,7 +169,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     # ------------------------------------------------------------------ training
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = federated(pl_module)
-        self._open(trainer, module.num_rounds, module.num_rounds_done, _of_round(module), keep=True)
+        done, total = module.num_rounds_done, module.num_rounds
+        self._open(trainer, total, done, [f"round {done}/{total}", *_last_result(module.results)], keep=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0 or self._clients >= self._cohort:  # the first block of a phase
@@ -185,7 +186,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = federated(pl_module)
-        self._close(module.num_rounds_done, _of_round(module))
+        done, total = module.num_rounds_done, module.num_rounds
+        self._close(done, [f"round {done}/{total}", *_last_result(module.results)])
 
     # ------------------------------------------------------------------ evaluation and prediction
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -244,7 +246,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def _show_round(self, module: FederatedModule, *clients: str, part: float = 0.0) -> None:
         """Show the rounds done, and the `part` of the current one."""
         if self._display is not None and self._display.is_due:
-            self._display.show(module.num_rounds_done + part, _of_round(module, *clients))
+            done, total = module.num_rounds_done, module.num_rounds
+            self._display.show(done + part, [f"round {done}/{total}", *clients, *_last_result(module.results)])
 
     def _close(self, done: float, parts: list[str]) -> None:
         if self._display is not None:
@@ -256,11 +259,10 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         return [str(trainer.state.fn.value), f"{self._served}/{total} clients"]  # type: ignore[union-attr]
 
 
-def _of_round(module: FederatedModule, *clients: str) -> list[str]:
-    """The round, the clients of the current one, the last accuracy."""
-    parts = [f"round {module.num_rounds_done}/{module.num_rounds}", *clients]
+def _last_result(results: dict[str, float]) -> list[str]:
+    """The last accuracy, or what stands in its place, as the last part of a line; empty before the first."""
     for hit in ("accuracy", "mse", "loss"):
         for split in ("val", "test"):
-            if f"{split}/seen/{hit}" in module.results:
-                return [*parts, f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]
-    return parts
+            if f"{split}/seen/{hit}" in results:
+                return [f"{split} {hit} {results[f'{split}/seen/{hit}']:.4f}"]
+    return []

@@ -100,10 +100,8 @@ class RunReport(FederatedCallback):
     def seconds(self, before: float) -> None:
         self._seconds = before
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.perf_counter()
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.perf_counter()
         trials, folder = federated(pl_module).trials, results_folder(trainer)
         if trials and folder is not None:
             write_table(pd.DataFrame(trials), folder / "learning_rates.csv")

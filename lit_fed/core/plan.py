@@ -35,9 +35,14 @@ class Plan(NamedTuple):
 def _passes(
     sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, smallest_batch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Batch size of each client and its batches per pass, without those below the smallest size, both [C]."""
+    """Batch size of each client and its batches per pass, without those below the smallest size, both [C].
+
+    Poisson batches of rate b make a pass of 1/b.
+    """
     wanted = np.asarray(batch_size if work.batch_size is None else work.batch_size)
     widths = np.where(wanted > 0, np.minimum(wanted, sizes), sizes)
+    if work.sample_rate:
+        return widths, np.where(sizes > 0, round(1 / work.sample_rate), 0)
     whole, rest = np.divmod(sizes, np.maximum(widths, 1))
     return widths, np.where(np.minimum(sizes, widths) < smallest_batch, 0, whole + (rest >= smallest_batch))
 
@@ -56,10 +61,7 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, s
     """`num_steps` for each of these numbers of samples, [C] float64, so that large settings cannot overflow."""
     if work.stages:
         return np.sum([steps_of(sizes, one, batch_size, smallest_batch) for _, one in work.by_stage], axis=0)  # type: ignore[no-any-return]
-    if work.sample_rate:
-        per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
-    else:
-        per_pass = _passes(sizes, work, batch_size, smallest_batch)[1]
+    _, per_pass = _passes(sizes, work, batch_size, smallest_batch)
     return np.where(per_pass > 0, float(work.steps), 0.0) if work.steps else float(work.epochs or 0) * per_pass
 
 
@@ -107,19 +109,17 @@ def make_plan(
     longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
-    index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
+    index = np.zeros((len(sizes), work.batches_per_step, room, width), dtype=np.int64)
     numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass, widths)
     rngs = generators(seed, round_idx, client_ids, purpose)
     each = zip(sizes, rngs, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
     for row, (size, rng, taken, kept, batches, in_a_pass, own) in enumerate(each):
-        if taken:
-            place: slice | np.ndarray = slice(kept)  # within a pass
-            if own < width and in_a_pass > 1:  # its batches are narrower than those of others
-                place = np.arange(kept) // own * width + np.arange(kept) % own
-            for start in range(0, batches * width, in_a_pass * width):
-                for stream in range(work.batches_per_step):
-                    index[row, stream, start:][place] = rng.permutation(size)[:kept]
-    index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
+        one_pass = np.zeros(in_a_pass * own, dtype=np.int64)
+        for first in range(0, batches, in_a_pass) if taken else ():
+            for stream in range(work.batches_per_step):
+                one_pass[:kept] = rng.permutation(size)[:kept]
+                index[row, stream, first : first + in_a_pass, :own] = one_pass.reshape(in_a_pass, own)
+    index = index[:, :, :longest].swapaxes(1, 2)
     step = np.arange(longest)
     before = step % np.maximum(per_pass, 1)[:, None] * widths[:, None]
     counts = np.where(step < steps[:, None], np.minimum(widths[:, None], samples[:, None] - before), 0)

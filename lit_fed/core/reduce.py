@@ -226,13 +226,12 @@ def exact_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelSt
 
 def cast_like(values: Tree, like: Tree) -> Tree:
     """Cast leaves to the types of another tree; values of integer leaves are rounded."""
+    return tree.map_leaves(_cast, values, like)
 
-    def cast(value: Tensor, old: Tensor) -> Tensor:
-        if value.dtype == old.dtype or old.is_floating_point():
-            return value.to(old.dtype)
-        return value.round().to(old.dtype)
 
-    return tree.map_leaves(cast, values, like)
+def _cast(value: Tensor, old: Tensor) -> Tensor:
+    rounds = value.is_floating_point() and not old.is_floating_point()
+    return (value.round() if rounds else value).to(old.dtype)
 
 
 def as_shared(new: Tree, old: Tree, algorithm: str) -> Tree:

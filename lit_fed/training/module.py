@@ -78,7 +78,7 @@ class FederatedModule(LightningModule):
         super().__init__()
         self.settings = model_settings(algorithm=algorithm, solver=solver, network=network, **settings)
         self.settings.check()
-        self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
+        self.algorithm, self.algorithm_name = self.settings.wrapped, type(self.settings.algorithm).__name__
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = self.settings.solver.lr == "auto"
@@ -126,7 +126,7 @@ class FederatedModule(LightningModule):
         around = {"wrappers": isinstance(algorithm, AlgorithmWrapper), f"{ranks} ranks": ranks > 1, "nodes": on_nodes}
         if found := [name for name, is_there in around.items() if is_there]:
             said = " and ".join(found)
-            notice(f"{self.settings.name} is not tested with {said}; the paper index names algorithms that are")
+            notice(f"{self.algorithm_name} is not tested with {said}; the paper index names algorithms that are")
 
     def _take_stored_rate(self, entry: dict[str, Any] | None) -> None:
         """Take the learning rate that a checkpoint's run has found, in place of `auto`."""
@@ -145,7 +145,7 @@ class FederatedModule(LightningModule):
 
             warm = self.history.warm_start
             self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
-            self._take_rate(best_rate(self.trials, self.settings.name))
+            self._take_rate(best_rate(self.trials, self.algorithm_name))
             self._say_rate()
 
     def _take_rate(self, lr: float) -> None:
