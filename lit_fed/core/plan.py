@@ -109,17 +109,19 @@ def make_plan(
     longest = int(steps.max(initial=0))  # stragglers and clients with a share take fewer
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
-    index = np.zeros((len(sizes), work.batches_per_step, room, width), dtype=np.int64)
+    index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
     numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass, widths)
     rngs = generators(seed, round_idx, client_ids, purpose)
     each = zip(sizes, rngs, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
     for row, (size, rng, taken, kept, batches, in_a_pass, own) in enumerate(each):
-        one_pass = np.zeros(in_a_pass * own, dtype=np.int64)
-        for first in range(0, batches, in_a_pass) if taken else ():
-            for stream in range(work.batches_per_step):
-                one_pass[:kept] = rng.permutation(size)[:kept]
-                index[row, stream, first : first + in_a_pass, :own] = one_pass.reshape(in_a_pass, own)
-    index = index[:, :, :longest].swapaxes(1, 2)
+        if taken:
+            place: slice | np.ndarray = slice(kept)  # within a pass
+            if own < width and in_a_pass > 1:  # its batches are narrower than those of others
+                place = np.arange(kept) // own * width + np.arange(kept) % own
+            for start in range(0, batches * width, in_a_pass * width):
+                for stream in range(work.batches_per_step):
+                    index[row, stream, start:][place] = rng.permutation(size)[:kept]
+    index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
     step = np.arange(longest)
     before = step % np.maximum(per_pass, 1)[:, None] * widths[:, None]
     counts = np.where(step < steps[:, None], np.minimum(widths[:, None], samples[:, None] - before), 0)
