@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,9 +186,9 @@ class VectorizedTrainer:
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
         mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
         plan = plan._replace(index=plan.index.to(data.x.device))
-        if not (local.straggler_fraction or ctx.work_shares is not None or ctx.batch_sizes is not None):
+        if not (plan.steps.diff() > 0).any():
             return self._advance(job, work, plan, rows, mask, client_ids)
-        # the largest client need not take the most steps
+        # the largest client need not take the most steps, where some take a share of theirs
         order = torch.argsort(plan.steps, descending=True, stable=True)
         done = self._advance(job, *tree.index((work, plan, rows, mask, client_ids), order))
         return tree.index(done, torch.argsort(order))
@@ -201,7 +201,7 @@ class VectorizedTrainer:
         def step(work: Any, batch: Batch, client_id: Tensor) -> Any:
             return algorithm.client_step(ctx.of_client(client_id), shared, work, batch)
 
-        def advanced(work: Any, position: int, members: Tensor | slice, counts: Tensor) -> Any:
+        def advanced(work: Any, members: Tensor | slice, counts: Tensor, position: int) -> Any:
             chosen = (members, position, slice(None), slice(0, max(int(counts.max()), 1)))
             batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
             if ctx.augmentation is not None:
@@ -216,13 +216,9 @@ class VectorizedTrainer:
                 work, active = tree.index(work, slice(0, now)), now
             counts = plan.counts[:active, position]
             if ctx.task.smallest_batch == 1 or int(counts.min()) == int(counts.max()):
-                work = advanced(work, position, slice(0, active), counts)
+                work = advanced(work, slice(0, active), counts, position)
                 continue
-            # padding changes batch statistics, so with BatchNorm only batches of equal width go together
-            groups = [(counts == width).nonzero()[:, 0] for width in counts.unique().tolist()]
-            parts = [advanced(tree.index(work, one), position, one, counts[one]) for one in groups]
-            order = torch.cat(groups).argsort()
-            work = tree.map_leaves(lambda *leaves, o=order: torch.cat(leaves)[o.to(leaves[0].device)], *parts)
+            work = _by_width(work, counts, partial(advanced, position=position))
         if not finished:
             return work
         return tree.map_leaves(_joined, before, work, *reversed(finished))
@@ -351,6 +347,14 @@ def _augmented(job: TrainJob, batch: Batch, client_ids: Tensor, counts: Tensor, 
         own_x.copy_(new_x)
         own_y.copy_(new_y)
     return batch._replace(x=x, y=y)
+
+
+def _by_width(work: Any, counts: Tensor, advanced: Callable[[Any, Tensor, Tensor], Any]) -> Any:
+    """A step of clients by the sizes of their batches [A]: with BatchNorm, padding would change batch statistics."""
+    groups = [(counts == width).nonzero()[:, 0] for width in counts.unique().tolist()]
+    parts = [advanced(tree.index(work, one), one, counts[one]) for one in groups]
+    order = torch.cat(groups).argsort()
+    return tree.map_leaves(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
 
 
 def _joined(whole: Tensor, *parts: Tensor) -> Tensor:

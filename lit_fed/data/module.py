@@ -438,7 +438,7 @@ class FederatedDataModule(LightningDataModule):
         """Upper limit of clients in a block; lower if their states are read from files block by block."""
         assert self.trainer is not None
         store = getattr(self.trainer.lightning_module, "store", None)  # while rates are searched there is none
-        return min(self.clients_per_block, getattr(store, "clients_per_block", None) or self.clients_per_block)
+        return self.clients_per_block if store is None else min(self.clients_per_block, store.clients_per_block)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a block; skipped on a CPU, where the search for tensors costs a millisecond per round."""

@@ -319,7 +319,7 @@ class RunHistory:
             facts: what it was built from, needed to serve unseen clients.
         """
         terms, store, warm = federation.terms, federation.store, self.warm_start
-        per_block = min(facts.clients_per_block, store.clients_per_block or facts.clients_per_block)
+        per_block = min(facts.clients_per_block, store.clients_per_block)
         return {
             "identity": self.identity(federation),
             "arguments": self.arguments,

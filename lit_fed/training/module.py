@@ -85,7 +85,7 @@ class FederatedModule(LightningModule):
         self.trials: list[Any] = []  # of the search for a learning rate
         self.own_callbacks: list[Callback] = []
         self.results: dict[str, float] = {}
-        self._entry: dict[str, Any] = {}  # what the checkpoints of a fit have in common; {}: not known yet
+        self._entry: dict[str, Any] = {}  # what the checkpoints of a fit have in common; {}: there is no fit
         self.client_scores: dict[str, ClientScores] = {}
 
     # ------------------------------------------------------------------ set-up
@@ -240,11 +240,10 @@ class FederatedModule(LightningModule):
             federation: a federation between two rounds; None: that of the module.
         """
         federation = federation or self.federation
-        algorithm, terms, train = federation.algorithm, federation.terms, data.populations[0].train
-        ctx = terms._replace(round_idx=federation.server.rounds_done)
-        secret = terms.secret if algorithm.hides_cohort else None
+        algorithm, ctx, train = federation.algorithm, federation.context("plan"), data.populations[0].train
+        secret = ctx.secret if algorithm.hides_cohort else None
         client_ids = data.cohort(
-            seed=terms.seed if secret is None else secret.seed("cohorts"), round_idx=ctx.round_idx,
+            seed=ctx.seed if secret is None else secret.seed("cohorts"), round_idx=ctx.round_idx,
             available=algorithm.reachable(ctx), over_selection=algorithm.over_selection,
             candidates=None if federation.selection is None else federation.selection.draw,
         )  # fmt: skip
@@ -268,13 +267,14 @@ class FederatedModule(LightningModule):
                 getattr(callback, hook)(self.trainer, self, *about)
 
     def on_train_start(self) -> None:
-        """Discard an interrupted round, and open the folder of client files."""
+        """Discard an interrupted round, open the folder of client files, and make plain what checkpoints hold of both."""
         self.federation.discard()
         trainer = self.trainer
         self.store.open(
             clients_folder(trainer.checkpoint_callbacks), Path(trainer.default_root_dir),
             is_global_zero=trainer.is_global_zero, broadcast=trainer.strategy.broadcast,
         )  # fmt: skip
+        self._entry = self.history.entry(self.federation, self.facts)
         self.show_lr()
 
     def on_fit_end(self) -> None:
@@ -343,9 +343,9 @@ class FederatedModule(LightningModule):
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry of lit_fed: identity, history and the facts for serving, which a fit does not change."""
-        self._entry = self._entry or self.history.entry(self.federation, self.facts)
+        entry = self._entry or self.history.entry(self.federation, self.facts)
         spent = self.history.spent(self.federation, self.settings.features)
-        checkpoint[CHECKPOINT_KEY] = self._entry | {"results": dict(self.results), "spent": spent}
+        checkpoint[CHECKPOINT_KEY] = entry | {"results": dict(self.results), "spent": spent}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run; take over results and schedule of this one.

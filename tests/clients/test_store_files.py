@@ -1,4 +1,5 @@
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_small_leaves_stay_in_memory_whatever_the_budget():
 def test_a_store_within_its_budget_has_no_files():
     kept = ClientStore(initial, T, memory_bytes=T * (2000 + 8 + 8))
     assert kept.files is None
-    assert kept.clients_per_block is None
+    assert kept.clients_per_block == sys.maxsize
     assert "versions" not in dict(kept.named_buffers())
 
 
