@@ -162,10 +162,10 @@ class Accumulator:
             divisor = totals[0].where(totals[0] != 0, 1.0)  # an empty sum stays 0
             reduced = Reduced(tree.map_leaves(lambda leaf: leaf / divisor, sums), totals[0])
         weight, _, _, trained, *metrics = totals.tolist()
-        weights = {name: weight if "/" in name else trained for name in self.metric_names}
-        means = {
-            name: (total / (weights[name] or 1.0), weights[name]) for name, total in zip(weights, metrics, strict=True)
-        }
+        means = {}
+        for name, total in zip(self.metric_names, metrics, strict=True):
+            of_weight = weight if "/" in name else trained
+            means[name] = total / (of_weight or 1.0), of_weight
         return reduced, totals[1:3], means
 
 

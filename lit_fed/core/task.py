@@ -213,7 +213,8 @@ class Task(StackedNetwork):
         in_pieces = objective is None and self._in_pieces(batch.y[0] if per_model else batch.y)
         call, x = self._call, self._laid_out(batch.x)
         if not in_pieces:
-            call, x = self._begun(x, training=training, per_model=per_model, features=features)
+            begun = self._begun_with_features if features else self._begun
+            call, x = begun(x, training=training, per_model=per_model)
         objectives = [None] * num_models if objective is None else objective.of_models(num_models)
         each = []
         for m, own in enumerate(objectives):
@@ -382,8 +383,8 @@ class Task(StackedNetwork):
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
-        features = objective is not None and objective.uses_features
-        call, x = self._begun(batch.x, training=training, per_model=per_model, features=features)
+        begun = self._begun_with_features if objective is not None and objective.uses_features else self._begun
+        call, x = begun(batch.x, training=training, per_model=per_model)
         by: dict[str, Tensor] = models.parameters
         if moving is not None:
             by = tree.named(by, moving) or by  # autograd refuses an empty dict

@@ -267,7 +267,7 @@ class FederatedModule(LightningModule):
                 getattr(callback, hook)(self.trainer, self, *about)
 
     def on_train_start(self) -> None:
-        """Discard an interrupted round, open the folder of client files, and make plain what checkpoints hold of both."""
+        """Discard an interrupted round, open the folder of client files, and settle what all checkpoints hold."""
         self.federation.discard()
         trainer = self.trainer
         self.store.open(
