@@ -29,9 +29,6 @@ __all__ = [
     "num_models_of",
 ]  # fmt: skip
 
-Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
-"""Outputs of one model from its parameters, its buffers and inputs [B, ...], without a model axis."""
-
 
 @dataclass(frozen=True)
 class StackedNetwork:
