@@ -99,7 +99,6 @@ class FederatedRounds:
         round_idx, horizon = self.server.rounds_done, self.schedule_rounds or self.terms.num_rounds
         lr = self.terms.solver.lr_in(phase, round_idx, horizon).to(self.server.device)
         return self.terms._replace(
-            task=self.server.task,
             lr=lr,
             round_idx=round_idx,
             phase=phase,
@@ -336,7 +335,7 @@ def in_memory(
     device, task = train.x.device, terms.task
     task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
     shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
-    federation = FederatedRounds(algorithm, terms._replace(task=task), InMemoryServer(task, shared, device), choose)
+    federation = FederatedRounds(algorithm, terms._replace(task=task), InMemoryServer(shared, device), choose)
     federation.store = federation.new_store(train, memory_bytes).to(device)
     return federation
 
@@ -365,10 +364,6 @@ class Server(Protocol):
     """Holds the shared state, in memory or as parameters of a module, and counts rounds."""
 
     @property
-    def task(self) -> Task:
-        """The task, with its frozen parameters."""
-
-    @property
     def initial_shared(self) -> Tree:
         """The shared state before the first round."""
 
@@ -392,13 +387,12 @@ class InMemoryServer:
     """A server whose state is an attribute.
 
     Args:
-        task: the task.
         shared: the initial shared state.
-        device: device of both.
+        device: its device.
     """
 
-    def __init__(self, task: Task, shared: Tree, device: torch.device) -> None:
-        self.task, self.initial_shared, self.shared, self.device = task, shared, shared, device
+    def __init__(self, shared: Tree, device: torch.device) -> None:
+        self.initial_shared, self.shared, self.device = shared, shared, device
         self.rounds_done = 0
 
     def commit(self, shared: Tree) -> None:

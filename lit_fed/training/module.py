@@ -185,7 +185,7 @@ class FederatedModule(LightningModule):
         warm = self.history.warm_start
         session = Session.of(self.settings, facts, self.device, None if warm is None else warm.into)
         task, network = session.terms.task, self.settings.network
-        server = ModuleServer(self, task, session.shared, source_of(network, task.template_seed))
+        server = ModuleServer(self, task.frozen, session.shared, source_of(network, task.template_seed))
         self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
         for one in self.settings.features:
             one.start(self.federation)

@@ -219,7 +219,7 @@ def test_networks(name, tmp_path):
     for batch in (x, x[:1]):
         torch.testing.assert_close(program(batch), expectation(module, (), batch), rtol=0, atol=1e-6)
     parameters = sum(
-        leaf.numel() * leaf.element_size() for leaf in module.federation.server.task.network.state_dict().values()
+        leaf.numel() * leaf.element_size() for leaf in module.federation.terms.task.network.state_dict().values()
     )
     assert stored(tmp_path / "model.pt2")[0] == parameters
 

@@ -110,7 +110,7 @@ def test_a_checkpoint_holds_the_digest_and_messages_nothing(run):
 def test_one_copy_in_the_process(run):
     """Module, task and template share it, whatever its layout has become."""
     module, _, _ = run
-    task = module.federation.server.task
+    task = module.federation.terms.task
     held = module.frozen_part.frozen__body_0_weight, task.frozen["body.0.weight"], task.network.body[0].weight
     assert len({leaf.data_ptr() for leaf in held}) == 1
     assert task.end.name == "head"
