@@ -270,7 +270,7 @@ class FederatedRounds:
         self.server.commit(this.shared)
         traffic = (*this.traffic,) if self.reports is None else (self.reports, *this.traffic)
         self._round = self.reports = None
-        up, down = sum(one.bits_up for one in traffic), sum(one.bits_down for one in traffic)
+        up, down = (sum(getattr(one, name) for one in traffic) for name in ("bits_up", "bits_down"))
         means = {name: parts[0][0] if len(parts) == 1 else _mean(parts) for name, parts in this.means.items()}
         return RoundRecord(
             ctx.round_idx, float(ctx.lr), torch.cat(this.heard).unique(), means, up, down, traffic,

@@ -253,8 +253,8 @@ class FederatedTrainer(Trainer):
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
         """Write a checkpoint, and delete client files that only its predecessor needed."""
         store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
-        in_files = store is not None and store.files is not None
-        with store.saving(Path(filepath), self.is_global_zero) if in_files else nullcontext():
+        in_memory = getattr(store, "files", None) is None
+        with nullcontext() if in_memory else store.saving(Path(filepath), self.is_global_zero):
             super().save_checkpoint(filepath, *args, **kwargs)
 
     @property

@@ -112,9 +112,8 @@ def draw_cohort(
         raise ConfigError(f"sampling = {sampling!r}; choose 'uniform', 'size' or 'poisson'")
     there = np.ones(num_clients, dtype=bool) if available is None else available
     if sampling == "poisson":
-        probability = sampling_probability(num_clients, fraction, number, sampling)
-        drawn = generator(seed, round_idx, 0, "cohort/poisson").random(num_clients) < probability
-        return np.flatnonzero(drawn & there)
+        coins = generator(seed, round_idx, 0, "cohort/poisson").random(num_clients)
+        return np.flatnonzero((coins < sampling_probability(num_clients, fraction, number, sampling)) & there)
     num_drawn, rng = cohort_size(num_clients, fraction, number, sampling), generator(seed, round_idx, 0, "cohort")
     ids = np.flatnonzero(there)
     if sampling == "size":
@@ -207,7 +206,8 @@ def round_blocks(
     sizes = data.sizes.numpy()
     for phase in phases:
         ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
-        shares = [ids]
+        times, factors, shares = np.zeros(len(sizes)), getattr(phase.absences, "factors", None), [ids]
+        times[ids] = counts if factors is None else counts * factors.numpy()[ids]
         if num_ranks > 1:
             work = np.zeros(len(sizes))
             work[ids] = np.maximum(1, steps_of(sizes[ids], phase.work, batch_size))
@@ -219,15 +219,8 @@ def round_blocks(
         for position in range(max(1, *map(len, cuts))):
             present = position < len(cuts[rank])
             chosen = cuts[rank][position] if present else placeholder
-            multiplicity = counts[np.searchsorted(ids, chosen)] if present else np.zeros(1)
-            if phase.absences is not None and phase.absences.factors is not None:
-                multiplicity = multiplicity * phase.absences.factors.numpy()[chosen]
-            blocks.append(
-                ClientBlock(
-                    phase._replace(client_ids=torch.from_numpy(chosen)),
-                    torch.from_numpy(multiplicity.astype(np.float64)), data, slices, False, False,
-                )
-            )  # fmt: skip
+            part, multiplicity = phase._replace(client_ids=torch.from_numpy(chosen)), times[chosen] * present
+            blocks.append(ClientBlock(part, torch.from_numpy(multiplicity), data, slices, False, False))
         blocks[-1] = blocks[-1]._replace(ends_phase=True)
     blocks[-1] = blocks[-1]._replace(ends_round=True)
     return blocks

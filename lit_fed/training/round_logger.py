@@ -152,7 +152,7 @@ class RoundLogger(Logger):
             if step != self._row.get("step"):
                 self._row_start, self._row = self._file.stat().st_size, {"step": step}
             self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
-            if any(key not in columns for key in self._row):
+            if not self._row.keys() <= set(columns):
                 columns = self._widen(columns)
             with self._file.open("r+") as file:
                 file.seek(self._row_start)
