@@ -22,7 +22,6 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lit_fed.callbacks.defaults import callbacks_of
-from lit_fed.core.types import ClientBlock
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import DataFrame
@@ -268,9 +267,9 @@ class ClientLoop(_ManualOptimization):
 
     def advance(self, kwargs: OrderedDict[str, Any]) -> None:
         """Train the block and take the server's step, where Lightning counts optimizer steps."""
-        block: ClientBlock = kwargs["batch"]
         super().advance(kwargs)
         module: Any = self.trainer.lightning_module
+        block = kwargs["batch"]
         if block.ends_phase:
             module.tell("on_phase_reduce")
         if block.ends_round:

@@ -178,8 +178,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
 
     def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
         self._clients += num_clients
-        part = self._clients / max(self._cohort, 1)
-        self._show_round(module, f"{self._clients}/{self._cohort} clients", part=part)
+        said = f"{self._clients}/{self._cohort} clients"
+        self._show_round(module, said, part=self._clients / max(self._cohort, 1))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         self._show_round(module)
@@ -246,8 +246,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def _show_round(self, module: FederatedModule, *clients: str, part: float = 0.0) -> None:
         """Show the rounds done, and the `part` of the current one."""
         if self._display is not None and self._display.is_due:
-            done, total = module.num_rounds_done, module.num_rounds
-            self._display.show(done + part, [f"round {done}/{total}", *clients, *_last_result(module.results)])
+            done, last = module.num_rounds_done, _last_result(module.results)
+            self._display.show(done + part, [f"round {done}/{module.num_rounds}", *clients, *last])
 
     def _close(self, done: float, parts: list[str]) -> None:
         if self._display is not None:
