@@ -195,7 +195,7 @@ class Assign(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Copy the staged leaves, which have the shapes and types of those that they replace (`as_shared`)."""
-        loss, leaves = closure and closure(), self.param_groups[0]["params"]
+        loss, leaves = None if closure is None else closure(), self.param_groups[0]["params"]
         for leaf, new in zip(leaves, _apart(leaves, self.staged), strict=True):
             leaf.copy_(new)
         self.staged = []

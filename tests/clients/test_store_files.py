@@ -123,10 +123,9 @@ def test_a_file_holds_one_row_and_no_more(tmp_path):
 
 
 def test_a_block_of_clients_fits_into_memory(monkeypatch):
-    kept = ClientStore(initial, T, memory_bytes=0)
-    assert kept.clients_per_block == 16 * 2**20 // 2000
+    assert ClientStore(initial, T, memory_bytes=0).clients_per_block == 16 * 2**20 // 2000
     monkeypatch.setattr("lit_fed.clients.store.BYTES_PER_BLOCK", 100)
-    assert kept.clients_per_block == 1
+    assert ClientStore(initial, T, memory_bytes=0).clients_per_block == 1
 
 
 def test_only_rank_zero_deletes(tmp_path):
