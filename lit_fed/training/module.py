@@ -263,8 +263,8 @@ class FederatedModule(LightningModule):
     def tell(self, hook: str, *about: Any) -> None:
         """Call a hook of `FederatedCallback` in all callbacks that have it."""
         for callback in self._trainer.callbacks if self._trainer is not None else ():  # type: ignore[attr-defined]
-            if hasattr(callback, hook):
-                getattr(callback, hook)(self.trainer, self, *about)
+            if called := getattr(callback, hook, None):
+                called(self.trainer, self, *about)
 
     def on_train_start(self) -> None:
         """Discard an interrupted round, open the folder of client files, and settle what all checkpoints hold."""
