@@ -245,7 +245,7 @@ class FederatedRounds:
         self.store.exchange(*aggregator.kept)
         payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
         up, down = bits.tolist()
-        wait = None if block.phase.absences is None else block.phase.absences.wait
+        wait = getattr(block.phase.absences, "wait", None)
         this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, wait))
         for name, (mean, of_weight) in means.items():
             if of_weight:
