@@ -106,8 +106,14 @@ class RunReport(FederatedCallback):
         if trials and folder is not None:
             write_table(pd.DataFrame(trials), folder / "learning_rates.csv")
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop_clock()
+
+    def _stop_clock(self) -> None:
         self._seconds, self._started = self.seconds, None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_clock()
         module = federated(pl_module)
         if trainer.should_stop and module.num_rounds_done < module.num_rounds and trainer.is_global_zero:
             rounds = f"round {module.num_rounds_done} of {module.num_rounds}"
