@@ -274,9 +274,10 @@ class LocalSolver:
 
     def _advance(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         loss, gradient, buffers = self._gradient(task, given)
-        step, *moments = given.optimizer
-        old = tree.named(given.models.parameters, given.moving)
-        optimizer = OptimizerState(step, *(tree.named(part, given.moving) for part in moments))
+        old, optimizer = given.models.parameters, given.optimizer
+        if given.moving is not None:
+            old = tree.named(old, given.moving)
+            optimizer = OptimizerState(optimizer.step, *(tree.named(part, given.moving) for part in optimizer[1:]))
         if given.penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, given.penalty.gradient(old))
         # not the method of a subclass, which may refuse the gradients of algorithms

@@ -101,6 +101,10 @@ class Task(StackedNetwork):
         """Log-loss of each sample and model in evaluation mode, [B, M]; see `losses`."""
         if self.model_axis == "vmap" or not self._in_pieces(y):
             return self.losses(self.outputs(models, x), y)
+        return self._losses_of_each(models, x, y)
+
+    def _losses_of_each(self, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
+        """Log-loss of each sample and model, [B, M], without holding the outputs of all positions at once."""
         self.network.eval()
         leaves = self._stacked(models) | models.buffers
         each = (self._losses_in_pieces(tree.index(leaves, m), x, y) for m in range(num_models_of(models)))
@@ -385,7 +389,9 @@ class Task(StackedNetwork):
         axis = 0 if per_model else None
         begun = self._begun_with_features if objective is not None and objective.uses_features else self._begun
         call, x = begun(batch.x, training=training, per_model=per_model)
-        by = tree.named(models.parameters, moving) or models.parameters  # autograd refuses an empty dict
+        by: dict[str, Tensor] = models.parameters
+        if moving is not None:
+            by = tree.named(by, moving) or by  # autograd refuses an empty dict
         fixed = {name: leaf for name, leaf in models.parameters.items() if name not in by}
 
         def loss_of(
@@ -398,7 +404,7 @@ class Task(StackedNetwork):
         dims = (0, 0, 0, axis, axis, 1, axis, *((0, 1) if operands else ()))
         function = vmap(grad_and_value(loss_of, has_aux=True), in_dims=dims)
         gradient, (loss, buffers) = function(by, fixed, models.buffers, x, batch.y, share, batch.mask, *operands)
-        return loss, tree.named(gradient, moving), buffers
+        return loss, gradient if moving is None else tree.named(gradient, moving), buffers
 
 
 class _RowLosses(torch.autograd.Function):

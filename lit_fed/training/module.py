@@ -245,7 +245,7 @@ class FederatedModule(LightningModule):
         client_ids = data.cohort(
             seed=ctx.seed if secret is None else secret.seed("cohorts"), round_idx=ctx.round_idx,
             available=algorithm.reachable(ctx), over_selection=algorithm.over_selection,
-            candidates=None if federation.selection is None else federation.selection.draw,
+            candidates=getattr(federation.selection, "draw", None),
         )  # fmt: skip
         trainer = self.trainer
         division = {
