@@ -62,11 +62,24 @@ def __getattr__(name: str) -> Any:
         return __dir__()
     if not name.startswith("_"):
         if _is_module(name):  # `from lit_fed import rounds` needs no other room
-            return importlib.import_module(f"lit_fed.{name}")
+            return _imported(f"lit_fed.{name}")
         for room in _rooms():
             if name in _names(room):
-                return getattr(importlib.import_module(room), name)
+                return getattr(_imported(room), name)
     raise AttributeError(f"module 'lit_fed' has no attribute {name!r}")
+
+
+def _imported(module: str) -> Any:
+    """A module of lit_fed.
+
+    Raises:
+        ImportError: if it needs an attribute that is not there; of an AttributeError, Python would only say that it
+            cannot import the name.
+    """
+    try:
+        return importlib.import_module(module)
+    except AttributeError as error:
+        raise ImportError(f"{module} cannot be imported: {error}") from error
 
 
 @functools.cache
@@ -80,7 +93,7 @@ def _names(room: str) -> frozenset[str]:
     """The public names of a room, read from the list in its file; a folder reads its own list from its files."""
     file = Path(__file__).parent.joinpath(*room.split(".")[1:]).with_suffix(".py")
     if not file.is_file():
-        return frozenset(importlib.import_module(room).__all__)
+        return frozenset(_imported(room).__all__)
     listed = re.search(r"^__all__ = \[(.*?)\]", file.read_text(), re.MULTILINE | re.DOTALL)
     return frozenset(re.findall(r'"(\w+)"', listed[1] if listed else ""))
 

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -102,14 +103,15 @@ class CommandTrainer(FederatedTrainer):
     export = commands.export
 
 
+@dataclass(eq=False)
 class SaveConfig(Callback):
     """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again unchanged.
 
     Options of `fit` alone are left out at their defaults. A run that is refused at its start leaves no folder.
     """
 
-    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
-        self.parser, self.config = parser, config
+    parser: LightningArgumentParser
+    config: Namespace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         config = copy.deepcopy(self.config)

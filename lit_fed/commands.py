@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.utilities.types import _PATH
@@ -22,7 +21,6 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
-from lit_fed.training.checkpoint import load_checkpoint
 from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_new_folder, check_table_format, new_folder, write_table
@@ -267,8 +265,7 @@ def _unseen_clients(
     """Restore a checkpoint to serve new clients; notes which of them took part in the training."""
     from lit_fed.data.new_clients import NewClients
 
-    checkpoint = load_checkpoint(Path(ckpt_path))
-    facts = module.restore_shared(checkpoint, unknown)
+    facts = module.restore_shared(ckpt_path, unknown)
     data = NewClients(clients, facts, only)
     known = facts.took_part(data.unseen.names if only is None else [only])
     if known and trainer.is_global_zero:

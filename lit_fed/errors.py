@@ -130,17 +130,16 @@ def check_settings(
             raise ConfigError(f"{prefix}.{name} is {value}; give {wanted}")
 
 
-def refuse_ignored_defaults(settings: Any, option: str) -> None:
-    """Refuse an object whose class sets another default of an inherited field in a way that dataclasses ignore.
+def refuse_ignored_defaults(cls: type, option: str) -> None:
+    """Refuse a class that sets another default of an inherited field in a way that dataclasses ignore.
 
     Args:
-        settings: a dataclass.
-        option: the option that names its class.
+        cls: a dataclass.
+        option: the option that names it.
 
     Raises:
         ConfigError: naming class and field, and what to write.
     """
-    cls = type(settings)
     for one in fields(cls) if is_dataclass(cls) else ():
         found = inspect.getattr_static(cls, one.name, one.default)
         ignored = one.default is not MISSING and not isinstance(found, property) and found != one.default

@@ -47,8 +47,8 @@ from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.mixture_start import with_start
 
 __all__ = [
-    "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "in_memory",
-    "start", "start_alike",
+    "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "idle",
+    "in_memory", "start",
 ]  # fmt: skip
 
 
@@ -99,7 +99,6 @@ class FederatedRounds:
         round_idx, horizon = self.server.rounds_done, self.schedule_rounds or self.terms.num_rounds
         lr = self.terms.solver.lr_in(phase, round_idx, horizon).to(self.server.device)
         return self.terms._replace(
-            task=self.server.task,
             lr=lr,
             round_idx=round_idx,
             phase=phase,
@@ -109,18 +108,19 @@ class FederatedRounds:
 
     def initial_state(self, train: Split, client_id: int) -> dict[str, Tree]:
         """State of a client before its first round, with its optimizer state if that persists."""
-        ctx, shared, data = self.context("init"), self.server.initial_shared, train.client(client_id)
+        ctx, shared = self.context("init"), self.server.initial_shared
+        data: Any = train.client(client_id) if self.algorithm.state_reads_data else _Anybody(self.name)
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
             return {"state": state}
         if not hasattr(self, "_fresh_optimizer"):  # it is the same for all
-            self._fresh_optimizer = fresh_optimizer(self.algorithm, ctx, shared, state, data)
+            self._fresh_optimizer = fresh_optimizer(self.algorithm, ctx, shared, state, train.client(client_id))
         return {"state": state, "optimizer": self._fresh_optimizer}
 
     def new_store(self, train: Split, memory_bytes: float = math.inf) -> ClientStore:
         """A store of the clients' initial states; arguments as for `ClientStore`."""
-        alike = start_alike(self.algorithm, self.context("init"), self.server.initial_shared)
-        return ClientStore(partial(self.initial_state, train), train.num_clients, memory_bytes, alike=alike)
+        initial, alike = partial(self.initial_state, train), not self.algorithm.state_reads_data
+        return ClientStore(initial, train.num_clients, memory_bytes, alike=alike)
 
     # ------------------------------------------------------------------ a round
     def round(self, train: Split, client_ids: Sequence[int] | None = None, per_block: int = 1024) -> RoundRecord:
@@ -148,7 +148,7 @@ class FederatedRounds:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields the number of newly finished clients."""
         phase, ids, placeholder = self._phase_of(block), block.phase.client_ids, block.is_placeholder
-        stepped = sent_to(~self._idle(block.data, ids, block.phase.work), ids.device)  # nodes keep the samples
+        stepped = sent_to(~idle(phase.ctx, block.data, ids, block.phase.work), ids.device)  # nodes keep the samples
         block = block._replace(data=block.data.select(ids))
         whole = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, None, None, self.terms.batch_size, phase.aggregator.forgives
@@ -167,13 +167,6 @@ class FederatedRounds:
                     self.store.stage(some[taken], tree.index({name: new[name] for name in kept}, taken))
                 yield len(some)
 
-    def _idle(self, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
-        """Mask of the clients without a step in this local work, [C] bool; none if it is no training."""
-        sizes = train.sizes[train.positions(client_ids)].numpy()
-        smallest = self.terms.task.smallest_batch
-        batches = self.terms.batch_sizes_of(client_ids.tolist(), self.terms.batch_size)
-        return torch.from_numpy((steps_of(sizes, work, batches, smallest) == 0) & work.is_training)
-
     def idle_clients(self, train: Split) -> str:
         """A notice about clients that never take a local step; "" if there are none.
 
@@ -185,7 +178,7 @@ class FederatedRounds:
         works = [one for one in works if one.is_training]
         if not works:
             return ""
-        number = int(torch.stack([self._idle(train, ids, work) for work in works]).all(0).sum())
+        number = int(torch.stack([idle(self.terms, train, ids, work) for work in works]).all(0).sum())
         wants_steps, smallest = any(work.trains for work in works), self.terms.task.smallest_batch
         if number == len(ids) and wants_steps:
             sizes = self.terms.batch_sizes_of(ids.tolist(), self.terms.batch_size)
@@ -220,25 +213,18 @@ class FederatedRounds:
         self._round = this = self._round or RoundState()
         if this.phase is None:
             named, device, reduce = block.phase, self.server.device, self.algorithm.message.reduce
-            aggregator: PhaseAggregator
-            if named.absences is None:
-                aggregator = PhaseAggregator(reduce, block.slices, device)
-            else:
-                aggregator = UnreliablePhase(
-                    reduce, block.slices, device, named.absences, self.terms.num_clients, this.unreliable
-                )
-            ctx = self.context(named.name, self._present(aggregator))
+            among = (reduce, block.slices, device, self.terms.num_clients)
+            aggregator = (
+                PhaseAggregator(*among) if named.absences is None
+                else UnreliablePhase(*among, named.absences, this.unreliable)
+            )  # fmt: skip
+            ctx = self.context(named.name, aggregator.present)
             if named.draws is not None:
                 ctx = ctx._replace(draws=named.draws.to(device))
             if named.absences is not None:
                 ctx = ctx._replace(drawn_weight=named.absences.drawn_weight(block.data.sizes, ctx.weighting))
             this.phase = PhaseState(ctx, block, aggregator)
         return this.phase
-
-    def _present(self, phase: PhaseAggregator) -> Tensor:
-        """Mask of the clients whose messages count, [T] bool."""
-        there = phase.heard.client_ids
-        return torch.zeros(self.terms.num_clients, dtype=torch.bool, device=there.device).index_fill_(0, there, True)
 
     def end_phase(self) -> None:
         """Reduce messages over ranks, exchange new client states, and take the server step.
@@ -253,13 +239,13 @@ class FederatedRounds:
             for placeholder in aggregator.placeholders(block):
                 list(self.train_block(placeholder))
             aggregator.agree()
-            ctx = ctx._replace(present=self._present(aggregator))
+            ctx = ctx._replace(present=aggregator.present)
         (positions, counts, heard), asked = aggregator.heard, aggregator.asked
         reduced, bits, means = aggregator.messages.reduce(positions, counts)
         self.store.exchange(*aggregator.kept)
         payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
         up, down = bits.tolist()
-        wait = None if block.phase.absences is None else block.phase.absences.wait
+        wait = getattr(block.phase.absences, "wait", None)
         this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, wait))
         for name, (mean, of_weight) in means.items():
             if of_weight:
@@ -349,7 +335,7 @@ def in_memory(
     device, task = train.x.device, terms.task
     task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
     shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
-    federation = FederatedRounds(algorithm, terms._replace(task=task), InMemoryServer(task, shared, device), choose)
+    federation = FederatedRounds(algorithm, terms._replace(task=task), InMemoryServer(shared, device), choose)
     federation.store = federation.new_store(train, memory_bytes).to(device)
     return federation
 
@@ -378,10 +364,6 @@ class Server(Protocol):
     """Holds the shared state, in memory or as parameters of a module, and counts rounds."""
 
     @property
-    def task(self) -> Task:
-        """The task, with its frozen parameters."""
-
-    @property
     def initial_shared(self) -> Tree:
         """The shared state before the first round."""
 
@@ -405,13 +387,12 @@ class InMemoryServer:
     """A server whose state is an attribute.
 
     Args:
-        task: the task.
         shared: the initial shared state.
-        device: device of both.
+        device: its device.
     """
 
-    def __init__(self, task: Task, shared: Tree, device: torch.device) -> None:
-        self.task, self.initial_shared, self.shared, self.device = task, shared, shared, device
+    def __init__(self, shared: Tree, device: torch.device) -> None:
+        self.initial_shared, self.shared, self.device = shared, shared, device
         self.rounds_done = 0
 
     def commit(self, shared: Tree) -> None:
@@ -420,7 +401,7 @@ class InMemoryServer:
 
 
 class _Anybody:
-    """Placeholder for a client's data; reading it raises an error."""
+    """Placeholder for the data of a client whose algorithm says that its state reads none; reading it is an error."""
 
     def __init__(self, algorithm: str) -> None:
         self.algorithm = algorithm
@@ -432,16 +413,11 @@ class _Anybody:
         )
 
 
-def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
-    """Whether all clients have the same initial state, as `state_reads_data` says.
-
-    Raises:
-        ConfigError: naming the algorithm, if it says so and `state_init` reads the client's data.
-    """
-    if algorithm.state_reads_data:
-        return False
-    algorithm.state_init(ctx, shared, _Anybody(type(innermost(algorithm)).__name__))  # type: ignore[arg-type]
-    return True
+def idle(ctx: Context, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
+    """Mask of the clients [C] without a step in this local work, [C] bool; none if it is no training."""
+    sizes = train.sizes[train.positions(client_ids)].numpy()
+    batches = ctx.batch_sizes_of(client_ids.tolist(), ctx.batch_size)
+    return torch.from_numpy((steps_of(sizes, work, batches, ctx.task.smallest_batch) == 0) & work.is_training)
 
 
 def fresh_optimizer(algorithm: Algorithm, ctx: Context, shared: Tree, state: Tree, data: ClientData) -> Tree:

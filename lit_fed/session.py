@@ -28,6 +28,7 @@ from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.data.data_sets.base import is_first_process, names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
+from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import build_network, check_outputs, zero_outputs
 from lit_fed.settings import ModelSettings
 
@@ -63,7 +64,10 @@ class Session(NamedTuple):
             ConfigError: if network, data, client trainer and algorithm are incompatible.
         """
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
-        choose = partial(_choose, settings, task, _example_of(task, facts))
+        alone = partial(why_alone, task.network, task.frozen, task.resting, _example_of(task, facts))
+        choose = partial(
+            choose_trainer, settings.client_trainer, task.network, memory_format=settings.memory_format, alone=alone
+        )  # fmt: skip
         if settings.client_trainer != "auto":
             choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
         if init_seeds is not None:
@@ -80,7 +84,8 @@ class Session(NamedTuple):
         )  # fmt: skip
         for one in settings.features:
             terms = one.terms(terms)
-        check_augmented_steps(algorithm, settings.name, terms)
+        if terms.augmentation is not None:
+            check_augmented_steps(algorithm, type(settings.algorithm).__name__, terms)
         shared = algorithm.shared_init(terms)
         for one in settings.features:
             one.check_models(algorithm, terms, shared)
@@ -93,7 +98,8 @@ def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
     Raises:
         ConfigError: naming the algorithm.
     """
-    if ctx.augmentation is not None and not takes_steps(algorithm, ctx):
+    assert ctx.augmentation is not None
+    if not takes_steps(algorithm, ctx):
         raise ConfigError(
             f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
             "leave it out"
@@ -117,8 +123,9 @@ def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: 
 def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
     shape = facts.input_shape
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
+    build = partial(_build, settings.network, settings.trainable, settings.adapters, facts)
     task = Task.create(
-        partial(_build, settings, facts), facts.target, facts.seed, init_seeds=init_seeds,
+        build, facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
     given = settings.network if isinstance(settings.network, nn.Module) else None
@@ -158,18 +165,20 @@ def _try(task: Task, example: Tensor, has_scores: bool) -> None:
         notice(f"{type(network).__name__} {found}")
 
 
-def _build(settings: ModelSettings, facts: TrainingFacts) -> nn.Module:
+def _build(
+    given: Any, trainable: list[str] | str | None, adapters: LowRankAdapters, facts: TrainingFacts
+) -> nn.Module:  # fmt: skip
     """A network with the trained parameters of the settings; with adapters by default at most the last layer."""
-    given, shape, input_type = settings.network, facts.input_shape, facts.dtype
+    shape, input_type = facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
     network = build_network(maker, shape, input_type, facts.target.num_outputs, facts.inputs)
-    trainable, adapted = settings.trainable, settings.lora_rank is not None
+    adapted = adapters.rank is not None
     if trainable is None and adapted:
         trainable = [] if getattr(network, "keeps_head", False) else HEAD
     if trainable is not None:
         choose_trained(network, list(names_of(trainable)), may_be_none=adapted)
     short = _short(network, shape)
-    network = settings.adapters.add_to(network, lambda: zero_outputs(network, short, input_type))
+    network = adapters.add_to(network, lambda: zero_outputs(network, short, input_type))
     others = [name for name, leaf in network.named_parameters() if leaf.requires_grad and "lora_" not in name]
     if others and getattr(network, "frozen_dtype", None) is not None:
         raise ConfigError(
@@ -199,9 +208,3 @@ def _example_of(task: Task, facts: TrainingFacts) -> Tensor:
     if facts.inputs is not None:
         return facts.inputs.example()
     return _example(_short(task.network, facts.input_shape), facts.dtype)
-
-
-def _choose(settings: ModelSettings, task: Task, example: Tensor, device: torch.device) -> ClientTrainer:
-    network = task.network
-    alone = partial(why_alone, network, task.frozen, task.resting, example)
-    return choose_trainer(settings.client_trainer, network, device, settings.memory_format, alone)

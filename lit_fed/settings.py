@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients.choose import MemoryFormat
@@ -13,7 +12,7 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Loss, Target
 from lit_fed.data.data_sets.base import names_of
-from lit_fed.errors import ConfigError, refuse_ignored_defaults
+from lit_fed.errors import ConfigError, check_settings, refuse_ignored_defaults
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics, with_classes
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, refuse_lightning
@@ -101,11 +100,11 @@ class ModelSettings:
         self.adapters.check()
         wanted_metrics(self.metrics)
         for owner in (self, *self.features):
-            _check_words(owner)
+            check_settings(owner, prefix="--model")
         for one in self.features:
             one.check()
         for part, option in ((self.algorithm, "--model.algorithm"), (self.solver, "--model.solver")):
-            refuse_ignored_defaults(part, option)
+            refuse_ignored_defaults(type(part), option)
         self.check_combination()
 
     def check_combination(self, **data: Any) -> None:
@@ -149,11 +148,6 @@ class ModelSettings:
         return wrapped
 
     @property
-    def name(self) -> str:
-        """The algorithm's name."""
-        return type(self.algorithm).__name__
-
-    @property
     def is_private(self) -> bool:
         """Whether only their owner may read files with results of clients."""
         return any(one.is_private for one in self.features)
@@ -180,14 +174,3 @@ def model_settings(**given: Any) -> ModelSettings:
         own["metrics"] = with_classes(own["metrics"])
     made = (kind(**part) for kind, part in zip(kinds[1:], others, strict=True))
     return ModelSettings(**own, features=tuple(one for one in made if one.is_given))
-
-
-def _check_words(owner: Any) -> None:
-    """Refuse words that an option does not list; from Python, no parser has checked them."""
-    for name, hint in get_type_hints(type(owner)).items():
-        kinds = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
-        words = [word for one in kinds for word in get_args(one)]
-        words += [None] if words and NoneType in get_args(hint) else []
-        if words and getattr(owner, name) not in words:
-            known = ", ".join("null" if word is None else str(word) for word in words)
-            raise ConfigError(f"--model.{name} is {getattr(owner, name)!r}; give one of {known}")

@@ -22,7 +22,6 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lit_fed.callbacks.defaults import callbacks_of
-from lit_fed.core.types import ClientBlock
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import DataFrame
@@ -86,8 +85,8 @@ class FederatedTrainer(Trainer):
         except (TypeError, ValueError, ModuleNotFoundError) as error:
             raise ConfigError(f"Lightning's trainer refuses its arguments: {error}") from error
         refuse_callbacks(self.callbacks)
-        self.fit_loop = FederatedLoop(self, self.fit_loop)
         self._signal_connector: Any = StopRequests(self)
+        self.fit_loop = FederatedLoop(self, self.fit_loop, self._signal_connector)
         if isinstance(self.strategy, FederatedStrategy):
             self.strategy.timeout = timeout
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
@@ -253,8 +252,8 @@ class FederatedTrainer(Trainer):
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
         """Write a checkpoint, and delete client files that only its predecessor needed."""
         store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
-        in_files = store is not None and store.files is not None
-        with store.saving(Path(filepath), self.is_global_zero) if in_files else nullcontext():
+        in_memory = getattr(store, "files", None) is None
+        with nullcontext() if in_memory else store.saving(Path(filepath), self.is_global_zero):
             super().save_checkpoint(filepath, *args, **kwargs)
 
     @property
@@ -268,13 +267,14 @@ class ClientLoop(_ManualOptimization):
 
     def advance(self, kwargs: OrderedDict[str, Any]) -> None:
         """Train the block and take the server's step, where Lightning counts optimizer steps."""
-        block: ClientBlock = kwargs["batch"]
         super().advance(kwargs)
-        module = federated(self.trainer.lightning_module)
+        module: Any = self.trainer.lightning_module
+        block = kwargs["batch"]
         if block.ends_phase:
             module.tell("on_phase_reduce")
         if block.ends_round:
-            module.commit_round()
+            module.record = module.federation.commit()
+            module.show_lr()
 
 
 class RoundLoop(_TrainingEpochLoop):
@@ -309,8 +309,9 @@ class RoundLoop(_TrainingEpochLoop):
 class FederatedLoop(_FitLoop):
     """All rounds."""
 
-    def __init__(self, trainer: Trainer, stock: _FitLoop) -> None:
+    def __init__(self, trainer: Trainer, stock: _FitLoop, stop_requests: StopRequests) -> None:
         super().__init__(trainer, min_epochs=stock.min_epochs, max_epochs=stock.max_epochs)
+        self._stop_requests = stop_requests
         self.epoch_loop = RoundLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
 
     def on_advance_end(self) -> None:
@@ -322,9 +323,3 @@ class FederatedLoop(_FitLoop):
     def done(self) -> bool:
         """Whether all rounds are done, or an early end was agreed."""
         return self._stop_requests.agreed or super().done
-
-    @property
-    def _stop_requests(self) -> StopRequests:
-        requests: Any = self.trainer._signal_connector
-        assert isinstance(requests, StopRequests)
-        return requests

@@ -50,7 +50,7 @@ class PlainLoop:
         self.data, self.module, self.bf16 = data, module, bf16
         module.build(data.facts(weighting="samples", seed=0, num_rounds=10_000), *data.populations)
         built = module.federation
-        server = InMemoryServer(built.terms.task, module.shared, module.device)
+        server = InMemoryServer(module.shared, module.device)
         self.federation = FederatedRounds(built.algorithm, built.terms, server, lambda _: built.client_trainer)
         self.federation.store = module.store
         self.serving = serving_blocks(data.seen.test, data.seen.train, clients_per_block=data.clients_per_block)

@@ -184,7 +184,7 @@ class Federation(rounds.FederatedRounds):
         self.bits: Tensor | None = None  # up and down in the last round, [2]
 
     client_trainer = property(lambda self: self.trainer)  # tests change it on the way
-    task = property(lambda self: self.server.task)
+    task = property(lambda self: self.terms.task)
     seed = property(lambda self: self.terms.seed)
     batch_size = property(lambda self: self.terms.batch_size)
     weighting = property(lambda self: self.terms.weighting)

@@ -1,9 +1,11 @@
+import importlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import pytest
 
+import lit_fed
 from lit_fed.errors import ConfigError, check_settings, refuse_ignored_defaults
 
 
@@ -88,6 +90,17 @@ def test_a_default_that_dataclasses_ignore_is_refused():
         with pytest.raises(
             ConfigError, match=rf"{cls.__name__} sets steps to 7, which is ignored: write `steps: int = 7`"
         ):
-            refuse_ignored_defaults(cls(), "--model.algorithm")
-    refuse_ignored_defaults(Right(), "--model.algorithm")
-    refuse_ignored_defaults(Right(steps=3), "--model.algorithm")
+            refuse_ignored_defaults(cls, "--model.algorithm")
+    refuse_ignored_defaults(Right, "--model.algorithm")
+
+
+def test_an_attribute_that_a_module_misses_is_named(monkeypatch):
+    def broken(module):
+        raise AttributeError(f"{module} reads tree.walk, which is not there")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ImportError, match=r"^lit_fed\.rounds cannot be imported: .* reads tree\.walk") as refused:
+        lit_fed.__getattr__("rounds")
+    assert isinstance(refused.value.__cause__, AttributeError)
+    with pytest.raises(ImportError, match=r"^lit_fed\.core\.task cannot be imported"):
+        lit_fed.__getattr__("Task")

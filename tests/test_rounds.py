@@ -185,7 +185,7 @@ def test_a_placeholder_adds_nothing_even_if_it_is_not_finite():
         )
         return Trained(slice(0, 1), ClientResult(message, (), {"loss": torch.tensor([number])}), None)
 
-    found = PhaseAggregator("sum", [torch.tensor([0])], torch.device("cpu"))
+    found = PhaseAggregator("sum", [torch.tensor([0])], torch.device("cpu"), 1)
     found.take(torch.tensor([1]), torch.zeros(1).double(), sent(float("nan")).form)
     found.take(torch.tensor([0]), torch.ones(1).double(), sent(3.0))
     reduced, bits, means = found.messages.reduce(*found.heard[:2])

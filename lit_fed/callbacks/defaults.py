@@ -21,7 +21,7 @@ from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
-from lit_fed.training.hooks import FederatedCallback, federated
+from lit_fed.training.hooks import FederatedCallback
 from lit_fed.training.refusals import refuse_callbacks
 from lit_fed.training.round_logger import RoundLogger
 
@@ -84,9 +84,6 @@ class _FirstCallback(FederatedCallback):
             if isinstance(logger, RoundLogger):
                 logger.agree(trainer.strategy.broadcast)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, _: int) -> None:
         if batch.ends_round:
-            module = federated(pl_module)
-            module.tell("on_round_end", module.record)
+            pl_module.tell("on_round_end", pl_module.record)

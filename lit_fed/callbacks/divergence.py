@@ -45,7 +45,7 @@ class Divergence(FederatedCallback):
         self.found = ""
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        if module.num_rounds_done == 1:
+        if record.round_idx == 0:
             self.first = record.metrics.get("loss", math.inf)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -48,7 +48,7 @@ class MonitorCheck(FederatedCallback):
             )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        if len(record.client_ids) and record.metrics:
+        if record.metrics:
             self._trained = True
         else:
             self._show_last(trainer, module, record)
@@ -70,8 +70,8 @@ class MonitorCheck(FederatedCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._trained and not self._checked:
             self._checked = True
-            known = known_keys(trainer, federated(pl_module).chosen_metrics)
-            self._refuse(trainer, known | trainer.callback_metrics.keys(), lambda _: True)
+            known = known_keys(trainer, federated(pl_module).chosen_metrics) | trainer.callback_metrics.keys()
+            self._refuse(trainer, known, lambda _: True)
 
     def _refuse(self, trainer: Trainer, known: set[str], decided: Callable[[str], bool]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -66,7 +66,7 @@ class TrainedParameters(FederatedCallback):
     """Prints one line before training that names the trained parameters, if some are frozen."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        task = federated(pl_module).federation.server.task
+        task = federated(pl_module).federation.terms.task
         if task.frozen and trainer.is_global_zero:
             sys.stderr.write(f"lit_fed: {_in_words(task)}\n")
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
+from lit_fed.core.types import RoundRecord
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -56,29 +57,32 @@ class _LogLines:
     def open(self, parts: list[str]) -> None:
         """Show the first state."""
         if self.keep:
-            self._write(self.begin, parts)
+            self.show(self.begin, parts)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to show the state again."""
+        return time.monotonic() - self._last > SECONDS_BETWEEN_LINES
 
     def show(self, done: float, parts: list[str]) -> None:
         """Show `done` units, described by `parts`."""
-        if time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
-            self._write(done, parts)
-
-    def close(self, done: float, parts: list[str]) -> None:
-        """Show the last state."""
-        if self.keep:
-            self._write(done, parts)
-
-    def stop(self) -> None:
-        """Stop without a last state."""
-
-    def _write(self, done: float, parts: list[str]) -> None:
         self._last = time.monotonic()
         sys.stdout.write(", ".join([*parts, *self.left(done)]) + "\n")
         sys.stdout.flush()
 
+    def close(self, done: float, parts: list[str]) -> None:
+        """Show the last state."""
+        if self.keep:
+            self.show(done, parts)
+
+    def stop(self) -> None:
+        """Stop without a last state."""
+
 
 class _TerminalLine(_LogLines):
     """One moving line; it stays at the end if `keep`, and vanishes otherwise."""
+
+    is_due = True  # rich draws it at its own pace
 
     def __init__(self, total: int, begin: int, keep: bool) -> None:
         super().__init__(total, begin, keep)
@@ -116,19 +120,19 @@ class _NotebookLine(_LogLines):
         draw: Any = display.display
         self._shown = draw(self._drawn(self.begin, parts), raw=True, display_id=True)
 
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._last > SECONDS_BETWEEN_BARS
+
     def show(self, done: float, parts: list[str]) -> None:
-        if time.monotonic() - self._last > SECONDS_BETWEEN_BARS:
-            self._update(done, parts)
+        self._last = time.monotonic()
+        self._shown.update(self._drawn(done, parts), raw=True)
 
     def close(self, done: float, parts: list[str]) -> None:
         if self.keep:
-            self._update(done, parts)
+            self.show(done, parts)
         else:
             self._shown.update({"text/plain": "", "text/html": ""}, raw=True)
-
-    def _update(self, done: float, parts: list[str]) -> None:
-        self._last = time.monotonic()
-        self._shown.update(self._drawn(done, parts), raw=True)
 
     def _drawn(self, done: float, parts: list[str]) -> dict[str, str]:
         text = ", ".join([*parts, *self.left(done)])
@@ -165,29 +169,25 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     # ------------------------------------------------------------------ training
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = federated(pl_module)
-        self._open(trainer, module.num_rounds, module.num_rounds_done, _of_round(module), keep=True)
+        done, total = module.num_rounds_done, module.num_rounds
+        self._open(trainer, total, done, [f"round {done}/{total}", *_last_result(module.results)], keep=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 0 or not self._clients:
+        if batch_idx == 0 or self._clients >= self._cohort:  # the first block of a phase
             self._clients, self._cohort = 0, len(batch.slices[trainer.global_rank])
 
     def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
         self._clients += num_clients
-        done = module.num_rounds_done + self._clients / max(self._cohort, 1)
-        self._show(done, _of_round(module, f"{self._clients}/{self._cohort} clients"))
+        said = f"{self._clients}/{self._cohort} clients"
+        self._show_round(module, said, part=self._clients / max(self._cohort, 1))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if batch.ends_phase:
-            self._clients = 0
-        if batch.ends_round:
-            module = federated(pl_module)
-            self._show(module.num_rounds_done, _of_round(module))
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        self._show_round(module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module = federated(pl_module)
-        self._close(module.num_rounds_done, _of_round(module))
+        done, total = module.num_rounds_done, module.num_rounds
+        self._close(done, [f"round {done}/{total}", *_last_result(module.results)])
 
     # ------------------------------------------------------------------ evaluation and prediction
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -204,10 +204,11 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
         self._served += num_clients
         if trainer.state.fn == "fit":
-            self._show(module.num_rounds_done, _of_round(module, f"{self._served} clients measured"))
+            self._show_round(module, f"{self._served} clients measured")
         elif self._display is not None:
             self._display.total = max(self._display.total, self._served)  # a callback may measure more than the loop
-            self._show(self._served, self._of_served(trainer))
+            if self._display.is_due:
+                self._display.show(self._served, self._of_served(trainer))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "validate":
@@ -215,8 +216,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
-            module = federated(pl_module)
-            self._show(module.num_rounds_done, _of_round(module))
+            self._show_round(federated(pl_module))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close(self._served, self._of_served(trainer))
@@ -243,9 +243,11 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         self._cohort = total
         self._open(trainer, total, 0, self._of_served(trainer), keep=False)
 
-    def _show(self, done: float, parts: list[str]) -> None:
-        if self._display is not None:
-            self._display.show(done, parts)
+    def _show_round(self, module: FederatedModule, *clients: str, part: float = 0.0) -> None:
+        """Show the rounds done, and the `part` of the current one."""
+        if self._display is not None and self._display.is_due:
+            done, last = module.num_rounds_done, _last_result(module.results)
+            self._display.show(done + part, [f"round {done}/{module.num_rounds}", *clients, *last])
 
     def _close(self, done: float, parts: list[str]) -> None:
         if self._display is not None:
@@ -257,11 +259,10 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         return [str(trainer.state.fn.value), f"{self._served}/{total} clients"]  # type: ignore[union-attr]
 
 
-def _of_round(module: FederatedModule, *clients: str) -> list[str]:
-    """The round, the clients of the current one, the last accuracy."""
-    parts = [f"round {module.num_rounds_done}/{module.num_rounds}", *clients]
+def _last_result(results: dict[str, float]) -> list[str]:
+    """The last accuracy, or what stands in its place, as the last part of a line; empty before the first."""
     for hit in ("accuracy", "mse", "loss"):
         for split in ("val", "test"):
-            if f"{split}/seen/{hit}" in module.results:
-                return [*parts, f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]
-    return parts
+            if f"{split}/seen/{hit}" in results:
+                return [f"{split} {hit} {results[f'{split}/seen/{hit}']:.4f}"]
+    return []

@@ -88,25 +88,29 @@ class RunReport(FederatedCallback):
         if not formats or not set(formats) <= FORMATS:
             raise ConfigError(f"RunReport.formats is {list(formats)}; give some of {', '.join(sorted(FORMATS))}")
         self.pictures, self.formats = pictures, formats
-        self.seconds = 0.0
-        self._started: float | None = None
+        self._seconds = 0.0  # of the fits that ended
+        self._started: float | None = None  # clock of the fit under way
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.perf_counter()
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run's fits so far, those before a resume included."""
+        return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    @seconds.setter
+    def seconds(self, before: float) -> None:
+        self._seconds = before
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.perf_counter()
         trials, folder = federated(pl_module).trials, results_folder(trainer)
         if trials and folder is not None:
             write_table(pd.DataFrame(trials), folder / "learning_rates.csv")
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop_clock()
-        self._started = time.perf_counter()
 
     def _stop_clock(self) -> None:
-        if self._started is not None:
-            self.seconds += time.perf_counter() - self._started
-            self._started = None
+        self._seconds, self._started = self.seconds, None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_clock()

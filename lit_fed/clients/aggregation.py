@@ -44,6 +44,7 @@ class PhaseAggregator:
         reduce: how messages are reduced.
         slices: ids of each rank's clients, in the order in which they run.
         device: device of the messages.
+        num_clients: T.
 
     Attributes:
         asked: clients of the phase on all ranks, [C] ascending.
@@ -53,10 +54,18 @@ class PhaseAggregator:
 
     forgives = False
 
-    def __init__(self, reduce: Literal["sum", "stack"], slices: Sequence[Tensor], device: torch.device) -> None:
-        self.messages = Accumulator(reduce)
+    def __init__(
+        self, reduce: Literal["sum", "stack"], slices: Sequence[Tensor], device: torch.device, num_clients: int
+    ) -> None:  # fmt: skip
+        self.messages, self.num_clients, self.device = Accumulator(reduce), num_clients, device
         self.heard = self.kept = Places.of([one.to(device) for one in slices])
         self.asked = self.heard.client_ids
+
+    @property
+    def present(self) -> Tensor:
+        """Mask of the clients whose messages count, [T] bool."""
+        there = torch.zeros(self.num_clients, dtype=torch.bool, device=self.device)
+        return there.index_fill_(0, self.heard.client_ids, True)
 
     def take(
         self, client_ids: Tensor, multiplicity: Tensor, done: Trained | Failed, stepped: Tensor | None = None
@@ -81,18 +90,17 @@ class UnreliablePhase(PhaseAggregator):
         reduce: how messages are reduced.
         slices: ids of each rank's clients, in the order in which they run.
         device: device of the messages.
-        absences: clients whose messages are lost.
         num_clients: T.
+        absences: clients whose messages are lost.
         before: earlier phases of the round; clients that failed there are excluded.
     """
 
     def __init__(
-        self, reduce: Literal["sum", "stack"], slices: Sequence[Tensor], device: torch.device, absences: Absences,
-        num_clients: int, before: Sequence[UnreliablePhase] = (),
+        self, reduce: Literal["sum", "stack"], slices: Sequence[Tensor], device: torch.device, num_clients: int,
+        absences: Absences, before: Sequence[UnreliablePhase] = (),
     ) -> None:  # fmt: skip
-        super().__init__(reduce, slices, device)
-        self.absences, self.num_clients, self.device = absences, num_clients, device
-        self.forgives = absences.forgives
+        super().__init__(reduce, slices, device, num_clients)
+        self.absences, self.forgives = absences, absences.forgives
         self.errors: list[ClientError] = []
         self._last_error: ClientError | None = None
         self._slices = [one.to(device) for one in slices]

@@ -15,6 +15,7 @@ from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.networks.products import affine_map
 from lit_fed.errors import ConfigError, notice
+from lit_fed.system.machine import keep_freed_memory
 
 __all__ = ["MemoryFormat", "choose_trainer"]
 
@@ -71,6 +72,7 @@ def choose_trainer(
         images = any(isinstance(layer, nn.Conv2d) for layer in network.modules())
         chosen = TRAINERS[name](channels_last=memory_format == "channels_last" or (memory_format == "auto" and images))
     chosen.check(network)
+    keep_freed_memory(device)
     return chosen
 
 

@@ -28,7 +28,6 @@ from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Tree
 from lit_fed.errors import ClientError, NotFiniteError
-from lit_fed.system.machine import keep_freed_memory
 
 __all__ = ["DebugTrainer", "SequentialTrainer"]
 
@@ -56,7 +55,6 @@ class SequentialTrainer:
 
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each client."""
-        keep_freed_memory(job.block.data.x.device)
         # on a device, reading the multiplicity would wait for all its work
         block = job.block._replace(multiplicity=job.block.multiplicity.cpu())
         job = job._replace(ctx=self._with_layout(job.ctx), block=block)
@@ -157,7 +155,6 @@ class SequentialTrainer:
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, at most `rows_per_pass` samples at a time."""
-        keep_freed_memory(job.data.x.device)
         job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.client_ids.tolist()):
             data = job.data.client(client_id)

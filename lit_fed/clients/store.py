@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -56,6 +57,7 @@ class ClientStore(nn.Module):
         alike: whether all clients start from the same state, so that one copy is enough.
 
     Attributes:
+        clients_per_block: most clients whose states may be gathered at once; unlimited if all states are in memory.
         holds_states: whether states are stored here; otherwise they stay with the clients, and rows refer to them.
     """
 
@@ -69,14 +71,17 @@ class ClientStore(nn.Module):
         self._initial, self._alike = initial, alike
         self.template = tree.map_leaves(lambda leaf: leaf.clone(), initial(0))
         self._leaves = dict(zip(_names(self.template), tree.leaves(self.template), strict=True))
+        self._at_once = max(1, BYTES_AT_ONCE // max(sum(leaf.nbytes for leaf in self._leaves.values()), 1))
         chosen = choose_leaves([leaf.nbytes for leaf in self._leaves.values()], num_clients, memory_bytes)
         in_files = [name for position, name in enumerate(self._leaves) if position in chosen]
         self._names = [name for name in self._leaves if name not in in_files]
         # leaves whose rows a checkpoint may omit; the index of files is always whole
         self._rows = [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
         self.files = ClientFiles(in_files) if in_files else None
+        self.clients_per_block = sys.maxsize
         if self.files is not None:
             self.register_buffer("versions", torch.full((num_clients,), -1))
+            self.clients_per_block = max(1, BYTES_PER_BLOCK // sum(self._leaves[name].nbytes for name in in_files))
         for name in self._names:
             leaf = self._leaves[name]
             self.register_buffer(name, torch.empty(num_clients, *leaf.shape, dtype=leaf.dtype))
@@ -103,7 +108,7 @@ class ClientStore(nn.Module):
             for name in self._names:
                 getattr(self, name).copy_(first[name])
             return
-        at_once = max(1, min(STATES_AT_ONCE, BYTES_AT_ONCE // max(sum(one.nbytes for one in self._leaves.values()), 1)))
+        at_once = min(STATES_AT_ONCE, self._at_once)
         states, start = (self._by_name(self._initial(one)) for one in range(num_clients if self._names else 0)), 0
         while some := list(islice(states, at_once)):
             for name in self._names:
@@ -122,22 +127,14 @@ class ClientStore(nn.Module):
         return tree.rebuild(self.template, [leaves[name] for name in self._leaves])
 
     @property
-    def clients_per_block(self) -> int | None:
-        """Most clients whose states may be gathered at once; None: no limit, all states are in memory."""
-        if self.files is None:
-            return None
-        return max(1, BYTES_PER_BLOCK // sum(int(self._leaves[name].nbytes) for name in self.files.names))
-
-    @property
     def has_mixtures(self) -> bool:
         """Whether clients keep mixture weights, the buffer `mixture_weights` [T, M]."""
         return BUFFER_NAMES["mixture"] in self._names
 
     def portions(self, num_clients: int) -> list[slice]:
         """Slices of a block whose states are gathered together: one slice unless states are large."""
-        each = sum(leaf.nbytes for leaf in self._leaves.values())
         on_cpu = all(leaf.device.type == "cpu" for leaf in self.buffers())  # elsewhere clients may run all at once
-        at_once = max(1, BYTES_AT_ONCE // max(each, 1)) if on_cpu else max(num_clients, 1)
+        at_once = self._at_once if on_cpu else max(num_clients, 1)
         return [slice(lo, min(lo + at_once, num_clients)) for lo in range(0, num_clients, at_once)]
 
     # ------------------------------------------------------------------ one round

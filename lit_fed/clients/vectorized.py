@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from lit_fed.core.networks.layers import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
-from lit_fed.system.machine import free_gpu_memory, keep_freed_memory
+from lit_fed.system.machine import free_gpu_memory
 
 __all__ = ["VectorizedTrainer", "vmap_clients"]
 
@@ -81,8 +81,7 @@ class VectorizedTrainer:
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[data.positions(client_ids)]
         if (sizes.diff() > 0).any():
-            raise ValueError("clients of a block come longest first; core.blocks.make_blocks orders them")
-        keep_freed_memory(data.x.device)
+            raise ValueError("clients of a block come longest first; core.blocks.round_blocks orders them")
         job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.of_clients))
         with one_thread(data.x.device):
             try:
@@ -189,9 +188,9 @@ class VectorizedTrainer:
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
         mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
         plan = plan._replace(index=plan.index.to(data.x.device))
-        if not (local.straggler_fraction or ctx.work_shares is not None or ctx.batch_sizes is not None):
+        if not (plan.steps.diff() > 0).any():
             return self._advance(job, work, plan, rows, mask, client_ids)
-        # the largest client need not take the most steps
+        # the largest client need not take the most steps, where some take a share of theirs
         order = torch.argsort(plan.steps, descending=True, stable=True)
         done = self._advance(job, *tree.index((work, plan, rows, mask, client_ids), order))
         return tree.index(done, torch.argsort(order))
@@ -204,7 +203,7 @@ class VectorizedTrainer:
         def step(work: Any, batch: Batch, client_id: Tensor) -> Any:
             return algorithm.client_step(ctx.of_client(client_id), shared, work, batch)
 
-        def advanced(work: Any, position: int, members: Tensor | slice, counts: Tensor) -> Any:
+        def advanced(work: Any, members: Tensor | slice, counts: Tensor, position: int) -> Any:
             chosen = (members, position, slice(None), slice(0, max(int(counts.max()), 1)))
             batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
             if ctx.augmentation is not None:
@@ -219,13 +218,9 @@ class VectorizedTrainer:
                 work, active = tree.index(work, slice(0, now)), now
             counts = plan.counts[:active, position]
             if ctx.task.smallest_batch == 1 or int(counts.min()) == int(counts.max()):
-                work = advanced(work, position, slice(0, active), counts)
+                work = advanced(work, slice(0, active), counts, position)
                 continue
-            # padding changes batch statistics, so with BatchNorm only batches of equal width go together
-            groups = [(counts == width).nonzero()[:, 0] for width in counts.unique().tolist()]
-            parts = [advanced(tree.index(work, one), position, one, counts[one]) for one in groups]
-            order = torch.cat(groups).argsort()
-            work = tree.map_leaves(lambda *leaves, o=order: torch.cat(leaves)[o.to(leaves[0].device)], *parts)
+            work = _by_width(work, counts, partial(advanced, position=position))
         if not finished:
             return work
         return tree.map_leaves(_joined, before, work, *reversed(finished))
@@ -278,7 +273,6 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict in chunks of clients of similar size."""
-        keep_freed_memory(job.data.x.device)
         with one_thread(job.data.x.device):
             yield from self._predict(job)
 
@@ -355,6 +349,14 @@ def _augmented(job: TrainJob, batch: Batch, client_ids: Tensor, counts: Tensor, 
         own_x.copy_(new_x)
         own_y.copy_(new_y)
     return batch._replace(x=x, y=y)
+
+
+def _by_width(work: Any, counts: Tensor, advanced: Callable[[Any, Tensor, Tensor], Any]) -> Any:
+    """A step of clients by the sizes of their batches [A]: with BatchNorm, padding would change batch statistics."""
+    groups = [(counts == width).nonzero()[:, 0] for width in counts.unique().tolist()]
+    parts = [advanced(tree.index(work, one), one, counts[one]) for one in groups]
+    order = torch.cat(groups).argsort()
+    return tree.map_leaves(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
 
 
 def _joined(whole: Tensor, *parts: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "DrawCandidates", "cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "over_selected", "round_blocks",
+    "DrawCandidates", "cohort_size", "cut_blocks", "draw_cohort", "over_selected", "round_blocks",
     "sampling_probability", "serving_blocks", "split_by_work", "whole_part",
 ]  # fmt: skip
 
@@ -40,15 +40,29 @@ def whole_part(fraction: float, total: int) -> int:
     return math.floor(fraction * total + 1e-9)
 
 
-def cohort_size(num_clients: int, fraction: float = 1.0, number: int | None = None) -> int:
-    """Number of sampled clients: `number`, or else the whole part of `fraction` of all, at least one."""
-    if number is not None:
-        if number < 1:
-            raise ConfigError(f"clients per round = {number}; draw at least 1 client")
-        return number
-    if not 0 < fraction <= 1:
+def cohort_size(
+    num_clients: int,
+    fraction: float = 1.0,
+    number: int | None = None,
+    sampling: Literal["uniform", "size", "poisson"] = "uniform",
+) -> int:
+    """Number of sampled clients: `number`, or else the whole part of `fraction` of all, at least one.
+
+    Raises:
+        ConfigError: if there are fewer clients, or memory is too small for the draws by size.
+    """
+    if number is None and not 0 < fraction <= 1:
         raise ConfigError(f"fraction of clients per round = {fraction}; choose a number above 0 and up to 1")
-    return max(1, whole_part(fraction, num_clients))
+    drawn = max(1, whole_part(fraction, num_clients)) if number is None else number
+    if drawn < 1:
+        raise ConfigError(f"clients per round = {drawn}; draw at least 1 client")
+    if sampling == "size":
+        require_memory(BYTES_OF_DRAW * drawn, f"clients per round = {drawn}", "draw fewer")
+    elif drawn > num_clients:
+        raise ConfigError(
+            f"clients per round = {drawn}, but there are only {num_clients} clients; draw fewer, or sample by size"
+        )
+    return drawn
 
 
 def sampling_probability(
@@ -60,19 +74,13 @@ def sampling_probability(
     """Probability that a client is sampled in a round; with sampling by size, draws per client.
 
     Raises:
-        ConfigError: if there are fewer clients, or memory is too small for the draws by size.
+        ConfigError: as `cohort_size`.
 
     Example:
         >>> sampling_probability(8, 0.3), sampling_probability(8, 0.3, sampling="poisson")
         (0.25, 0.3)
     """
-    drawn = cohort_size(num_clients, fraction, number)
-    if drawn > num_clients and sampling != "size":
-        raise ConfigError(
-            f"clients per round = {drawn}, but there are only {num_clients} clients; draw fewer, or sample by size"
-        )
-    if sampling == "size":
-        require_memory(BYTES_OF_DRAW * drawn, f"clients per round = {drawn}", "draw fewer")
+    drawn = cohort_size(num_clients, fraction, number, sampling)
     return fraction if sampling == "poisson" and number is None else drawn / num_clients
 
 
@@ -102,12 +110,11 @@ def draw_cohort(
     """
     if sampling not in ("uniform", "size", "poisson"):
         raise ConfigError(f"sampling = {sampling!r}; choose 'uniform', 'size' or 'poisson'")
-    probability = sampling_probability(num_clients, fraction, number, sampling)
     there = np.ones(num_clients, dtype=bool) if available is None else available
     if sampling == "poisson":
-        drawn = generator(seed, round_idx, 0, "cohort/poisson").random(num_clients) < probability
-        return np.flatnonzero(drawn & there)
-    num_drawn, rng = cohort_size(num_clients, fraction, number), generator(seed, round_idx, 0, "cohort")
+        coins = generator(seed, round_idx, 0, "cohort/poisson").random(num_clients)
+        return np.flatnonzero((coins < sampling_probability(num_clients, fraction, number, sampling)) & there)
+    num_drawn, rng = cohort_size(num_clients, fraction, number, sampling), generator(seed, round_idx, 0, "cohort")
     ids = np.flatnonzero(there)
     if sampling == "size":
         weights = np.asarray(sizes, dtype=np.float64)[ids]
@@ -149,25 +156,6 @@ def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> 
     return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
 
-def make_blocks(
-    client_ids: np.ndarray, sizes: np.ndarray, clients_per_block: int, samples_per_block: int | None = None
-) -> list[np.ndarray]:
-    """Cut clients into blocks of similar length.
-
-    Args:
-        client_ids: clients of one rank [m].
-        sizes: training samples of every client of the population [T], looked up by id.
-        clients_per_block: maximum number of clients in a block.
-        samples_per_block: maximum number of samples in a block of several clients; None: any number.
-
-    Returns:
-        Non-empty blocks of ids, largest client first, ties by id.
-    """
-    ids, held = np.asarray(client_ids, dtype=np.int64), np.asarray(sizes)
-    ordered = ids[np.lexsort((ids, -held[ids]))]
-    return cut_blocks(ordered, held[ordered], clients_per_block, samples_per_block)
-
-
 def cut_blocks(
     client_ids: np.ndarray, sizes: np.ndarray, clients_per_block: int, samples_per_block: int | None = None
 ) -> list[np.ndarray]:
@@ -199,7 +187,9 @@ def cut_blocks(
 def round_blocks(
     phases: Sequence[Phase], data: Split, *, batch_size: int, clients_per_block: int, rank: int = 0, num_ranks: int = 1
 ) -> list[ClientBlock]:
-    """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a placeholder.
+    """One rank's blocks of a round, largest client first, ties by id; every rank has as many.
+
+    A rank short of clients gets a placeholder.
 
     In a phase without clients every rank gets client 0 as placeholder: it gives the server the structure of the
     messages, and wrappers may add to their sum.
@@ -216,26 +206,21 @@ def round_blocks(
     sizes = data.sizes.numpy()
     for phase in phases:
         ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
-        shares = [ids]
+        times, factors, shares = np.zeros(len(sizes)), getattr(phase.absences, "factors", None), [ids]
+        times[ids] = counts if factors is None else counts * factors.numpy()[ids]
         if num_ranks > 1:
             work = np.zeros(len(sizes))
             work[ids] = np.maximum(1, steps_of(sizes[ids], phase.work, batch_size))
             shares = split_by_work(ids, work, num_ranks)
-        ordered = [make_blocks(share, sizes, clients_per_block, data.samples_per_block) for share in shares]
-        slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
+        shares = [share[np.lexsort((share, -sizes[share]))] for share in shares]  # clients of similar length together
+        cuts = [cut_blocks(share, sizes[share], clients_per_block, data.samples_per_block) for share in shares]
+        slices = tuple(map(torch.from_numpy, shares))
         placeholder = ids[:1] if len(ids) else np.zeros(1, dtype=np.int64)
-        for position in range(max(1, *map(len, ordered))):
-            present = position < len(ordered[rank])
-            chosen = ordered[rank][position] if present else placeholder
-            multiplicity = counts[np.searchsorted(ids, chosen)] if present else np.zeros(1)
-            if phase.absences is not None and phase.absences.factors is not None:
-                multiplicity = multiplicity * phase.absences.factors.numpy()[chosen]
-            blocks.append(
-                ClientBlock(
-                    phase._replace(client_ids=torch.from_numpy(chosen)),
-                    torch.from_numpy(multiplicity.astype(np.float64)), data, slices, False, False,
-                )
-            )  # fmt: skip
+        for position in range(max(1, *map(len, cuts))):
+            present = position < len(cuts[rank])
+            chosen = cuts[rank][position] if present else placeholder
+            part, multiplicity = phase._replace(client_ids=torch.from_numpy(chosen)), times[chosen] * present
+            blocks.append(ClientBlock(part, torch.from_numpy(multiplicity), data, slices, False, False))
         blocks[-1] = blocks[-1]._replace(ends_phase=True)
     blocks[-1] = blocks[-1]._replace(ends_round=True)
     return blocks

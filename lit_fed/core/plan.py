@@ -35,9 +35,14 @@ class Plan(NamedTuple):
 def _passes(
     sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, smallest_batch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Batch size of each client and its batches per pass, without those below the smallest size, both [C]."""
+    """Batch size of each client and its batches per pass, without those below the smallest size, both [C].
+
+    Poisson batches of rate b make a pass of 1/b.
+    """
     wanted = np.asarray(batch_size if work.batch_size is None else work.batch_size)
     widths = np.where(wanted > 0, np.minimum(wanted, sizes), sizes)
+    if work.sample_rate:
+        return widths, np.where(sizes > 0, round(1 / work.sample_rate), 0)
     whole, rest = np.divmod(sizes, np.maximum(widths, 1))
     return widths, np.where(np.minimum(sizes, widths) < smallest_batch, 0, whole + (rest >= smallest_batch))
 
@@ -56,10 +61,7 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, s
     """`num_steps` for each of these numbers of samples, [C] float64, so that large settings cannot overflow."""
     if work.stages:
         return np.sum([steps_of(sizes, one, batch_size, smallest_batch) for _, one in work.by_stage], axis=0)  # type: ignore[no-any-return]
-    if work.sample_rate:
-        per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
-    else:
-        per_pass = _passes(sizes, work, batch_size, smallest_batch)[1]
+    _, per_pass = _passes(sizes, work, batch_size, smallest_batch)
     return np.where(per_pass > 0, float(work.steps), 0.0) if work.steps else float(work.epochs or 0) * per_pass
 
 

@@ -6,6 +6,7 @@ changes a float32 result.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 import torch
@@ -82,6 +83,7 @@ def _place(leaf: Tensor, positions: Tensor) -> Tensor:
     return placed
 
 
+@dataclass(eq=False)
 class Accumulator:
     """Running reduction of one rank in a phase.
 
@@ -93,12 +95,12 @@ class Accumulator:
             messages; all others describe local training.
     """
 
-    def __init__(self, kind: Literal["sum", "stack"]) -> None:
-        self.kind = kind
-        self._sum: Tree = None
-        self._stacked: list[Tree] = []
-        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of clients with steps, Σ metrics
-        self.metric_names: list[str] = []
+    kind: Literal["sum", "stack"]
+    metric_names: list[str] = field(default_factory=list, init=False)
+    _sum: Tree = field(default=None, init=False)
+    _stacked: list[Tree] = field(default_factory=list, init=False)
+    # Σ weight, bits up, bits down, Σ weight of clients with steps, Σ metrics
+    _totals: Tensor | None = field(default=None, init=False)
 
     @property
     def is_empty(self) -> bool:
@@ -160,10 +162,10 @@ class Accumulator:
             divisor = totals[0].where(totals[0] != 0, 1.0)  # an empty sum stays 0
             reduced = Reduced(tree.map_leaves(lambda leaf: leaf / divisor, sums), totals[0])
         weight, _, _, trained, *metrics = totals.tolist()
-        weights = {name: weight if "/" in name else trained for name in self.metric_names}
-        means = {
-            name: (total / (weights[name] or 1.0), weights[name]) for name, total in zip(weights, metrics, strict=True)
-        }
+        means = {}
+        for name, total in zip(self.metric_names, metrics, strict=True):
+            of_weight = weight if "/" in name else trained
+            means[name] = total / (of_weight or 1.0), of_weight
         return reduced, totals[1:3], means
 
 
@@ -224,13 +226,12 @@ def exact_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelSt
 
 def cast_like(values: Tree, like: Tree) -> Tree:
     """Cast leaves to the types of another tree; values of integer leaves are rounded."""
+    return tree.map_leaves(_cast, values, like)
 
-    def cast(value: Tensor, old: Tensor) -> Tensor:
-        if value.dtype == old.dtype or old.is_floating_point():
-            return value.to(old.dtype)
-        return value.round().to(old.dtype)
 
-    return tree.map_leaves(cast, values, like)
+def _cast(value: Tensor, old: Tensor) -> Tensor:
+    rounds = value.is_floating_point() and not old.is_floating_point()
+    return (value.round() if rounds else value).to(old.dtype)
 
 
 def as_shared(new: Tree, old: Tree, algorithm: str) -> Tree:

@@ -7,6 +7,7 @@ import json
 import secrets
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -65,11 +66,11 @@ def generators(seed: int, round_idx: int, client_ids: Sequence[int], purpose: st
     return [np.random.Generator(np.random.PCG64(one)) for one in hashed]  # type: ignore[arg-type]
 
 
+@dataclass(eq=False)
 class _Hashed(np.random.bit_generator.ISeedSequence):
     """A seed sequence with a precomputed state of four words."""
 
-    def __init__(self, state: np.ndarray) -> None:
-        self.state = state
+    state: np.ndarray
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
         """The state for `PCG64`, [4] uint64."""

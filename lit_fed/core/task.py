@@ -101,6 +101,10 @@ class Task(StackedNetwork):
         """Log-loss of each sample and model in evaluation mode, [B, M]; see `losses`."""
         if self.model_axis == "vmap" or not self._in_pieces(y):
             return self.losses(self.outputs(models, x), y)
+        return self._losses_of_each(models, x, y)
+
+    def _losses_of_each(self, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
+        """Log-loss of each sample and model, [B, M], without holding the outputs of all positions at once."""
         self.network.eval()
         leaves = self._stacked(models) | models.buffers
         each = (self._losses_in_pieces(tree.index(leaves, m), x, y) for m in range(num_models_of(models)))
@@ -154,7 +158,7 @@ class Task(StackedNetwork):
         return self.target.score(prediction, y)
 
     # ------------------------------------------------------------------ gradient
-    @property
+    @cached_property
     def trained_on(self) -> Criterion | Target:
         """The loss of local steps."""
         return self.target if self.criterion is None else self.criterion
@@ -213,7 +217,8 @@ class Task(StackedNetwork):
         in_pieces = objective is None and self._in_pieces(batch.y[0] if per_model else batch.y)
         call, x = self._call, self._laid_out(batch.x)
         if not in_pieces:
-            call, x = self._begun(x, training=training, per_model=per_model, features=features)
+            begun = self._begun_with_features if features else self._begun
+            call, x = begun(x, training=training, per_model=per_model)
         objectives = [None] * num_models if objective is None else objective.of_models(num_models)
         each = []
         for m, own in enumerate(objectives):
@@ -382,8 +387,8 @@ class Task(StackedNetwork):
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
         per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
-        features = objective is not None and objective.uses_features
-        call, x = self._begun(batch.x, training=training, per_model=per_model, features=features)
+        begun = self._begun_with_features if objective is not None and objective.uses_features else self._begun
+        call, x = begun(batch.x, training=training, per_model=per_model)
         by: dict[str, Tensor] = models.parameters
         if moving is not None:
             by = tree.named(by, moving) or by  # autograd refuses an empty dict

@@ -232,7 +232,12 @@ class Split:
         offsets: [T + 1] int64 on the CPU; client t owns rows offsets[t] to offsets[t + 1].
         first_id: identity of the first client; unseen clients are numbered after the others.
         ids: identities of the clients, ascending [T] int64 on the CPU; None: first_id, first_id + 1, ….
+
+    Attributes:
+        samples_per_block: most samples of a block that is loaded into memory; None: all samples are in memory.
     """
+
+    samples_per_block: int | None = None
 
     def __init__(self, x: Tensor, y: Tensor, offsets: Tensor, first_id: int = 0, ids: Tensor | None = None) -> None:
         self.x, self.y, self.offsets, self.first_id, self.ids = x, y, offsets, first_id, ids
@@ -258,11 +263,6 @@ class Split:
     def sizes(self) -> Tensor:
         """Samples per client, [T] int64; cached, so not to be modified."""
         return self.offsets.diff()
-
-    @property
-    def samples_per_block(self) -> int | None:
-        """Maximum number of samples in a block that is loaded into memory; None: all samples are in memory."""
-        return None
 
     def positions(self, client_ids: Tensor) -> Tensor:
         """Positions of clients [C] in this split, [C] int64 on the CPU.

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from lit_fed.core.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
+from lit_fed.core.blocks import cohort_size, draw_cohort, split_by_work
 from lit_fed.data import data_sets, partitions
 from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
 from lit_fed.data.partitions.base import Partition
@@ -41,7 +41,6 @@ __all__ = [
     "draw_cohort",
     "fingerprint",
     "infer_target",
-    "make_blocks",
     "select_clients",
     "split_by_work",
     "split_counts",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -49,11 +50,11 @@ FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients
 Block = TypeVar("Block")
 
 
+@dataclass(frozen=True)
 class Blocks(Generic[Block]):
     """Blocks as a data loader: a sized iterable, since nothing needs loading or collating."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = blocks
+    blocks: Sequence[Block]
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -437,7 +438,7 @@ class FederatedDataModule(LightningDataModule):
         """Upper limit of clients in a block; lower if their states are read from files block by block."""
         assert self.trainer is not None
         store = getattr(self.trainer.lightning_module, "store", None)  # while rates are searched there is none
-        return min(self.clients_per_block, getattr(store, "clients_per_block", None) or self.clients_per_block)
+        return self.clients_per_block if store is None else min(self.clients_per_block, store.clients_per_block)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a block; skipped on a CPU, where the search for tensors costs a millisecond per round."""

@@ -33,13 +33,11 @@ class RemoteSplit(DrawnSplit):
         is_cut: whether validation samples are taken out of it, which the nodes do themselves.
     """
 
-    samples_per_block = None  # type: ignore[assignment] # no samples are loaded
-
     def __init__(
         self, sizes: Tensor, x: Tensor, y: Tensor, origin: str, first_id: int = 0, *, is_cut: bool = False
     ) -> None:
         super().__init__(_refuse_to_draw, sizes, x, y, origin, first_id=first_id)
-        self.is_cut = is_cut
+        self.is_cut, self.samples_per_block = is_cut, None  # no samples are loaded
 
     def select(self, client_ids: Tensor) -> Split:
         ids = client_ids.cpu().unique()

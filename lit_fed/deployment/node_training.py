@@ -227,7 +227,7 @@ class NodeTraining:
         steps = repr(session.algorithm), repr(session.terms.solver)  # not in `name` if the server is a program
         self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
         _check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
-        self.server = InMemoryServer(session.terms.task, session.shared, device)
+        self.server = InMemoryServer(session.shared, device)
         terms = session.terms._replace(**_solvers(sent["solvers"], sent["ids"], facts.num_clients))
         self.rounds = FederatedRounds(session.algorithm, terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)

@@ -86,16 +86,11 @@ class _Statement(NamedTuple):
     abstract: list[str]  # methods
     defined: list[str]  # methods and attributes, abstract ones among them
 
-    def line(self, known: Mapping[str, _Statement]) -> dict[str, _Statement]:
-        """Its own statement and those of its bases that are known, by name."""
-        found = {self.name: self}
-        for one in self.bases:
-            found |= known[one].line(known) if one in known else {}
-        return found
-
     def can_be_made(self, bases: Collection[str], known: Mapping[str, _Statement]) -> bool:
         """Whether it lies below a base and leaves no abstract method open."""
-        line = self.line(known).values()
+        line = [self]
+        for one in line:  # which grows by the bases that are known
+            line += [known[base] for base in one.bases if base in known and known[base] not in line]
         still_open = {name for one in line for name in one.abstract}
         still_open -= {name for one in line for name in one.defined if name not in one.abstract}
         return not still_open and any(base in one.bases for one in line for base in bases)

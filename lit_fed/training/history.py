@@ -304,31 +304,30 @@ class RunHistory:
             "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in federation.algorithm.files.items()}
 
-    def entry(
-        self, federation: FederatedRounds, features: Sequence[Feature], facts: TrainingFacts, results: dict[str, float]
-    ) -> dict[str, Any]:
-        """The checkpoint's entry under `CHECKPOINT_KEY`, in plain types.
+    def spent(self, federation: FederatedRounds, features: Sequence[Feature]) -> dict[str, Any] | None:
+        """The privacy guarantee so far, with that of the models that the run started from; None: there is none."""
+        warm = self.warm_start
+        start = None if warm is None else warm.spent
+        spent = (one.spent(federation, start, starts=warm is not None) for one in features)
+        return next((one for one in spent if one is not None), None)
+
+    def entry(self, federation: FederatedRounds, facts: TrainingFacts) -> dict[str, Any]:
+        """What all checkpoints of a fit hold under `CHECKPOINT_KEY`, in plain types: all but metrics and guarantee.
 
         Args:
             federation: the algorithm with its server and its clients.
-            features: around the algorithm.
             facts: what it was built from, needed to serve unseen clients.
-            results: the latest metrics.
         """
         terms, store, warm = federation.terms, federation.store, self.warm_start
-        start = None if warm is None else warm.spent
-        spent = (one.spent(federation, start, starts=warm is not None) for one in features)
-        per_block = min(facts.clients_per_block, store.clients_per_block or facts.clients_per_block)
+        per_block = min(facts.clients_per_block, store.clients_per_block)
         return {
             "identity": self.identity(federation),
             "arguments": self.arguments,
             "num_rounds": terms.num_rounds,
             "schedule_rounds": terms.solver.schedule_rounds or federation.schedule_rounds or terms.num_rounds,
             "changes": self.changes,
-            "results": dict(results),
             "client_files": store.location,
             "init_from": None if warm is None else warm._asdict(),
-            "spent": next((one for one in spent if one is not None), None),
             "noise": "" if terms.secret is None else terms.secret.name,
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
             "frozen": federation.server.frozen_part.entry(),  # type: ignore[attr-defined] # of a `ModuleServer`

@@ -45,7 +45,7 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
 def log_round(trainer: Trainer, module: FederatedModule, values: dict[str, float]) -> None:
     """Send numbers of the committed round to the loggers; `self.log`, for callbacks that monitor, takes 0.5 ms each."""
     for logger in trainer.loggers:
-        logger.log_metrics(values, step=module.num_rounds_done - 1)
+        logger.log_metrics(values, step=module.record.round_idx)
 
 
 def results_folder(trainer: Trainer) -> Path | None:

@@ -26,7 +26,6 @@ from lit_fed.rounds import FederatedRounds, in_memory
 from lit_fed.session import Session
 from lit_fed.settings import ModelSettings
 from lit_fed.system.trials import InProcess, Plan, run_trials
-from lit_fed.training.cohort import next_round
 
 __all__ = ["ADAM_RATES", "SGD_RATES", "Trial", "best_rate", "halved", "search", "validation_loss"]
 
@@ -70,7 +69,8 @@ class _Run:
     def _round(self) -> bool:
         """Run a round; False if a client of any rank returned NaN or infinity."""
         diverged = torch.zeros(1, device=self.federation.server.device)
-        for block in next_round(self.federation, self.data, self.trainer):
+        module: Any = self.trainer.lightning_module
+        for block in module.next_round(self.data, self.federation):
             try:
                 with self.trainer.precision_plugin.train_step_context():
                     for _ in self.federation.train_block(_there(self.federation, self.data, block)):

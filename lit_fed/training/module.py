@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_fed import serving
@@ -32,19 +32,14 @@ from lit_fed.session import Session
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
-from lit_fed.training.cohort import next_round
-from lit_fed.training.history import (
-    RunHistory,
-    plain_settings,
-    refuse_other_run,
-)
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder, load_checkpoint
+from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.feature import features
 
-__all__ = ["FederatedModule", "facts_of"]
+__all__ = ["FederatedModule", "facts_of", "rounds_of_fit"]
 
 
 class FederatedModule(LightningModule):
@@ -66,9 +61,11 @@ class FederatedModule(LightningModule):
         tables: results of the measured clients, by population.
         chosen_metrics: metrics beside accuracy and loss.
         client_scores: the last results of the measured clients, by population.
+        is_built: whether the module has its federation.
     """
 
     record: RoundRecord
+    is_built = False
 
     @takes(ModelSettings, *features())
     def __init__(
@@ -81,19 +78,20 @@ class FederatedModule(LightningModule):
         super().__init__()
         self.settings = model_settings(algorithm=algorithm, solver=solver, network=network, **settings)
         self.settings.check()
-        self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
+        self.algorithm, self.algorithm_name = self.settings.wrapped, type(self.settings.algorithm).__name__
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self._searches = self.settings.solver.lr == "auto"
         self.trials: list[Any] = []  # of the search for a learning rate
         self.own_callbacks: list[Callback] = []
         self.results: dict[str, float] = {}
+        self._entry: dict[str, Any] = {}  # what the checkpoints of a fit have in common; {}: there is no fit
         self.client_scores: dict[str, ClientScores] = {}
 
     # ------------------------------------------------------------------ set-up
     def setup(self, stage: str) -> None:
         """Build the state from the sizes of the data; Lightning restores a checkpoint into it afterwards."""
-        data = getattr(self.trainer, "datamodule", None)
+        data, self._entry = getattr(self.trainer, "datamodule", None), {}
         if not isinstance(data, FederatedDataModule):
             from lit_fed.data.new_clients import NewClients
 
@@ -101,13 +99,13 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
+        num_rounds = rounds_of_fit(self.trainer) if stage == "fit" else 1
+        if stage == "fit":
+            self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
         if not self.is_built:
             facts = facts_of(self.settings, data, num_rounds)
             if self._searches:
                 self._settle_rate(facts, data, stage)
-            if stage == "fit" and not self.history.resumes:
-                self._say_rate()
             self.history.fingerprint = data.fingerprint
             self.build(facts, *data.populations, store=data.dataset.new_store(facts.num_clients))
         elif stage == "fit":
@@ -119,21 +117,23 @@ class FederatedModule(LightningModule):
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
-        if stage == "fit" and self.trainer.is_global_zero:
-            self._say_promise(on_nodes=data.dataset.is_remote)
+        if stage == "fit" and self.trainer.is_global_zero and not self.federation.algorithm.in_every_combination:
+            self._say_untested(on_nodes=data.dataset.is_remote)
 
-    def _say_promise(self, on_nodes: bool) -> None:
-        """Say that the algorithm is not tested in this combination, where its class does not promise all of them."""
+    def _say_untested(self, on_nodes: bool) -> None:
+        """Say with what around it the algorithm, whose class does not promise all combinations, is not tested."""
         algorithm, ranks = self.federation.algorithm, self.trainer.world_size
         around = {"wrappers": isinstance(algorithm, AlgorithmWrapper), f"{ranks} ranks": ranks > 1, "nodes": on_nodes}
-        if any(around.values()) and not algorithm.in_every_combination:
-            found = " and ".join(name for name, is_there in around.items() if is_there)
-            notice(f"{self.settings.name} is not tested with {found}; the paper index names algorithms that are")
+        if found := [name for name, is_there in around.items() if is_there]:
+            said = " and ".join(found)
+            notice(f"{self.algorithm_name} is not tested with {said}; the paper index names algorithms that are")
 
     def _take_stored_rate(self, entry: dict[str, Any] | None) -> None:
         """Take the learning rate that a checkpoint's run has found, in place of `auto`."""
         if self._searches and entry is not None:
             self._take_rate(entry["identity"]["solver"]["lr"])
+            if self._trainer is not None and self._trainer.state.fn == "fit":
+                self._say_rate()
 
     def _settle_rate(self, facts: TrainingFacts, data: FederatedDataModule, stage: str) -> None:
         """Search the learning rate ahead of a new run; else a checkpoint that is loaded afterwards has it."""
@@ -145,7 +145,8 @@ class FederatedModule(LightningModule):
 
             warm = self.history.warm_start
             self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
-            self._take_rate(best_rate(self.trials, self.settings.name))
+            self._take_rate(best_rate(self.trials, self.algorithm_name))
+            self._say_rate()
 
     def _take_rate(self, lr: float) -> None:
         self.settings = self.settings.with_lr(lr)
@@ -154,19 +155,8 @@ class FederatedModule(LightningModule):
 
     def _say_rate(self) -> None:
         """Print the learning rate that was found in place of `auto`."""
-        if self._searches and self.trainer.is_global_zero:
+        if self.trainer.is_global_zero:
             notice(f"--model.solver.lr is auto, here {self.settings.solver.lr}")
-
-    def _rounds_of_fit(self, data: FederatedDataModule) -> int:
-        """Rounds of a fit, from its limits in epochs and steps."""
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(getattr(one, "is_server", False) for one in callbacks):
-            raise ConfigError(
-                "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
-            )
-        self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
-        limits = [one for one in (self.trainer.max_epochs, self.trainer.max_steps) if one not in (None, -1)]
-        return max(min(limits, default=1), 1)
 
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
@@ -179,17 +169,28 @@ class FederatedModule(LightningModule):
         self.federation.schedule_rounds = num_rounds if done else None
 
     def build(
-        self, facts: TrainingFacts, seen: Population, unseen: Population | None = None, store: ClientStore | None = None
-    ) -> None:
+        self, facts: TrainingFacts, seen: Population | None = None, unseen: Population | None = None,
+        store: ClientStore | None = None,
+    ) -> None:  # fmt: skip
         """Build the federation for these clients, the store of the seen ones, and the tables of results.
 
         Args:
             facts: sizes and terms of the training.
-            seen: the clients that train.
+            seen: the clients that train; None: the federation alone, which is enough to serve unseen clients.
             unseen: those that are only served.
             store: the store of the seen clients; None: a new one with their states.
         """
-        self.build_shared(facts)
+        self.facts, self.target, self.is_built = facts, facts.target, True
+        self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
+        warm = self.history.warm_start
+        session = Session.of(self.settings, facts, self.device, None if warm is None else warm.into)
+        task, network = session.terms.task, self.settings.network
+        server = ModuleServer(self, task.frozen, session.shared, source_of(network, task.template_seed))
+        self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
+        for one in self.settings.features:
+            one.start(self.federation)
+        if seen is None:
+            return
         own = self.federation.new_store(seen.train, self.settings.client_memory_gb * 1e9) if store is None else store
         self.store = self.federation.store = own
         each = self.algorithm.num_models if self.store.has_mixtures else 0, self.chosen_metrics.names
@@ -197,44 +198,33 @@ class FederatedModule(LightningModule):
         if unseen is not None:
             self.tables["unseen"] = ClientTable(unseen.num_measured, *each)
 
-    def build_shared(self, facts: TrainingFacts) -> None:
-        """Build the federation without seen clients, which is enough to serve unseen ones."""
-        self.facts, self.target = facts, facts.target
-        self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
-        warm = self.history.warm_start
-        session = Session.of(self.settings, facts, self.device, None if warm is None else warm.into)
-        task, network = session.terms.task, self.settings.network
-        server = ModuleServer(self, task, session.shared, source_of(network, task.template_seed))
-        self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
-        for one in self.settings.features:
-            one.start(self.federation)
-
     def restore_shared(
-        self, checkpoint: dict[str, Any], unknown_categories: Literal["error", "zeros"] | None = None
+        self, path: str | Path, unknown_categories: Literal["error", "zeros"] | None = None
     ) -> TrainingFacts:
         """Take the shared state of a checkpoint, but no seen client's, to serve unseen clients; returns its facts.
 
         Args:
-            checkpoint: content of a checkpoint of this module's run.
+            path: a checkpoint of this module's run.
             unknown_categories: as of `Table`, for later tables; None: that of the training.
 
         Raises:
-            ConfigError: if the checkpoint is of another run, or the module has a state already.
+            ConfigError: if the checkpoint cannot be read or is of another run, or the module has a state already.
         """
         if self.is_built:
             raise ConfigError(
                 "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
             )
-        stored, history = checkpoint[CHECKPOINT_KEY], self.history
+        checkpoint, history = load_checkpoint(Path(path)), self.history
+        stored = checkpoint[CHECKPOINT_KEY]
         self._take_stored_rate(stored)
         own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
-        refuse_other_run(kept, history.arguments, own, self.algorithm)
+        refuse_other_run(kept, history.arguments, own, self.algorithm, place=f"--ckpt_path {path}")
         facts = TrainingFacts.from_plain(stored["serving"], self.settings.target)
         if unknown_categories is not None and facts.columns is not None:
             facts = facts._replace(columns=facts.columns._replace(unknown_categories=unknown_categories))
         history.warm_start = WarmStart.found_in(stored)
-        self.build_shared(facts)
+        self.build(facts)
         self.federation.schedule_rounds = int(stored["schedule_rounds"])
         self.federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
         self.load_state_dict(
@@ -242,34 +232,50 @@ class FederatedModule(LightningModule):
         )
         return facts
 
-    def next_round(self, data: FederatedDataModule) -> list[ClientBlock]:
-        """This rank's blocks of the next round."""
-        return next_round(self.federation, data, self.trainer)
+    def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
+        """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.
+
+        Args:
+            data: the samples, and how many clients are sampled.
+            federation: a federation between two rounds; None: that of the module.
+        """
+        federation = federation or self.federation
+        algorithm, ctx, train = federation.algorithm, federation.context("plan"), data.populations[0].train
+        secret = ctx.secret if algorithm.hides_cohort else None
+        client_ids = data.cohort(
+            seed=ctx.seed if secret is None else secret.seed("cohorts"), round_idx=ctx.round_idx,
+            available=algorithm.reachable(ctx), over_selection=algorithm.over_selection,
+            candidates=getattr(federation.selection, "draw", None),
+        )  # fmt: skip
+        trainer = self.trainer
+        division = {
+            "clients_per_block": data.block_size, "rank": trainer.global_rank, "num_ranks": trainer.world_size
+        }  # fmt: skip
+        if federation.selection is not None:
+            with trainer.precision_plugin.val_step_context():
+                client_ids = serving.selected(federation, client_ids, train, **division)
+        return federation.blocks(client_ids, train, **division)
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         for num_clients in self.federation.train_block(batch):
             self.tell("on_clients_end", num_clients)
 
-    def commit_round(self) -> None:
-        """Commit the staged state of the round."""
-        self.record = self.federation.commit()
-        self._show_lr()
-
     def tell(self, hook: str, *about: Any) -> None:
         """Call a hook of `FederatedCallback` in all callbacks that have it."""
         for callback in self._trainer.callbacks if self._trainer is not None else ():  # type: ignore[attr-defined]
-            if hasattr(callback, hook):
-                getattr(callback, hook)(self.trainer, self, *about)
+            if called := getattr(callback, hook, None):
+                called(self.trainer, self, *about)
 
     def on_train_start(self) -> None:
-        """Discard an interrupted round, and open the folder of client files."""
+        """Discard an interrupted round, open the folder of client files, and settle what all checkpoints hold."""
         self.federation.discard()
         trainer = self.trainer
         self.store.open(
             clients_folder(trainer.checkpoint_callbacks), Path(trainer.default_root_dir),
             is_global_zero=trainer.is_global_zero, broadcast=trainer.strategy.broadcast,
         )  # fmt: skip
-        self._show_lr()
+        self._entry = self.history.entry(self.federation, self.facts)
+        self.show_lr()
 
     def on_fit_end(self) -> None:
         """Delete client files of deleted checkpoints; let nodes store what serving their clients needs."""
@@ -277,7 +283,7 @@ class FederatedModule(LightningModule):
         if isinstance(self.federation.client_trainer, serving.MeasuresElsewhere):
             self.federation.client_trainer.keep()
 
-    def _show_lr(self) -> None:
+    def show_lr(self) -> None:
         """Show the next round's local learning rate to Lightning's learning-rate monitor."""
         optimizer: Any = self.optimizers()
         optimizer.optimizer.param_groups[0]["lr"] = float(self.federation.context("plan").lr)
@@ -336,10 +342,10 @@ class FederatedModule(LightningModule):
 
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry of lit_fed: identity, history, and the facts for serving."""
-        checkpoint[CHECKPOINT_KEY] = self.history.entry(
-            self.federation, self.settings.features, self.facts, self.results
-        )
+        """Add the entry of lit_fed: identity, history and the facts for serving, which a fit does not change."""
+        entry = self._entry or self.history.entry(self.federation, self.facts)
+        spent = self.history.spent(self.federation, self.settings.features)
+        checkpoint[CHECKPOINT_KEY] = entry | {"results": dict(self.results), "spent": spent}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run; take over results and schedule of this one.
@@ -353,16 +359,9 @@ class FederatedModule(LightningModule):
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
         self._take_stored_rate(checkpoint.get(CHECKPOINT_KEY))
-        if self._trainer is not None and self._trainer.state.fn == "fit":
-            self._say_rate()
         self.results = self.history.restore(checkpoint, self.federation, self.settings.features, self._trainer)
 
     # ------------------------------------------------------------------ description
-    @property
-    def is_built(self) -> bool:
-        """Whether the module has its federation."""
-        return "federation" in self.__dict__
-
     @property
     def shared(self) -> Tree:
         """The shared state; within a round, that after the last phase."""
@@ -393,6 +392,21 @@ class FederatedModule(LightningModule):
         )
         lines = [_wrapped(f"  {name + ':':<11}{text}") for name, text in said.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+
+def rounds_of_fit(trainer: Trainer) -> int:
+    """Rounds of a fit, from its limits in epochs and steps.
+
+    Raises:
+        ConfigError: if no callback is the server.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if not any(getattr(one, "is_server", False) for one in callbacks):
+        raise ConfigError(
+            "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
+        )
+    limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
+    return max(min(limits, default=1), 1)
 
 
 def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int) -> TrainingFacts:

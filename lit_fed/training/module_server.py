@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 
 from lit_fed.core import tree
 from lit_fed.core.networks.start import digest_of
-from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import buffer_names
@@ -33,25 +31,16 @@ class ModuleServer:
 
     Args:
         module: the module.
-        task: the task.
+        frozen: the frozen leaves of the task.
         shared: the initial shared state.
         source: description of the network, for messages.
     """
 
-    def __init__(self, module: LightningModule, task: Task, shared: Tree, source: str = "") -> None:
-        self._module, self._task, self.initial_shared = module, task, shared
-        self.frozen_part = FrozenPart(module, task.frozen, source)
+    def __init__(self, module: LightningModule, frozen: dict[str, Tensor], shared: Tree, source: str = "") -> None:
+        self._module, self.initial_shared = module, shared
+        module.frozen_part = self.frozen_part = FrozenPart(frozen, source)
         self._names = register_leaves(module, shared)
         module.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
-
-    def start_from(self, task: Task, shared: Tree) -> None:
-        """Set the task and the shared state that clients without a stored state start from."""
-        self._task, self.initial_shared = task, shared
-
-    @property
-    def task(self) -> Task:
-        """The task, with frozen leaves on the module's device."""
-        return replace(self._task, frozen=self.frozen_part.leaves) if self._task.frozen else self._task
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -87,25 +76,26 @@ class ModuleServer:
         rounds += 1
 
 
-class FrozenPart:
-    """Frozen parameters and buffers of the network, as non-persistent buffers of a module that share its memory.
+class FrozenPart(nn.Module):
+    """Frozen parameters and buffers of the network, as non-persistent buffers that share its memory.
 
     Args:
-        module: the module.
-        leaves: frozen leaves by their names in the network.
+        leaves: frozen leaves by their names in the network; the task's own dict, in which they move to a device.
         source: description of the network, for messages.
     """
 
-    def __init__(self, module: nn.Module, leaves: dict[str, Tensor], source: str) -> None:
-        self._module, self._names, self.source = module, {name: _registered(name) for name in leaves}, source
+    def __init__(self, leaves: dict[str, Tensor], source: str) -> None:
+        super().__init__()
+        self.leaves, self.source = leaves, source
         for name, leaf in leaves.items():
-            module.register_buffer(_registered(name), leaf, persistent=False)
+            self.register_buffer(PREFIX + name.replace(".", "_"), leaf, persistent=False)
         self._digest: str | None = None
 
-    @property
-    def leaves(self) -> dict[str, Tensor]:
-        """Frozen leaves on the module's device, by their names in the network."""
-        return {name: getattr(self._module, registered) for name, registered in self._names.items()}
+    def _apply(self, *args: Any, **kwargs: Any) -> FrozenPart:
+        """Move the buffers to another device, and the leaves of the task with them."""
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.leaves.update(zip(list(self.leaves), self._buffers.values(), strict=True))  # type: ignore[arg-type]
+        return self
 
     @property
     def digest(self) -> str:
@@ -116,7 +106,7 @@ class FrozenPart:
 
     def entry(self) -> dict[str, Any] | None:
         """The checkpoint's entry; None if nothing is frozen."""
-        if not self._names:
+        if not self.leaves:
             return None
         leaves = self.leaves.values()
         size = {"tensors": len(leaves), "numbers": sum(leaf.numel() for leaf in leaves)}
@@ -133,7 +123,7 @@ class FrozenPart:
         """
         if ("" if stored is None else stored["digest"]) == self.digest:
             return
-        if stored is not None and not self._names:
+        if stored is not None and not self.leaves:
             raise ConfigError(
                 f"the checkpoint's run froze a part of its network ({stored['source']}), and this run trains all of "
                 "it; give the --model.trainable of that run, or the network that froze it"
@@ -164,10 +154,6 @@ class FrozenPart:
 def _in_words(entry: dict[str, Any] | None) -> str:
     assert entry is not None
     return f"{entry['source']} ({entry['numbers']:,} numbers, digest {entry['digest'][:12]})"
-
-
-def _registered(name: str) -> str:
-    return PREFIX + name.replace(".", "_")
 
 
 def source_of(network: Callable[..., nn.Module], seed: int | None) -> str:
@@ -209,8 +195,7 @@ class Assign(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Copy the staged leaves, which have the shapes and types of those that they replace (`as_shared`)."""
-        loss = closure() if closure is not None else None
-        leaves = [leaf for group in self.param_groups for leaf in group["params"]]
+        loss, leaves = None if closure is None else closure(), self.param_groups[0]["params"]
         for leaf, new in zip(leaves, _apart(leaves, self.staged), strict=True):
             leaf.copy_(new)
         self.staged = []

@@ -150,42 +150,43 @@ class RoundLogger(Logger):
         columns = self._columns or self._open()
         try:
             if step != self._row.get("step"):
-                self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
+                self._row_start, self._row = self._file.stat().st_size, {"step": step}
             self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
-            if any(key not in columns for key in self._row):
+            if not self._row.keys() <= set(columns):
                 columns = self._widen(columns)
-            with self.experiment.open("r+") as file:
+            with self._file.open("r+") as file:
                 file.seek(self._row_start)
                 file.write(_to_csv([self._row], columns))
                 file.truncate()
         except OSError as error:  # a resumed run drops the row
-            raise WriteError(self.experiment, error) from error
+            raise WriteError(self._file, error) from error
 
     def _open(self) -> list[str]:
         """Keep the rows of the rounds before the resume; a row cut off by a kill is dropped."""
         self.begin("run")
-        self.experiment.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file = self.experiment  # the same for all rows
+        file.parent.mkdir(parents=True, exist_ok=True)
         columns, rows = ["step"], []
-        if self._keep_rounds and self.experiment.is_file():
-            text = self.experiment.read_text()
+        if self._keep_rounds and file.is_file():
+            text = file.read_text()
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
             rows = [row for row in reader if int(row["step"]) < self._keep_rounds]
             columns = list(reader.fieldnames or columns)
         elif self._keep_rounds:
-            notice(f"{self.experiment} is gone; it begins again with round {self._keep_rounds}, counted from 0")
+            notice(f"{file} is gone; it begins again with round {self._keep_rounds}, counted from 0")
         return self._write(rows, columns)
 
     def _widen(self, before: list[str]) -> list[str]:
         """Add columns, which rewrites the whole file."""
-        text = self.experiment.read_text()
+        text = self._file.read_text()
         whole = list(csv.DictReader(io.StringIO(text[: self._row_start])))
         columns = self._write(whole, ["step", *sorted({*before, *self._row} - {"step"})])
-        self._row_start = self.experiment.stat().st_size
+        self._row_start = self._file.stat().st_size
         return columns
 
     def _write(self, rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
         """Write the whole file; returns its columns."""
-        write_atomically(self.experiment, ",".join(columns) + "\n" + _to_csv(rows, columns))
+        write_atomically(self._file, ",".join(columns) + "\n" + _to_csv(rows, columns))
         self._columns = columns
         return columns
 

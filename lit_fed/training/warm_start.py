@@ -101,7 +101,7 @@ class WarmStart(NamedTuple):
         server: Any = federation.server  # a `ModuleServer`
         task = replace(federation.terms.task, start=self._start(federation.terms.task))
         federation.terms = federation.terms._replace(task=task)
-        server.start_from(task, federation.algorithm.shared_init(federation.terms))
+        server.initial_shared = federation.algorithm.shared_init(federation.terms)
 
     def _start(self, task: Task) -> Start:
         names = {_flat(name): name for name, _ in (*task.network.named_parameters(), *task.network.named_buffers())}

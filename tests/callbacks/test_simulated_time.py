@@ -71,7 +71,7 @@ def test_every_kind_of_algorithm_has_a_time(tmp_path, name):
 
 
 def one_model(module):
-    parts = module.federation.server.task.init(1, 0)
+    parts = module.federation.terms.task.init(1, 0)
     return 8 * sum(leaf.numel() * leaf.element_size() for part in parts for leaf in part.values())
 
 

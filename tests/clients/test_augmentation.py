@@ -235,7 +235,6 @@ def test_algorithms_without_local_steps_refuse(algorithm, solver):
     ctx = make_context(solver=LocalSolver(**solver), augmentation=Recorded())
     with pytest.raises(ConfigError, match="augments local steps, and X takes none"):
         check_augmented_steps(algorithm, "X", ctx)
-    check_augmented_steps(algorithm, "X", ctx._replace(augmentation=None))
 
 
 def test_coins_that_leave_a_round_without_steps_are_no_reason_to_refuse():

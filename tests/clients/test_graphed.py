@@ -59,10 +59,10 @@ def test_the_device_of_a_module_decides(monkeypatch):
     """A fit on a GPU takes it: Lightning says where a module will be before it is there."""
     given = facts(Multiclass(3), (3,))
     with pytest.raises(ConfigError, match="the device is cpu"):
-        FederatedModule(FedAvg(), client_trainer="graphed").build_shared(given)
+        FederatedModule(FedAvg(), client_trainer="graphed").build(given)
     monkeypatch.setattr(FederatedModule, "device", torch.device("cuda"))
     module = FederatedModule(FedAvg(), client_trainer="graphed")
-    module.build_shared(given)
+    module.build(given)
     assert module.federation.client_trainer.name == "graphed"
 
 

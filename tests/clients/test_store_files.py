@@ -1,4 +1,5 @@
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_small_leaves_stay_in_memory_whatever_the_budget():
 def test_a_store_within_its_budget_has_no_files():
     kept = ClientStore(initial, T, memory_bytes=T * (2000 + 8 + 8))
     assert kept.files is None
-    assert kept.clients_per_block is None
+    assert kept.clients_per_block == sys.maxsize
     assert "versions" not in dict(kept.named_buffers())
 
 
@@ -122,10 +123,9 @@ def test_a_file_holds_one_row_and_no_more(tmp_path):
 
 
 def test_a_block_of_clients_fits_into_memory(monkeypatch):
-    kept = ClientStore(initial, T, memory_bytes=0)
-    assert kept.clients_per_block == 16 * 2**20 // 2000
+    assert ClientStore(initial, T, memory_bytes=0).clients_per_block == 16 * 2**20 // 2000
     monkeypatch.setattr("lit_fed.clients.store.BYTES_PER_BLOCK", 100)
-    assert kept.clients_per_block == 1
+    assert ClientStore(initial, T, memory_bytes=0).clients_per_block == 1
 
 
 def test_only_rank_zero_deletes(tmp_path):

@@ -6,7 +6,6 @@ from lit_fed.core.blocks import (
     cohort_size,
     cut_blocks,
     draw_cohort,
-    make_blocks,
     round_blocks,
     sampling_probability,
     split_by_work,
@@ -153,25 +152,21 @@ def test_the_order_of_the_clients_does_not_matter():
     assert [share.tolist() for share in forwards] == [share.tolist() for share in backwards]
 
 
-def test_blocks_start_with_the_longest():
-    blocks = make_blocks(np.arange(6), SIZES, 4)
-    assert [block.tolist() for block in blocks] == [[5, 2, 0, 3], [4, 1]]
-
-
 def test_no_clients_make_no_blocks():
-    assert make_blocks(np.array([], dtype=np.int64), SIZES, 4) == []
+    assert cut_blocks(np.array([], dtype=np.int64), SIZES[:0], 4) == []
 
 
 def test_empty_blocks_are_refused():
     with pytest.raises(ConfigError, match="clients_per_block = 0"):
-        make_blocks(np.arange(6), SIZES, 0)
+        cut_blocks(np.arange(6), SIZES, 0)
 
 
 def test_blocks_may_be_limited_by_samples():
-    blocks = make_blocks(np.arange(6), SIZES, 3, samples_per_block=10)
+    ids = np.array([5, 2, 0, 3, 4, 1])
+    blocks = cut_blocks(ids, SIZES[ids], 3, samples_per_block=10)
     assert [block.tolist() for block in blocks] == [[5], [2], [0, 3], [4, 1]]
     for limit, count in ((None, 2), (10**9, 2), (1, 6)):
-        assert len(make_blocks(np.arange(6), SIZES, 3, samples_per_block=limit)) == count
+        assert len(cut_blocks(ids, SIZES[ids], 3, samples_per_block=limit)) == count
 
 
 def test_blocks_are_cut_in_the_order_given():

@@ -87,7 +87,7 @@ def sides(folders, states, settings, **changed) -> Sides:
     made = []
     for _ in range(2):
         session = Session.of(settings, facts, torch.device("cpu"))
-        server = InMemoryServer(session.terms.task, session.shared, torch.device("cpu"))
+        server = InMemoryServer(session.shared, torch.device("cpu"))
         made.append(FederatedRounds(session.algorithm, session.terms, server, session.choose))
     simulated, remote = made
     simulated.store = ClientStore(partial(simulated.initial_state, train), train.num_clients)

@@ -38,7 +38,7 @@ found = {"rooms": loaded(ROUND_WITHOUT)}
 
 from lit_fed.__main__ import main
 
-def first_round(module):
+def first_round(record):
     found["fit"] = loaded(FIT_WITHOUT)
     import torch, torchmetrics
     from lightning.fabric.wrappers import _unwrap_compiled
@@ -56,9 +56,9 @@ class Watch:
     def find_spec(self, name, path=None, target=None):
         if name == "lit_fed.cli":  # what is loaded before it is the light start
             sys.meta_path.remove(self)
-            from lit_fed.training.module import FederatedModule
-            commit = FederatedModule.commit_round
-            FederatedModule.commit_round = lambda module: (commit(module), first_round(module))
+            from lit_fed.rounds import FederatedRounds
+            commit = FederatedRounds.commit
+            FederatedRounds.commit = lambda federation: first_round(commit(federation))
 
 sys.meta_path.insert(0, Watch())
 main()

@@ -111,7 +111,7 @@ def test_a_forward_pass_that_fails_is_named(raised, message):
 )
 def test_a_network_that_cannot_be_built_is_named(network, message):
     with pytest.raises(ConfigError, match=message):
-        FederatedModule(network=network).build_shared(facts(MULTICLASS, (4,)))
+        FederatedModule(network=network).build(facts(MULTICLASS, (4,)))
 
 
 def test_a_module_is_checked_when_it_is_built():
@@ -119,7 +119,7 @@ def test_a_module_is_checked_when_it_is_built():
     with pytest.raises(
         ConfigError, match=r"CharLSTM returns \[B, 5, 3\] for .*; for these labels it should return \[B, 3\]"
     ):
-        module.build_shared(facts(MULTICLASS, (5,), input_type=torch.int64))
+        module.build(facts(MULTICLASS, (5,), input_type=torch.int64))
 
 
 class Plain(nn.Module):

@@ -92,7 +92,7 @@ def run(root, tmp_path_factory):
 
 def test_memory_is_that_of_the_backbone_and_three_adapters(run):
     module, _, _, added = run
-    task, models = module.federation.server.task, module.shared.models
+    task, models = module.federation.terms.task, module.shared.models
     assert sum(leaf.nbytes for leaf in task.frozen.values()) == BACKBONE
     assert sum(leaf.nbytes for leaf in (*models.parameters.values(), *models.buffers.values())) == 3 * ADAPTER
     # beside the three that are trained those that they began as, and the template's own; and a little of a run

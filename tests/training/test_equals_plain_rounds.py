@@ -75,7 +75,7 @@ def test_the_trainer_s_rounds_are_the_plain_ones(tmp_path, name, sampling):
         draw_cohort(6, sizes, number=drawn[0], sampling=drawn[1], seed=SEED, round_idx=one) for one in range(ROUNDS)
     ]
     federation = run_rounds(
-        algorithm, train=data.seen.train, rounds=ROUNDS, cohorts=cohorts, task=module.federation.server.task,
+        algorithm, train=data.seen.train, rounds=ROUNDS, cohorts=cohorts, task=module.federation.terms.task,
         solver=solver, seed=SEED, clients_per_block=2, groups=GROUPS,
         weighting="uniform" if drawn[1] == "size" else None,
     )  # fmt: skip

@@ -165,7 +165,7 @@ def built(network, shape, target=Multiclass(5), algorithm=FedAvg(), label_shape=
     """A module with random models, which have running statistics of their own."""
     module = FederatedModule(algorithm, network=network)
     dtype = torch.int64 if target.positions else torch.float32
-    module.build_shared(facts(target, shape, input_type=dtype, label_shape=label_shape))
+    module.build(facts(target, shape, input_type=dtype, label_shape=label_shape))
     for name, leaf in module.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             leaf.uniform_(0.5, 1.5)
@@ -219,7 +219,7 @@ def test_networks(name, tmp_path):
     for batch in (x, x[:1]):
         torch.testing.assert_close(program(batch), expectation(module, (), batch), rtol=0, atol=1e-6)
     parameters = sum(
-        leaf.numel() * leaf.element_size() for leaf in module.federation.server.task.network.state_dict().values()
+        leaf.numel() * leaf.element_size() for leaf in module.federation.terms.task.network.state_dict().values()
     )
     assert stored(tmp_path / "model.pt2")[0] == parameters
 

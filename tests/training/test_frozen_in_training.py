@@ -1,5 +1,7 @@
 """A frozen body of random weights, whole runs: the module holds it once, and checkpoints its digest and its source."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -95,7 +97,7 @@ def test_a_checkpoint_holds_the_digest_and_messages_nothing(run):
     assert not [name for name in content["state_dict"] if "body" in name]
     torch.manual_seed(4)
     first = RandomFeatures((1, 8, 8), 10)
-    assert torch.equal(module.frozen__body_0_weight, first.body[0].weight)
+    assert torch.equal(module.frozen_part.frozen__body_0_weight, first.body[0].weight)
     leaves = {f"body.{name}": leaf for name, leaf in first.body.named_parameters()}
     source = "RandomFeatures() from seed 4"
     assert content["lit_fed"]["frozen"] == {
@@ -108,12 +110,9 @@ def test_a_checkpoint_holds_the_digest_and_messages_nothing(run):
 def test_one_copy_in_the_process(run):
     """Module, task and template share it, whatever its layout has become."""
     module, _, _ = run
-    task = module.federation.server.task
-    places = {
-        leaf.data_ptr()
-        for leaf in (module.frozen__body_0_weight, task.frozen["body.0.weight"], task.network.body[0].weight)
-    }
-    assert len(places) == 1
+    task = module.federation.terms.task
+    held = module.frozen_part.frozen__body_0_weight, task.frozen["body.0.weight"], task.network.body[0].weight
+    assert len({leaf.data_ptr() for leaf in held}) == 1
     assert task.end.name == "head"
 
 
@@ -204,6 +203,9 @@ def test_what_serves_clients(run, tmp_path):
     another = FederatedModule(FedEM(), SOLVER, **MODEL | {"init_seeds": [7, 8, 9]})
     with pytest.raises(ConfigError, match="and that of this run"):
         personalize(trainer(tmp_path), another, ckpt_path, str(tmp_path / "new"), str(tmp_path / "never"))
+    other = FederatedModule(FedAvg(), SOLVER, **MODEL)
+    with pytest.raises(ConfigError, match=f"^--ckpt_path {re.escape(str(ckpt_path))} is of another run: algorithm is"):
+        personalize(trainer(tmp_path), other, ckpt_path, str(tmp_path / "new"), str(tmp_path / "never"))
     assert not (tmp_path / "never").exists()
 
 

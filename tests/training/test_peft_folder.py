@@ -36,7 +36,7 @@ TOKENS = partial(HuggingFaceClassifier, config=GPT2, per_token=True)
 def built(algorithm, network=LANGUAGE, **options):
     """A module with random adapters, and texts."""
     module = FederatedModule(algorithm, network=network, **({"lora_rank": 3, "lora_alpha": 6.0} | options))
-    module.build_shared(facts(Sequences(WORDS), (LENGTH,), input_type=torch.int64, label_shape=(LENGTH,)))
+    module.build(facts(Sequences(WORDS), (LENGTH,), input_type=torch.int64, label_shape=(LENGTH,)))
     with torch.no_grad():
         for name, leaf in module.named_parameters():
             if "lora" in name or "classifier" in name:

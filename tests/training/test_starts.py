@@ -67,7 +67,7 @@ def test_what_is_frozen_of_an_instance_is_its_own(tmp_path):
     for algorithm in (FedAvg(), FedEM(num_components=3)):
         name = type(algorithm).__name__
         module = fitted(tmp_path, FederatedModule(algorithm, STILL, network, trainable="head"), name)
-        frozen, found = module.federation.server.task.frozen, parameters(module)
+        frozen, found = module.federation.terms.task.frozen, parameters(module)
         assert list(frozen) == ["1.weight", "1.bias"]
         assert all(torch.equal(leaf, network.get_parameter(path)) for path, leaf in frozen.items())
         heads = found["models__parameters__3_weight"]

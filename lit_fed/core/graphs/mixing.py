@@ -16,7 +16,6 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import MessageSpec, Participation, Served, State, Work
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.fastest_mixing import fastest_mixing
 from lit_fed.core.graphs.peers import Peers, links, put_models, same_start
 from lit_fed.core.graphs.topology import TimeVarying, Topology, adjacency
 from lit_fed.core.types import ModelState, Tree
@@ -75,6 +74,8 @@ def weights_of(edges: Tensor, rule: MixingRule) -> Tensor:
             raise ConfigError("--model.algorithm.mixing is uniform, which needs the topology Complete; give fmmc")
         return torch.full_like(edges, 1 / len(edges))
     if rule == "fmmc":
+        from lit_fed.core.graphs.fastest_mixing import fastest_mixing
+
         return fastest_mixing(edges)
     larger = torch.maximum(degree[:, None], degree).clamp(min=1)
     weight = {

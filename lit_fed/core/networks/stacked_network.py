@@ -29,9 +29,6 @@ __all__ = [
     "num_models_of",
 ]  # fmt: skip
 
-Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
-"""Outputs of one model from its parameters, its buffers and inputs [B, ...], without a model axis."""
-
 
 @dataclass(frozen=True)
 class StackedNetwork:
@@ -196,12 +193,12 @@ class StackedNetwork:
             return x.flatten(1).to(self.dtype).unsqueeze(1).expand(-1, num_models_of(models), -1)
         self.network.eval()
         if self.model_axis == "vmap":
-            call, x = self._begun(x, features=True)
+            call, x = self._begun_with_features(x)
             forward = vmap(lambda model: call(model.parameters, model.buffers, x)[1])
             return forward(models).transpose(0, 1).to(self.dtype)  # type: ignore[no-any-return]
         if self._splits_together(models):
             return grouped_outputs(self.grouped[:-1], models.parameters, self._laid_out(x)).to(self.dtype)
-        call, x = self._begun(self._laid_out(x), features=True)
+        call, x = self._begun_with_features(self._laid_out(x))
         each = [self._forward(tree.index(models, m), x, call)[1] for m in range(num_models_of(models))]
         return _beside(each).to(self.dtype)
 
@@ -248,7 +245,7 @@ class StackedNetwork:
         return call({name: self._laid_out(leaf) for name, leaf in model.parameters.items()}, model.buffers, x)
 
     def _begun(
-        self, x: Tensor, *, training: bool = False, per_model: bool = False, features: bool = False
+        self, x: Tensor, *, training: bool = False, per_model: bool = False
     ) -> tuple[Callable[..., Any], Tensor]:
         """The function to evaluate for each model and its inputs: the trained end, or the whole network.
 
@@ -256,15 +253,18 @@ class StackedNetwork:
             x: inputs [B, ...], the same for all models; [M, B, ...] if `per_model`.
             training: the network is in the mode of local steps.
             per_model: each model has its own inputs.
-            features: the function returns outputs and features.
         """
-        if features and self.last.body is not None:
+        if self.end is None or per_model or (training and not self.end.same_in_training):
+            return self._call, x
+        with torch.no_grad():
+            return self._call_end, self.end.inputs(self.frozen, x)
+
+    def _begun_with_features(self, x: Tensor, **mode: bool) -> tuple[Callable[..., Any], Tensor]:
+        """As `_begun`; the function returns outputs and features."""
+        if self.last.body is not None:
             return self._call_parts, x
-        call: Forward = self._call
-        if self.end is not None and not per_model and (self.end.same_in_training or not training):
-            with torch.no_grad():
-                call, x = self._call_end, self.end.inputs(self.frozen, x)
-        return (lambda *model: self.last.watched(lambda: call(*model))) if features else call, x
+        call, x = self._begun(x, **mode)
+        return lambda *model: self.last.watched(lambda: call(*model)), x
 
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
         """Outputs of one model, without a model axis, in the network's mode."""

@@ -73,17 +73,13 @@ class DrawnSplit(Split):
     ) -> None:
         super().__init__(x, y, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), first_id)
         self.draw, self.origin, self._numbers = draw, origin, numbers
+        each = sum(one.shape[1:].numel() * one.element_size() for one in (x, y))
+        self.samples_per_block = max(1, BYTES_PER_BLOCK // each)
 
     @property
     def numbers(self) -> Tensor:
         """Argument of `draw` for each client, [T] int64."""
         return torch.arange(self.num_clients) if self._numbers is None else self._numbers
-
-    @property
-    def samples_per_block(self) -> int:
-        """Number of samples that fit into `BYTES_PER_BLOCK`."""
-        each = sum(one.shape[1:].numel() * one.element_size() for one in (self.x, self.y))
-        return max(1, BYTES_PER_BLOCK // each)
 
     def client(self, client_id: int) -> ClientData:
         """One client; its samples are generated at the first access."""

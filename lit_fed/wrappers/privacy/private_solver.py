@@ -81,7 +81,8 @@ class PrivateTask(Task):
             return self._by_norms(models, batch, weight, bound, moving)
         self.set_mode(True)
         features = objective is not None and objective.uses_features
-        call, x = self._begun(batch.x, training=True, features=features)
+        begun = self._begun_with_features if features else self._begun
+        call, x = begun(batch.x, training=True)
         at_once = max(1, 8 * GRADIENT_BYTES // max(tree.bits(tree.named(models.parameters, moving)), 1))
         parts = []
         for lo in range(0, len(x), at_once):

@@ -228,9 +228,9 @@ def test_the_number_of_classes_cannot_be_seen_from_what_is_not_drawn():
 
 # ---------------------------------------------------------------------- blocks
 def test_blocks_are_limited_by_their_samples(monkeypatch):
-    split = drawn_split()
-    assert split.samples_per_block == 2**27 // 16
+    assert drawn_split().samples_per_block == 2**27 // 16
     monkeypatch.setattr(drawn, "BYTES_PER_BLOCK", 6 * 16)
+    split = drawn_split()
     phases = [Phase("train", torch.arange(5), LocalWork(epochs=1))]
     blocks = round_blocks(phases, split, batch_size=2, clients_per_block=1024)
     assert [block.phase.client_ids.tolist() for block in blocks] == [[1], [3], [0, 4, 2]]
