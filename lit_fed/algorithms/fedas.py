@@ -113,11 +113,16 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
         """A step of the current stage."""
         (of_aligning, of_training), (means, has, trace) = work.optimizer, work.extra
         if ctx.stage == "align":
-            lr = ctx.lr if self.align_lr is None else torch.full_like(ctx.lr, self.align_lr)
             constants = (means.unsqueeze(0), has.unsqueeze(0))
             objective = Objective(alignment, uses_features=True, over_batch=True, constants=constants)
             moved, of_aligning, _ = ctx.solver.step(
-                ctx.task, work.models, of_aligning, batch, lr, objective=objective, moving=names_of(shared.models)
+                ctx.task,
+                work.models,
+                of_aligning,
+                batch,
+                ctx.own_rate(self.align_lr),
+                objective=objective,
+                moving=names_of(shared.models),
             )
             return work._replace(models=moved, optimizer=(of_aligning, of_training))
         if ctx.stage == "fisher":
