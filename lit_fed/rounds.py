@@ -319,7 +319,7 @@ def start(
     solver, algorithm = solver or LocalSolver(), with_start(algorithm)
     sizes: dict[str, Any] = {
         "num_clients": train.num_clients,
-        "total_samples": train.num_samples,
+        "total_samples": int(task.target.counted(train.y, torch.ones(len(train.y))).sum()),
         "most_samples": int(train.sizes.max()),
         "sizes": train.sizes,
         "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),

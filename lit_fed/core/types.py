@@ -41,7 +41,7 @@ class ClientData(NamedTuple):
     all_x: Tensor  # [n, ...]
     all_y: Tensor  # [n] or [n, L]
     index: Tensor | None  # type: ignore[assignment] # [N] rows of this client; None: every row, N = n
-    mask: Tensor  # [N], 1 for a sample and 0 for padding
+    mask: Tensor  # [N], 1 for a sample that counts; 0 for padding, and for a sample without any label
     client_id: Tensor  # [] int64
 
     @property
@@ -62,7 +62,7 @@ class ClientData(NamedTuple):
 
     @property
     def num_samples(self) -> Tensor:
-        """Number of real samples, [] float64: a whole number, so that weighted sums stay exact."""
+        """Number of samples that count, [] float64: a whole number, so that weighted sums stay exact."""
         return self.mask.sum(dtype=torch.float64)
 
 
@@ -72,7 +72,7 @@ class Batch(NamedTuple):
     x: Tensor  # [B, ...] or [K, B, ...]
     y: Tensor  # [B] or [B, L], or with a leading K; classes may be probabilities, with a trailing C (binary: none)
     index: Tensor  # type: ignore[assignment] # [B] or [K, B]: position within the client's samples
-    mask: Tensor  # [B] or [K, B], 1 for a sample and 0 for padding
+    mask: Tensor  # [B] or [K, B], 1 for a sample that counts, as in `ClientData`
 
 
 class Stage(NamedTuple):
