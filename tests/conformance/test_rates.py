@@ -3,7 +3,7 @@
 import pytest
 import torch
 from federated_round import MULTICLASS, distance, make_clients
-from test_algorithms import SMALL, after_rounds, all_algorithms, network_of
+from test_algorithms import SMALL, after_rounds, all_algorithms
 
 from lit_fed.algorithms import FedAlt
 from lit_fed.core.local_solver import LocalSolver
@@ -24,24 +24,23 @@ ALL = {
 BINARY_ALONE = ("MOCHA",)
 
 
-def two_rounds(name, own_rate, trainer, **options):
-    """Two rounds of two clients, and their predictions."""
+def rounds_of(name, rounds, trainer, own_rate=None, **options):
+    """Rounds of two clients: the shared state, the clients' states, and predictions."""
     settings = SMALL.get(name, {}) | ({OWN[name]: own_rate} if name in OWN and own_rate else {})
-    algorithm, sizes = ALL[name](**settings), [5, 7]
-    classes = {} if name in BINARY_ALONE else {"target": MULTICLASS}
-    train = make_clients(sizes, **classes)
-    found = after_rounds(algorithm, train, 2, trainer=trainer, network=network_of(algorithm), **classes, **options)
+    options |= {"network": Linear} if name in BINARY_ALONE else {"network": small_mlp, "target": MULTICLASS}
+    train = make_clients([5, 7], target=options.get("target", BINARY))
+    found = after_rounds(ALL[name](**settings), train, rounds, trainer=trainer, **options)
     return found.shared, found.states, found.predictions()
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_factor_on_all_clients_is_another_rate(name, client_trainer):
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    a = two_rounds(name, 0.08, client_trainer, solver=LocalSolver(lr=0.4), lr_factors=half)
-    b = two_rounds(name, 0.04, client_trainer, solver=LocalSolver(lr=0.2))
+    a = rounds_of(name, 2, client_trainer, 0.08, solver=LocalSolver(lr=0.4), lr_factors=half)
+    b = rounds_of(name, 2, client_trainer, 0.04, solver=LocalSolver(lr=0.2))
     assert distance(a, b) < 1e-13
     if name in OWN:
-        other = two_rounds(name, 0.08, client_trainer, solver=LocalSolver(lr=0.2))
+        other = rounds_of(name, 2, client_trainer, 0.08, solver=LocalSolver(lr=0.2))
         assert distance(a, other) > 1e-6, "the rate of its own matters"
 
 
@@ -50,16 +49,8 @@ def test_the_rate_of_a_round_is_that_of_its_schedule(name, client_trainer):
     """1/(t + 1) in round 1 is half of the rate; adaptation has one of its own."""
     options = {"round_idx": 1, "num_rounds": 4}
     solvers = LocalSolver(lr=0.4, schedule="linear", adapt_lr=0.1), LocalSolver(lr=0.2, adapt_lr=0.1)
-    a, b = (one_round(name, client_trainer, solver=solver, **options) for solver in solvers)
+    a, b = (rounds_of(name, 1, client_trainer, solver=solver, **options) for solver in solvers)
     assert distance(a, b) < 1e-13
-
-
-def one_round(name, trainer, **options):
-    algorithm = ALL[name](**SMALL.get(name, {}))
-    classes = {} if name in BINARY_ALONE else {"target": MULTICLASS}
-    train = make_clients([5, 7], **classes)
-    found = after_rounds(algorithm, train, 1, trainer=trainer, network=network_of(algorithm), **classes, **options)
-    return found.shared, found.states
 
 
 def test_a_factor_is_on_a_rate_beside_one_of_zero(client_trainer):

@@ -11,10 +11,17 @@ from lit_fed.core.local_solver import LocalSolver
 
 pytestmark = pytest.mark.every_combination
 
+ANOTHER_MEAN = {
+    "FedBuff": "it averages those who have come in",
+    "L2SGDPlus": "it refuses networks with running statistics",
+    "LGFedAvg": "normalisation of the inputs stays with the clients",
+    "Oracle": "it averages each group",
+}
+
 SUMS = {
     cls.__name__: cls for cls in all_algorithms()
     if cls().message.kind in ("models", "changes") and cls().has_server and cls().num_models == 1
-    and "mlp" not in exempt(cls)
+    and "mlp" not in exempt(cls) and cls.__name__ not in ANOTHER_MEAN
 }  # fmt: skip
 
 
@@ -29,6 +36,6 @@ def test_the_server_has_the_mean_of_the_clients(name):
     found = tree.models(federation.shared)[0].buffers["norm.running_mean"][0]
     expected = torch.stack([train.client(one).x.mean(0) for one in range(3)]).mean(0)
     passes = (found / expected).double()
-    assert passes.min() > 0.09
+    assert passes.min() > 0.05
     assert passes.max() <= 1
     torch.testing.assert_close(passes, passes[:1].expand_as(passes), rtol=1e-9, atol=0)

@@ -5,6 +5,7 @@ import torch
 from federated_round import Tagger, distance
 from test_algorithms import SMALL, after_rounds, all_algorithms, exempt
 
+from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Sequences
 from lit_fed.core.types import Split
@@ -34,12 +35,13 @@ def clients(y, kept=slice(None), sizes=(6, 9)):
 
 
 def rounds_of(name, train, trainer, *, target=TARGET, **options):
-    """Three rounds in steps of whole local sets; some rounds leave a client out."""
+    """Models, predictions and metrics after three rounds in steps of whole local sets, two of them with one client."""
     algorithm = ALL[name](**SMALL.get(name, {}))
     options = {"target": target, "network": Tagger, "batch_size": 0, "solver": LocalSolver(lr=0.2)} | options
     cohorts = [[0, 1], [0], [1]]
     found = after_rounds(algorithm, train, 3, cohorts=cohorts, trainer=trainer, **options)
-    return found.shared, found.states, torch.tensor(list(found.metrics.values()))
+    test = clients(torch.zeros(4, LENGTH, dtype=torch.int64), sizes=(2, 2))
+    return tree.models(found.shared), found.predictions(test), torch.tensor(list(found.metrics.values()))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in DRAWS])
