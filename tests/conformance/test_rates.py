@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federated_round import MULTICLASS, distance, make_clients
+from federated_round import BINARY, MULTICLASS, distance, make_clients, small_mlp
 from test_algorithms import SMALL, after_rounds, all_algorithms
 
 from lit_fed.algorithms import FedAlt
