@@ -96,7 +96,8 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """Alignment, local steps, and a pass for the trace."""
         work = ctx.solver.work
-        stages = (Stage("align", self.align_epochs), Stage("train", work.epochs, work.steps), Stage("fisher", 1))
+        trace = Stage("fisher", 1, is_whole=True)
+        stages = (Stage("align", self.align_epochs), Stage("train", work.epochs, work.steps), trace)
         return (Phase("train", client_ids, work._replace(epochs=None, steps=None, stages=stages)),)
 
     def client_init(

@@ -138,7 +138,8 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """A gradient is one pass over the local samples, whatever the solver's local work."""
-        return (Phase("train", client_ids, LocalWork(epochs=1) if self.exchange == "gradient" else ctx.solver.work),)
+        whole = LocalWork(epochs=1, is_whole=True)
+        return (Phase("train", client_ids, whole if self.exchange == "gradient" else ctx.solver.work),)
 
     def client_init(self, ctx: Context, shared: Owned, state: Acquaintance, data: ClientData, losses: None) -> Borrowed:
         """B^t and its models (lines 7-9), then the E-step (lines 10-13)."""

@@ -91,7 +91,8 @@ class LocalSolver:
             as `{hospital_*: 0.5}`; also on rates of its models that the algorithm has beside `lr`. If several match,
             the last one applies; if none matches, the factor is 1.
         client_work: share of the local steps of a round, in (0, 1], that some clients take, by patterns of their names:
-            `{phone_*: 0.5}` takes 2 of 4 epochs. A client takes at least one step. Its weight in averages is unchanged.
+            `{phone_*: 0.5}` takes 2 of 4 epochs. A client takes at least one step, and passes that measure gradients in
+            whole. Its weight in averages is unchanged.
         client_batch_size: batch size of some clients, by patterns of their names: `{phone_*: 8}`; 0 takes the whole
             local set. Others have `--data.batch_size`, and so do unseen clients.
         clip_norm: maximum Euclidean norm of the gradient of each model.

@@ -81,6 +81,7 @@ class Stage(NamedTuple):
     name: str
     epochs: int | None = None
     steps: int | None = None
+    is_whole: bool = False  # as in `LocalWork`
 
 
 class LocalWork(NamedTuple):
@@ -98,6 +99,7 @@ class LocalWork(NamedTuple):
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
     sample_rate: float = 0.0  # b > 0: Poisson batches of rate b; 0: shuffled passes
     stages: tuple[Stage, ...] = ()  # (): a single one without a name
+    is_whole: bool = False  # whether every client takes all steps, since they measure something: no straggler, no share
 
     @property
     def trains(self) -> bool:
@@ -115,7 +117,9 @@ class LocalWork(NamedTuple):
         if not self.stages:
             return (("", self),)
         alone = self._replace(stages=())
-        return tuple((name, alone._replace(epochs=epochs, steps=steps)) for name, epochs, steps in self.stages)
+        return tuple(
+            (one.name, alone._replace(epochs=one.epochs, steps=one.steps, is_whole=one.is_whole)) for one in self.stages
+        )
 
 
 class Absences(NamedTuple):

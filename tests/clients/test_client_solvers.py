@@ -24,9 +24,11 @@ from lit_fed import FederatedDataModule, FederatedModule
 from lit_fed.algorithms import (
     AFL,
     L2GD,
+    FedAS,
     FedAvg,
     FedAvgPlus,
     FedEM,
+    FedeRiCo,
     FedProx,
     FedSGD,
     FedU,
@@ -224,3 +226,18 @@ def test_a_share_of_the_steps_is_rounded_up(steps, share, taken, client_trainer)
     solver = LocalSolver(lr=0.2, local_steps=steps)
     federation = run_rounds(FedAvg(), client_trainer, train, task=task, solver=solver, work_shares=shares, rounds=1)
     assert float(federation.weights) == pytest.approx(4 - 4 * 0.8**taken, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedSGD(), FedeRiCo(1, exchange="gradient"), FedAS(align_epochs=0)], ids=lambda one: type(one).__name__
+)
+@pytest.mark.parametrize("fewer", ["share", "stragglers"])
+def test_passes_that_measure_are_whole_for_clients_that_take_fewer_steps(algorithm, fewer, client_trainer):
+    """Gradients and traces are sums over all batches: a part of them would be another objective or another weight."""
+    train, task = make_clients([9, 4], target=MULTICLASS), make_task(MULTICLASS, network=small_mlp)
+    terms = {"task": task, "batch_size": 2}
+    shares = {"work_shares": torch.full((2,), 0.3, dtype=torch.float64)} if fewer == "share" else {}
+    slow = LocalSolver(lr=0.2, local_steps=1, straggler_fraction=float(fewer == "stragglers"))
+    a = run_rounds(algorithm, client_trainer, train, solver=slow, **terms, **shares)
+    b = run_rounds(algorithm, client_trainer, train, solver=LocalSolver(lr=0.2, local_steps=1), **terms)
+    assert same_bits((a.shared, a.states), (b.shared, b.states))
