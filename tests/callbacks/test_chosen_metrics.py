@@ -226,7 +226,7 @@ def test_a_checkpoint_brings_its_metrics_and_takes_others(tmp_path):
 
 
 def test_the_perplexity_of_all_positions_together_is_that_of_their_mean_loss(tmp_path):
-    """exp(`loss`) if all texts are of one length, and not the mean of the clients' perplexities; it can be monitored."""
+    """exp(`loss`) for texts of one length, and not the mean of the clients' perplexities; it can be monitored."""
     rng = np.random.default_rng(0)
     clients = {}
     for name, size, most in (("ann", 12, 2), ("bob", 20, 3)):
