@@ -116,14 +116,9 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
         if ctx.stage == "align":
             constants = (means.unsqueeze(0), has.unsqueeze(0))
             objective = Objective(alignment, uses_features=True, over_batch=True, constants=constants)
+            lr, names = ctx.own_rate(self.align_lr), names_of(shared.models)
             moved, of_aligning, _ = ctx.solver.step(
-                ctx.task,
-                work.models,
-                of_aligning,
-                batch,
-                ctx.own_rate(self.align_lr),
-                objective=objective,
-                moving=names_of(shared.models),
+                ctx.task, work.models, of_aligning, batch, lr, objective=objective, moving=names
             )
             return work._replace(models=moved, optimizer=(of_aligning, of_training))
         if ctx.stage == "fisher":

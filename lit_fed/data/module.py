@@ -269,7 +269,12 @@ class FederatedDataModule(LightningDataModule):
         self.label_shape = tuple(seen.train.y.shape[1:])
         if isinstance(self.target, Segmentation):
             seen, unseen = flat_population(seen), None if unseen is None else flat_population(unseen)
-        return self._that_teach(seen), None if unseen is None else self._that_teach(unseen)
+        seen, unseen = self._that_teach(seen), None if unseen is None else self._that_teach(unseen)
+        if self.target.partly_labelled and not seen.train.num_samples:
+            raise ConfigError(
+                f"no training sample of {type(self.dataset).__name__} has a label; correct --data.dataset"
+            )
+        return seen, unseen
 
     def _that_teach(self, population: Population) -> Population:
         """The clients without training samples that have no label at all, which a line tells the number of."""

@@ -97,12 +97,11 @@ class ClientMetric:
         if bool(states.isnan().any()):
             return float("nan")
         for numbers in states:
-            parts = numbers.split([one.numel() for one in held.values()])
-            each = zip(held.items(), parts, strict=True)
-            self.metric.merge_state(
-                {name: part.view(old.shape) if old.is_floating_point() else part.long().view(old.shape)
-                 for (name, old), part in each}
-            )  # fmt: skip
+            parts = [
+                part.view(old.shape) if old.is_floating_point() else part.long().view(old.shape)
+                for part, old in zip(numbers.split([one.numel() for one in held.values()]), held.values(), strict=True)
+            ]
+            self.metric.merge_state(dict(zip(held, parts, strict=True)))
         return self.take()
 
     def update(self, shown: Tensor, labels: Tensor, owner: Tensor | None = None) -> None:
@@ -203,9 +202,7 @@ class ClientMetric:
     def _without_ignored(self) -> float:
         """The mean over the classes that torchmetrics averages, without the one that is ignored."""
         counts: Any = self.metric
-        kept = (
-            counts.tp + counts.fp + counts.fn > 0 if counts.top_k == 1 else torch.ones_like(counts.tp, dtype=torch.bool)
-        )
+        kept = (counts.tp + counts.fp + counts.fn > 0) | (counts.top_k > 1)
         kept[self._left_out] = False
         if not kept.any():
             self._failure = "its samples are all ignored"

@@ -193,5 +193,5 @@ def test_the_data_module_leaves_them_out(capsys):
     facts = data.facts(weighting="samples", seed=0, num_rounds=1)
     assert (facts.total_samples, facts.most_samples) == (11, 8)
     assert bool((data.seen.train.y != -100).any(1).all())
-    with pytest.raises(ConfigError, match=r"no training sample has a label: all are -100; correct --data\.dataset"):
+    with pytest.raises(ConfigError, match=r"no training sample of _Arrays has a label; correct --data\.dataset"):
         data_of(torch.full_like(Y, -100), Sequences(3, ignore_index=-100))

@@ -82,8 +82,6 @@ def without_unlabelled(target: Target, population: Population) -> tuple[Populati
     kept = target.counted(train.y, torch.ones(len(train.y))) > 0
     if kept.all():
         return population, 0
-    if not kept.any():
-        raise ConfigError(f"no training sample has a label: all are {target.ignored}; correct --data.dataset")
     before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
     fewer = Split(train.x[kept], train.y[kept], before[train.offsets], train.first_id, train.ids)
     return population._replace(train=fewer), int((~kept).sum())
