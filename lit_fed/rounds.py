@@ -310,6 +310,8 @@ def start(
         "sizes": train.sizes,
         "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
+    if task.target.partly_labelled:
+        sizes["total_samples"] = int(task.target.counted(train.y, train.y.new_ones(len(train.y))).sum())
     fixed: dict[str, Any] = {"seed": 0, "weighting": algorithm.participation.weighting, "phase": "init", "round_idx": 0}
     fixed |= {"num_rounds": 1, "batch_size": 0, "groups": None} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, fixed["num_rounds"]), **fixed)

@@ -195,7 +195,7 @@ def task_table(result: Results) -> list[str]:
     lines = []
     for name, (row, gap, *below) in result.standings.items():
         told = "" if gap is None else str(gap) if gap.is_clear else f"{gap}, not clear"
-        seen = f"{100 * row.mean:.1f} ± {100 * row.spread:.1f}"
+        seen = f"{100 * row.mean:.1f}" + ("" if math.isnan(row.spread) else f" ± {100 * row.spread:.1f}")
         seen += f" ({row.diverged} of {len(result.task.cuts)} cuts diverged)" if row.diverged else ""
         shares = ["" if math.isnan(one) else f"{100 * one:.0f} %" for one in below]
         costs = [f"{row.megabytes:.2f}", f"{row.seconds:.1f}"]

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
@@ -71,8 +69,7 @@ class Ditto(Personal[GlobalModels, ModelState, LocalRun]):
 
     def _personal_steps(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """v_k <- v_k − η(∇f_k(v_k) + λ(v_k − w)), with the received w."""
-        lr = ctx.lr if self.personal_lr is None else torch.full_like(ctx.lr, self.personal_lr)
-        penalty = Penalty(self.prox_weight, shared.models.parameters)
+        lr, penalty = ctx.own_rate(self.personal_lr), Penalty(self.prox_weight, shared.models.parameters)
         personal, (untouched, optimizer), total, own = work.extra, work.optimizer, work.loss, ctx.own
         for _ in range(self.personal_steps):
             personal, optimizer, loss = own.solver.step(own.task, personal, optimizer, batch, lr, penalty=penalty)

@@ -95,7 +95,8 @@ class EASGD(Algorithm[GlobalModels, ElasticState, LocalRun]):
 
     def _elasticity(self, ctx: Context, weight: Tensor) -> Tensor:
         """α of a worker with this weight; or the sum of α over workers, given the sum of their weights."""
-        return self.moving_rate * weight / (ctx.total_samples if ctx.weighting == "samples" else ctx.num_clients)
+        total = {"samples": ctx.total_samples, "positions": ctx.total_positions, "uniform": ctx.num_clients}
+        return self.moving_rate * weight / total[ctx.weighting]
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: ElasticState, data: ClientData, losses: None

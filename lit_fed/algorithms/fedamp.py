@@ -15,8 +15,9 @@ Symbols:
 Deviations:
     In the paper all clients take part in each round. Ours: the server keeps the models of absent clients, which count
     with their last w_j; PFLlib counts only the clients of the round.
-    The paper solves the clients' problem. Ours: the solver's local steps from w_i, as in PFLlib, which penalises the
-    norm ‖w − u_i‖ instead of its square and does not have HeurFedAMP.
+    The paper solves the clients' problem. Ours: local steps from w_i. PFLlib computes its penalty, the norm ‖w − u_i‖
+    instead of its square, from values without a gradient, so that its clients train alone, as in `Local`; it does not
+    have HeurFedAMP.
     Beyond α_k/σ·(T − 1) = 1 a client's own weight ξ_ii could be negative; such settings are refused.
     Ours: cosines and distances are those of trained parameters; running statistics stay with their client.
     Ours: an unseen client starts from the mean of all models and takes `unseen_epochs` passes, pulled towards it.

@@ -96,7 +96,8 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """Alignment, local steps, and a pass for the trace."""
         work = ctx.solver.work
-        stages = (Stage("align", self.align_epochs), Stage("train", work.epochs, work.steps), Stage("fisher", 1))
+        trace = Stage("fisher", 1, is_whole=True)
+        stages = (Stage("align", self.align_epochs), Stage("train", work.epochs, work.steps), trace)
         return (Phase("train", client_ids, work._replace(epochs=None, steps=None, stages=stages)),)
 
     def client_init(
@@ -113,11 +114,11 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
         """A step of the current stage."""
         (of_aligning, of_training), (means, has, trace) = work.optimizer, work.extra
         if ctx.stage == "align":
-            lr = ctx.lr if self.align_lr is None else torch.full_like(ctx.lr, self.align_lr)
             constants = (means.unsqueeze(0), has.unsqueeze(0))
             objective = Objective(alignment, uses_features=True, over_batch=True, constants=constants)
+            lr, names = ctx.own_rate(self.align_lr), names_of(shared.models)
             moved, of_aligning, _ = ctx.solver.step(
-                ctx.task, work.models, of_aligning, batch, lr, objective=objective, moving=names_of(shared.models)
+                ctx.task, work.models, of_aligning, batch, lr, objective=objective, moving=names
             )
             return work._replace(models=moved, optimizer=(of_aligning, of_training))
         if ctx.stage == "fisher":

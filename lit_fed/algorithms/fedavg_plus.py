@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from lit_fed.core.algorithm import GlobalModels, LocalRun, TunedCopy, local_step, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import Patterns, named_leaves
@@ -57,9 +55,7 @@ class FedAvgPlus(TunedCopy[GlobalModels, Tree, LocalRun]):
         """A step of FedAvg; while tuning, a step of the tuned leaves at the tuning rate."""
         if ctx.phase != "adapt":
             return local_step(ctx, work, batch)
-        if self.fine_tune_lr is not None:
-            ctx = ctx._replace(lr=torch.full_like(ctx.lr, self.fine_tune_lr))
-        return local_step(ctx, work, batch, moving=self._tuned(ctx))
+        return local_step(ctx._replace(lr=ctx.own_rate(self.fine_tune_lr)), work, batch, moving=self._tuned(ctx))
 
     def _tuned(self, ctx: Context) -> frozenset[str] | None:
         """Names of the leaves that are tuned; None: all."""

@@ -138,7 +138,8 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """A gradient is one pass over the local samples, whatever the solver's local work."""
-        return (Phase("train", client_ids, LocalWork(epochs=1) if self.exchange == "gradient" else ctx.solver.work),)
+        whole = LocalWork(epochs=1, is_whole=True)
+        return (Phase("train", client_ids, whole if self.exchange == "gradient" else ctx.solver.work),)
 
     def client_init(self, ctx: Context, shared: Owned, state: Acquaintance, data: ClientData, losses: None) -> Borrowed:
         """B^t and its models (lines 7-9), then the E-step (lines 10-13)."""
@@ -257,8 +258,9 @@ def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
     optimizer, parameters = None, moved.parameters  # meaningless if gradients were returned
     if owned.optimizer is not None:
         gradient = cast_like(found.parameters, old.parameters)
-        step = vmap(lambda *own: ctx.solver.update(own[0], own[1], own[2], ctx.lr))
-        parameters, optimizer = step(old.parameters, gradient, owned.optimizer)
+        rates = ctx.lr if ctx.lr_factors is None else ctx.lr * ctx.lr_factors.to(ctx.lr.device)  # of the owners, [T]
+        step = vmap(ctx.solver.update, in_dims=(0, 0, 0, 0 if rates.ndim else None))
+        parameters, optimizer = step(old.parameters, gradient, owned.optimizer, rates)
         if ctx.present is not None:
             parameters = tree.map_leaves(partial(_where_present, ctx.present), parameters, old.parameters)
             optimizer = tree.map_leaves(partial(_where_present, ctx.present), optimizer, owned.optimizer)

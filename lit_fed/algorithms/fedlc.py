@@ -11,7 +11,8 @@ Symbols:
 Deviations:
     A class without samples at the client has an infinite margin: it is excluded from the client's softmax.
     The paper's last formula omits the true class from the denominator: `denominator: others`. That loss has no lower
-    bound; `all` is the softmax with the pairwise margins, as in public programs such as fluke.
+    bound, and no denominator at a client with samples of a single class, where it is 0; `all` is the softmax with the
+    pairwise margins, as in public programs such as fluke.
     Counts are those of all local samples, of positions for sequences; PFLlib's are those of all clients together. The
     exponent −1/4 is that of label-distribution aware margins (Cao et al. 2019).
     An unseen client is served by the global model, whose logits are not calibrated.
@@ -27,7 +28,15 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run, local_step, ranged
 from lit_fed.core.context import Context
-from lit_fed.core.prototypes import check_classes, class_counts, class_logits, per_sample, shifted
+from lit_fed.core.prototypes import (
+    EXCLUDED,
+    check_classes,
+    class_counts,
+    class_logits,
+    of_present,
+    per_sample,
+    shifted,
+)
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData
 
@@ -64,15 +73,17 @@ class FedLC(Algorithm[GlobalModels, tuple[()], LocalRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on the calibrated loss."""
-        present = work.extra.clamp(min=torch.finfo(work.extra.dtype).tiny)
-        objective = Objective(self.loss, constants=-self.tau * present.pow(-1 / 4).unsqueeze(0))
+        margins = of_present(-self.tau * work.extra.clamp(min=1).pow(-1 / 4), work.extra)
+        objective = Objective(self.loss, constants=margins.unsqueeze(0))
         return local_step(ctx, work, batch, objective=objective)
 
     def loss(self, view: ModelView) -> Tensor:
-        """−log of exp(f_y − τ·n_y^{−1/4}) over the sum of exp(f_c − τ·n_c^{−1/4}), [B]."""
+        """−log of exp(f_y − τ·n_y^{−1/4}) over the sum of exp(f_c − τ·n_c^{−1/4}), [B]; 0 if no class is in the sum."""
         outputs = shifted(view.outputs, view.constants)
         if self.denominator == "all":
             return view.trained_on.losses(outputs, view.y)
         logits, true = class_logits(outputs), view.y.unsqueeze(-1)
         others = logits.scatter(-1, true, torch.finfo(logits.dtype).min)
-        return per_sample(others.logsumexp(-1) - logits.gather(-1, true)[..., 0])
+        has_others = (view.constants > EXCLUDED).sum() > 1
+        each = others.logsumexp(-1) - logits.gather(-1, true)[..., 0]
+        return per_sample(torch.where(has_others, each, 0.0))

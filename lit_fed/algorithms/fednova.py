@@ -102,10 +102,12 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
             ),
         }
         check_settings(solver, checks, "--model.solver")
-        if (largest := largest_pull(solver)) < self.prox_weight:
+        factor = 1.0 if ctx.lr_factors is None else float(ctx.lr_factors.max())
+        if (largest := largest_pull(solver, factor)) < self.prox_weight:
+            by_client = "" if factor == 1 else f", at a client whose --model.solver.client_lr is {factor:.4g}"
             raise ConfigError(
                 f"--model.algorithm.prox_weight is {self.prox_weight}, and with this rate and momentum FedNova takes "
-                f"at most {largest:.4g}; give that, or a smaller --model.solver.lr or .momentum"
+                f"at most {largest:.4g}{by_client}; give that, or a smaller --model.solver.lr or .momentum"
             )
         return super().shared_init(ctx)
 
@@ -140,12 +142,15 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
         return GlobalModels(mean.change._replace(parameters=tree.sub(shared.models.parameters, step)))
 
 
-def largest_pull(solver: LocalSolver) -> float:
+def largest_pull(solver: LocalSolver, factor: float = 1.0) -> float:
     """The largest μ for which all weights of gradients are non-negative for any number of steps.
+
+    `factor` is the largest of the clients' factors on the rate η.
 
     The weight of a gradient k steps later follows a linear recursion. Its roots are real, so its weights are never
     negative, if ημ is at most (1 − √ρ)², or with Nesterov's form ((1 − ρ)/(1 + ρ))².
     """
     rho = solver.momentum
     most: float = ((1 - rho) / (1 + rho)) ** 2 if solver.nesterov else (1 - rho**0.5) ** 2
-    return most / solver.rate if solver.rate else float("inf")
+    rate = solver.rate * factor
+    return most / rate if rate else float("inf")

@@ -163,8 +163,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
             run = local_step(ctx, work._replace(optimizer=of_body), batch, objective=objective)
             models = run.models._replace(parameters=run.models.parameters | head)
             return run._replace(models=models, optimizer=(of_head, run.optimizer))
-        trains = ctx.phase != "adapt" and self.head_lr is not None
-        lr = torch.full_like(ctx.lr, self.head_lr) if trains else ctx.lr  # type: ignore[arg-type]
+        lr = ctx.own_rate(None if ctx.phase == "adapt" else self.head_lr)
         loss, gradient, _ = ctx.task.value_and_grad(work.models, batch)
         moved, of_head = ctx.solver.update(head, {name: gradient[name] for name in head}, of_head, lr)
         models = work.models._replace(parameters=work.models.parameters | moved)

@@ -11,9 +11,9 @@ Symbols:
     n_c   -> work.counts    samples of class c at the client, [C]
     γ     -> gamma          L_BSM = −log[n_y^γ exp(g_y) / Σ_c n_c^γ exp(g_c)] of g = h_G(z), balanced softmax
 Deviations:
-    θ and ψ minimise L_BSM; φ_m minimises the cross-entropy of h_G(z) + h_P(z), with z and h_G detached. Both steps are
-    simultaneous; PFLlib takes them one after the other. There, and in FL-bench, h_P starts as a copy of h_G; here at 0,
-    so a client starts from the generic prediction. The authors published no program.
+    θ and ψ minimise L_BSM; φ_m minimises the cross-entropy of h_G(z) + h_P(z), with z and h_G detached. Both steps use
+    values from before either, as in PFLlib. There, and in FL-bench, h_P starts as a copy of h_G; here at 0, so a client
+    starts from the generic prediction. The authors published no program.
     A client is served by the received θ and ψ with its φ_m, not by those of its last local steps.
     A class without samples at the client is excluded from L_BSM.
     The form with a hypernetwork that makes h_P from the shares of classes is not offered. Ours: the h_P of an unseen
@@ -26,14 +26,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import module_leaves, named_part, names_of
-from lit_fed.core.prototypes import PersonalHead, check_classes, class_counts, gradient_only, head_leaves, shifted
+from lit_fed.core.prototypes import (
+    PersonalHead,
+    check_classes,
+    class_counts,
+    gradient_only,
+    head_leaves,
+    of_present,
+    shifted,
+)
 from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 
@@ -78,8 +85,9 @@ class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of θ and ψ on L_BSM, and of φ_m on the cross-entropy."""
-        present, own = work.extra.clamp(min=torch.finfo(work.extra.dtype).tiny), module_leaves(work.models, OWN[:-1])
-        constants = self.gamma * present.log().unsqueeze(0)
+        own = module_leaves(work.models, OWN[:-1])
+        log_counts = self.gamma * work.extra.clamp(min=1).log()
+        constants = (of_present(log_counts, work.extra) if self.gamma else log_counts).unsqueeze(0)
         objective = Objective(two_losses, uses_features=True, constants=constants, leaves=tuple(own))
         return local_step(
             ctx, work, batch, moving=frozenset(own) if ctx.phase == "adapt" else None, objective=objective

@@ -72,7 +72,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One pass over all local samples, whatever the solver's local work."""
-        return (Phase("train", client_ids, LocalWork(epochs=1)),)
+        return (Phase("train", client_ids, LocalWork(epochs=1, is_whole=True)),)
 
     def client_init(
         self, ctx: Context, shared: ServerSolver, state: tuple[()], data: ClientData, losses: None

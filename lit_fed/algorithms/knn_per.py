@@ -12,8 +12,8 @@ Symbols:
     λ_m    -> state.weight     p = λ_m·p_kNN + (1 − λ_m)·p_S
 Deviations:
     The paper tunes λ_m on samples that the client holds out. Here it is one number, `knn_weight`; or, with null, the
-    best of 0, 0.1, …, 1 for the leave-one-out log-likelihood of the client's training samples. The global model was
-    trained on those of seen clients, so this λ_m is rather too small.
+    best of 0, 0.1, …, 1 for the leave-one-out log-likelihood of the client's training samples, and 0 for a client with
+    a single one. The global model was trained on those of seen clients, so this λ_m is rather too small.
     The authors' code has the kernel exp(−d²/D): `kernel: squared`. It mixes logits of the global model with
     probabilities, and picks λ and the capacity on test samples.
     A datastore has as many entries as the largest seen client has samples, or `capacity`; of more samples the first
@@ -220,7 +220,8 @@ def datastore(ctx: Context, knn: KNNPer, shared: Any, state: Any, data: ClientDa
     own = torch.stack([near, model]).gather(-1, y.view(1, -1, 1).expand(2, -1, 1))[..., 0]
     grid = torch.linspace(0, 1, 11, dtype=own.dtype, device=own.device)
     mixed = torch.lerp(own[1], own[0], grid.unsqueeze(1)).clamp(min=torch.finfo(own.dtype).tiny).log()
-    best = torch.stack([masked_mean(one, mask) for one in mixed]).argmax()
+    compares = mask * others.amax(1)  # a sample without another entry has no neighbour: padding would decide
+    best = torch.stack([masked_mean(one, compares) for one in mixed]).argmax()
     return stored._replace(weight=grid.index_select(0, best.view(1))[0] * some)
 
 

@@ -93,7 +93,8 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
     def _inner_step(self, ctx: Context, models: ModelState, batch: Batch) -> tuple[ModelState, Tensor]:
         """w̃ = w − α∇f(w; D), and the loss before it."""
         loss, gradient, buffers = ctx.task.value_and_grad(models, batch)
-        return ModelState(tree.sub(models.parameters, tree.scale(gradient, self.inner_lr)), buffers), loss
+        moved = tree.sub(models.parameters, tree.scale(gradient, ctx.own_rate(self.inner_lr)))
+        return ModelState(moved, buffers), loss
 
     def _meta_gradient(
         self, ctx: Context, models: ModelState, batch: Batch
@@ -103,7 +104,7 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
         loss, gradient, buffers = ctx.task.value_and_grad(tuned, tree.index(batch, 1))
         if self.variant != "first_order":
             curvature = self._curvature(ctx, models, gradient, tree.index(batch, 2))
-            gradient = tree.sub(gradient, tree.scale(curvature, self.inner_lr))
+            gradient = tree.sub(gradient, tree.scale(curvature, ctx.own_rate(self.inner_lr)))
         return loss, gradient, buffers
 
     def _curvature(

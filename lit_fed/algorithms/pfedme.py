@@ -110,7 +110,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
         for _ in range(self.inner_steps):
             loss, gradient, buffers = ctx.task.value_and_grad(models, batch)
             whole = tree.add(gradient, penalty.gradient(models.parameters))
-            models = ModelState(tree.sub(models.parameters, tree.scale(whole, self.inner_lr)), buffers)
+            models = ModelState(tree.sub(models.parameters, tree.scale(whole, ctx.own_rate(self.inner_lr))), buffers)
             losses.append(loss)
         return models, losses[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ class Row(NamedTuple):
     """Statistics of a record; means over its cuts, NaN without a value."""
 
     mean: float  # primary score of seen clients: mean by their samples, or of all samples together
-    spread: float  # standard deviation over cuts
+    spread: float  # standard deviation over cuts, with n − 1; NaN for a single one
     unweighted: float
     decile: float  # the 10th percentile of the clients
     worst: float
@@ -45,8 +46,8 @@ def row_of(record: Record) -> Row:
     names = ("score_unweighted", "score_decile", "score_worst")
     unweighted, decile, worst = (_mean([one.get(name) for one in seen]) for name in names)
     return Row(
-        mean_score(record, "seen"), float(np.std(_primaries(record, "seen"))) if runs else math.nan,
-        unweighted, decile, worst, tuple(mean_score(record, f"unseen_{percent}") for percent in ADAPTED_ON),
+        mean_score(record, "seen"), _deviation(_primaries(record, "seen")), unweighted,
+        decile, worst, tuple(mean_score(record, f"unseen_{percent}") for percent in ADAPTED_ON),
         _mean([run["test"]["seen"]["ece"] for run in runs]),
         _mean([run["bytes_up"] + run["bytes_down"] for run in runs]) / 1e6,
         _mean([run["cpu_seconds"] for run in runs]), _mean([run["peak_bytes"] for run in runs]) / 1e6,
@@ -75,8 +76,17 @@ def _statistics(scores: Scores) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    held = [one for one in values if one is not None and not math.isnan(one)]
+    held = _defined(values)
     return sum(held) / len(held) if held else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    held = _defined(values)
+    return statistics.stdev(held) if len(held) > 1 else math.nan
+
+
+def _defined(values: Sequence[float | None]) -> list[float]:
+    return [one for one in values if one is not None and not math.isnan(one)]
 
 
 # ---------------------------------------------------------------------- pairs

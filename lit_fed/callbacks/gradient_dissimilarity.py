@@ -74,9 +74,10 @@ class GradientDissimilarity(FederatedCallback):
                 data = block.data.select(block.client_ids)
                 for row, client_id in enumerate(block.client_ids.tolist()):
                     client = data.client(client_id)
+                    client = client._replace(mask=federation.terms.task.target.counted(client.y, client.mask))
                     gradient = client_gradient(federation, shared, by, tree.row(states, row), client)
                     if gradient is not None:
-                        weight = len(client.mask) if module.facts.weighting == "samples" else 1
+                        weight = federation.terms.client_weight(client)
                         total += weight * gradient
                         numbers += weight * torch.stack([gradient @ gradient, torch.ones_like(gradient[0])])
                     module.tell("on_clients_served", 1)
@@ -103,7 +104,7 @@ def client_gradient(
     for lo in range(0, len(data.mask), ROWS_PER_PASS):
         x, y = (rows[lo : lo + ROWS_PER_PASS] for rows in (data.x, data.y))
         prediction = algorithm.log_prob(ctx, shared, state, x, algorithm.shared_outputs(ctx, shared, x))
-        loss = ctx.task.score(prediction, y)[0].sum() / len(data.mask)
+        loss = ctx.task.score(prediction, y)[0].sum() / data.num_samples.clamp(min=1)
         parts = torch.autograd.grad(loss, by, allow_unused=True) if by and loss.requires_grad else [None]
         if all(part is None for part in parts):
             return None

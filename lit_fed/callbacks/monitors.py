@@ -130,7 +130,7 @@ def evaluation_keys(data: FederatedDataModule, chosen: ChosenMetrics, split: str
     """
     populations = ["seen", *(["unseen"] if data.unseen else []), *(["honest"] if data.attackers is not None else [])]
     statistics = chosen.statistics(ClientScores.of_rows(torch.ones(1, 3 + len(chosen)), 0, chosen.names))
-    statistics |= {f"{name}_pooled": 0.0 for name in chosen.names if chosen.pooled and not data.dataset.is_remote}
+    statistics |= {f"{name}_pooled": 0.0 for name in chosen.pooled if not data.dataset.is_remote}
     names = ["loss@served" if split == "train" and key == "loss" else key for key in statistics]
     return {f"{split}/{population}/{name}" for population in populations for name in names}
 

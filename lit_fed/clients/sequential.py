@@ -87,6 +87,7 @@ class SequentialTrainer:
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
+        data = data._replace(mask=ctx.task.target.counted(data.y, data.mask))
         ctx = ctx.of_client(torch.tensor(client_id))
 
         def call(function: Callable[..., Value], *arguments: Any) -> Value:
@@ -151,7 +152,7 @@ class SequentialTrainer:
             index = sent_to(index, data.all_y.device)
             mask = torch.full(index.shape, float(count > 0), device=index.device)
             x, y = augmented(ctx, work, data.all_x[index], data.all_y[index], client_id, step)
-            yield Batch(x, y, index, mask)
+            yield Batch(x, y, index, ctx.task.target.counted(y, mask))
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, at most `rows_per_pass` samples at a time."""

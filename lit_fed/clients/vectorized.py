@@ -144,6 +144,8 @@ class VectorizedTrainer:
         client_ids = job.block.phase.client_ids
         index = _ragged(split.offsets[split.positions(client_ids)], sizes).to(split.x.device)
         mask = (torch.arange(index.shape[1]) < sizes[:, None]).to(split.x.device, torch.float32)
+        if ctx.task.target.partly_labelled:
+            mask = ctx.task.target.counted(split.y[index], mask)
         each_losses = None
         if losses is not None:
             rows = _ragged(starts, sizes).to(losses.device)
@@ -201,6 +203,7 @@ class VectorizedTrainer:
         active_at = (plan.steps[:, None] > torch.arange(plan.counts.shape[1])).sum(0).tolist()
 
         def step(work: Any, batch: Batch, client_id: Tensor) -> Any:
+            batch = batch._replace(mask=ctx.task.target.counted(batch.y, batch.mask))
             return algorithm.client_step(ctx.of_client(client_id), shared, work, batch)
 
         def advanced(work: Any, members: Tensor | slice, counts: Tensor, position: int) -> Any:

@@ -63,6 +63,7 @@ class Context(Terms):
     task: Task
     solver: LocalSolver
     lr: Tensor  # [] float64, the local learning rate of this round; in the phase `adapt` that of adaptation
+    lr_factor: float | Tensor = 1.0  # of the client whose function this is for, [] float64, already in `lr`
     round_idx: int  # from 0
     phase: str
     aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
@@ -90,7 +91,12 @@ class Context(Terms):
         """The context with the client's learning rate; `client_id` [] may be batched, and is T or more if unseen."""
         if self.lr_factors is None:
             return self
-        return self._replace(lr=self.lr * self._value_of(client_id, self.lr_factors, 1.0))
+        factor = self._value_of(client_id, self.lr_factors, 1.0)
+        return self._replace(lr=self.lr * factor, lr_factor=factor)
+
+    def own_rate(self, lr: float | None) -> Tensor:
+        """A learning rate of the algorithm's own, [] float64, with the client's factor; None: that of the phase."""
+        return self.lr if lr is None else torch.full_like(self.lr, lr) * self.lr_factor
 
     def batch_size_of(self, client_id: Tensor) -> Tensor:
         """Samples of a local batch of a client, [] int64, `most_samples` for its whole local set; as `of_client`."""

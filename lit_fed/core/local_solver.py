@@ -88,9 +88,11 @@ class LocalSolver:
         straggler_fraction: share of the clients, sampled in every round, that take fewer local steps: a number drawn
             uniformly from one to all (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
         client_lr: factors on the learning rate of some clients, adaptation included, by patterns of their names, such
-            as `{hospital_*: 0.5}`. If several match, the last one applies; if none matches, the factor is 1.
+            as `{hospital_*: 0.5}`; also on rates of its models that the algorithm has beside `lr`. If several match,
+            the last one applies; if none matches, the factor is 1.
         client_work: share of the local steps of a round, in (0, 1], that some clients take, by patterns of their names:
-            `{phone_*: 0.5}` takes 2 of 4 epochs. A client takes at least one step. Its weight in averages is unchanged.
+            `{phone_*: 0.5}` takes 2 of 4 epochs. A client takes at least one step, and passes that measure gradients in
+            whole. Its weight in averages is unchanged.
         client_batch_size: batch size of some clients, by patterns of their names: `{phone_*: 8}`; 0 takes the whole
             local set. Others have `--data.batch_size`, and so do unseen clients.
         clip_norm: maximum Euclidean norm of the gradient of each model.

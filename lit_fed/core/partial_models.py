@@ -148,7 +148,7 @@ def rate_of(ctx: Context, lr: float | None) -> Tensor:
     """
     if lr is None or (ctx.phase == "adapt" and ctx.solver.adapt_lr is not None):
         return ctx.lr
-    return ctx.lr * (lr / ctx.solver.rate) if ctx.solver.rate else ctx.lr + lr
+    return ctx.lr * (lr / ctx.solver.rate) if ctx.solver.rate else ctx.own_rate(lr)
 
 
 def staged_run(ctx: Context, models: ModelState) -> LocalRun:

@@ -100,9 +100,9 @@ def make_plan(
             "--data.clients_per_block",
         )  # fmt: skip
     steps, purpose = steps.astype(np.int64), f"plan/{phase}/{stage}" if stage else f"plan/{phase}"
-    if shares is not None:
+    if shares is not None and not work.is_whole:
         steps = np.ceil(steps * shares - 1e-9).astype(np.int64)
-    if work.straggler_fraction:
+    if work.straggler_fraction and not work.is_whole:
         steps = _with_stragglers(steps, client_ids, work, seed, round_idx, phase)
     if work.sample_rate:
         return _drawn(sizes, generators(seed, round_idx, client_ids, purpose), steps, work)

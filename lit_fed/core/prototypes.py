@@ -21,9 +21,9 @@ from lit_fed.core.types import ClientData, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "ClassSums", "batch_sums", "check_classes", "class_counts", "class_cross_entropy", "class_features", "class_logits",
-    "class_sums", "class_vectors", "feature_width", "gradient_only", "head_leaves", "masked_mean", "per_sample",
-    "shifted",
+    "EXCLUDED", "ClassSums", "batch_sums", "check_classes", "class_counts", "class_cross_entropy", "class_features",
+    "class_logits", "class_sums", "class_vectors", "feature_width", "gradient_only", "head_leaves", "masked_mean",
+    "of_present", "per_sample", "shifted",
 ]  # fmt: skip
 
 
@@ -162,6 +162,15 @@ def class_logits(outputs: Tensor) -> Tensor:
 def class_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of outputs [B, K] to labels [B], [B]."""
     return F.cross_entropy(class_logits(outputs), labels, reduction="none")
+
+
+EXCLUDED = -1e30
+"""Shift of the logit of a class that is excluded from a softmax: its probability and its gradient are 0."""
+
+
+def of_present(shift: Tensor, counts: Tensor) -> Tensor:
+    """Shifts of class logits [C] that exclude the classes without samples, of which there are `counts` [C]."""
+    return torch.where(counts > 0, shift, EXCLUDED)
 
 
 def shifted(outputs: Tensor, shift: Tensor) -> Tensor:

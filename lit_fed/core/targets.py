@@ -367,8 +367,8 @@ IGNORED = -100
 class Sequences(Multiclass):
     """A class for each position of a sequence; a sample's loss and hit are the means over its labelled positions.
 
-    A sample without a labelled position has loss 0, and is ignored in means of losses and in E-steps. Client weights
-    count samples, unless `--model.weighting positions` is given.
+    A sample without a labelled position counts nowhere. Client weights count the others, unless `--model.weighting
+    positions` is given.
 
     Args:
         num_classes: C; 0: taken from the training labels.

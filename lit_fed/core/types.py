@@ -41,7 +41,7 @@ class ClientData(NamedTuple):
     all_x: Tensor  # [n, ...]
     all_y: Tensor  # [n] or [n, L]
     index: Tensor | None  # type: ignore[assignment] # [N] rows of this client; None: every row, N = n
-    mask: Tensor  # [N], 1 for a sample and 0 for padding
+    mask: Tensor  # [N], 1 for a sample that counts; 0 for padding, and for a sample without any label
     client_id: Tensor  # [] int64
 
     @property
@@ -62,7 +62,7 @@ class ClientData(NamedTuple):
 
     @property
     def num_samples(self) -> Tensor:
-        """Number of real samples, [] float64: a whole number, so that weighted sums stay exact."""
+        """Number of samples that count, [] float64: a whole number, so that weighted sums stay exact."""
         return self.mask.sum(dtype=torch.float64)
 
 
@@ -72,7 +72,7 @@ class Batch(NamedTuple):
     x: Tensor  # [B, ...] or [K, B, ...]
     y: Tensor  # [B] or [B, L], or with a leading K; classes may be probabilities, with a trailing C (binary: none)
     index: Tensor  # type: ignore[assignment] # [B] or [K, B]: position within the client's samples
-    mask: Tensor  # [B] or [K, B], 1 for a sample and 0 for padding
+    mask: Tensor  # [B] or [K, B], 1 for a sample that counts, as in `ClientData`
 
 
 class Stage(NamedTuple):
@@ -81,6 +81,7 @@ class Stage(NamedTuple):
     name: str
     epochs: int | None = None
     steps: int | None = None
+    is_whole: bool = False  # as in `LocalWork`
 
 
 class LocalWork(NamedTuple):
@@ -98,6 +99,7 @@ class LocalWork(NamedTuple):
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
     sample_rate: float = 0.0  # b > 0: Poisson batches of rate b; 0: shuffled passes
     stages: tuple[Stage, ...] = ()  # (): a single one without a name
+    is_whole: bool = False  # whether every client takes all steps, since they measure something: no straggler, no share
 
     @property
     def trains(self) -> bool:
@@ -115,7 +117,9 @@ class LocalWork(NamedTuple):
         if not self.stages:
             return (("", self),)
         alone = self._replace(stages=())
-        return tuple((name, alone._replace(epochs=epochs, steps=steps)) for name, epochs, steps in self.stages)
+        return tuple(
+            (one.name, alone._replace(epochs=one.epochs, steps=one.steps, is_whole=one.is_whole)) for one in self.stages
+        )
 
 
 class Absences(NamedTuple):

@@ -36,6 +36,7 @@ from lit_fed.data.populations.checks import (
     scale_of_labels,
     taken_labels,
     with_ignored,
+    without_unlabelled,
 )
 from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, notice
@@ -267,9 +268,21 @@ class FederatedDataModule(LightningDataModule):
                 seen = seen._replace(label_scale=None, learned=tuple(one for one in seen.learned if one != OF_LABELS))
         check_labels(self.target, seen, unseen)
         self.label_shape = tuple(seen.train.y.shape[1:])
-        if not isinstance(self.target, Segmentation):
-            return seen, unseen
-        return flat_population(seen), None if unseen is None else flat_population(unseen)
+        if isinstance(self.target, Segmentation):
+            seen, unseen = flat_population(seen), None if unseen is None else flat_population(unseen)
+        seen, unseen = self._that_teach(seen), None if unseen is None else self._that_teach(unseen)
+        if self.target.partly_labelled and not seen.train.num_samples:
+            raise ConfigError(
+                f"no training sample of {type(self.dataset).__name__} has a label; correct --data.dataset"
+            )
+        return seen, unseen
+
+    def _that_teach(self, population: Population) -> Population:
+        """The clients without training samples that have no label at all, which a line tells the number of."""
+        fewer, number = without_unlabelled(self.target, population)
+        if number and (self.trainer is None or self.trainer.is_global_zero):
+            notice(f"{number:,} of {population.train.num_samples:,} training samples have no label and are left out")
+        return fewer
 
     def _with_attackers(self, seen: Population) -> Population:
         """The seen clients with attackers chosen and their training samples poisoned."""

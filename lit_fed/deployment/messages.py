@@ -59,6 +59,7 @@ POSITIVE = whole(1, 2**31)
 SEED = whole(0, 2**63)
 SAMPLES = whole(0, 2**52)
 SHARE = number(0, 1)
+FLAG = one_of(True, False)
 NAME = text(200, ".+")  # of a client
 RELEASE = text(64)  # of lit_fed
 SHAPE = list_of(whole(1, 2**31 - 1), 8)  # of a sample
@@ -226,8 +227,8 @@ MOST_STAGES = 16
 WORK = record(
     {
         **dict.fromkeys(("epochs", "steps", "batch_size"), optional(LARGE)),
-        "batches_per_step": whole(1, 2**16), "straggler_fraction": SHARE, "sample_rate": SHARE,
-        "stages": list_of(tuple_of(text(64, "[a-z_]*"), optional(LARGE), optional(LARGE)), MOST_STAGES),
+        "batches_per_step": whole(1, 2**16), "straggler_fraction": SHARE, "sample_rate": SHARE, "is_whole": FLAG,
+        "stages": list_of(tuple_of(text(64, "[a-z_]*"), optional(LARGE), optional(LARGE), FLAG), MOST_STAGES),
     },
     may_miss=("stages",),
 )  # fmt: skip

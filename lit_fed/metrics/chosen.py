@@ -38,7 +38,8 @@ class ClientMetric:
 
     torchmetrics gives 0 for the area under the curve of a class that a client lacks, and most clients lack many
     classes. So areas are averaged here over the classes where they are defined. Correlations and R² of constants, 0 or
-    huge in torchmetrics, are undefined.
+    huge in torchmetrics, are undefined. Macro averages leave out a class that is ignored, which torchmetrics counts
+    as 0 where it is predicted.
 
     Args:
         name: key in the results.
@@ -59,7 +60,11 @@ class ClientMetric:
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
         self._is_library = lies_below(type(metric).__module__, "torchmetrics")
         self._ranks = isinstance(metric, torchmetrics.retrieval.base.RetrievalMetric)
-        self.averages = self._is_curve and self._average in ("macro", "weighted")
+        self._left_out: int | None = None
+        ignored = getattr(metric, "ignore_index", None)
+        if isinstance(metric, torchmetrics.classification.MulticlassStatScores) and self._average == "macro":
+            self._left_out = ignored if ignored in range(target.num_classes) else None
+        self.averages = (self._is_curve and self._average in ("macro", "weighted")) or self._left_out is not None
         if self.averages:
             metric.average = "none"
         self.reason, self._failure = "", ""
@@ -72,6 +77,32 @@ class ClientMetric:
         metric: Any = self.metric
         plain = type(metric) in _shares() and metric.top_k == 1 and metric.ignore_index is None
         return plain and self._average == "micro"
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its state consists of a few numbers, which those of other clients can be merged with."""
+        held: Any = self.metric.metric_state
+        few = all(isinstance(one, Tensor) for one in held.values())
+        return few and self.metric.full_state_update is False and not self._is_curve
+
+    def state(self) -> Tensor:
+        """The numbers of the current client's state, [S] float64; NaN if the metric is undefined for its samples."""
+        held: Any = self.metric.metric_state
+        numbers = torch.cat([one.double().flatten() for one in held.values()])
+        return torch.full_like(numbers, torch.nan) if self._failure else numbers
+
+    def of_states(self, states: Tensor) -> float:
+        """The metric over the samples of several clients together, from their `state`, [n, S]; NaN if one is."""
+        held: Any = self.metric.metric_state
+        if bool(states.isnan().any()):
+            return float("nan")
+        for numbers in states:
+            parts = [
+                part.view(old.shape) if old.is_floating_point() else part.long().view(old.shape)
+                for part, old in zip(numbers.split([one.numel() for one in held.values()]), held.values(), strict=True)
+            ]
+            self.metric.merge_state(dict(zip(held, parts, strict=True)))
+        return self.take()
 
     def update(self, shown: Tensor, labels: Tensor, owner: Tensor | None = None) -> None:
         """Add samples of the current client.
@@ -153,6 +184,8 @@ class ClientMetric:
         if any(bool((low == high).any()) for low, high in self._ranges):
             self._failure = "its labels or predictions are constant"
             return float("nan")
+        if self._left_out is not None:
+            return self._without_ignored()
         if not self._is_curve:
             return float(self.metric.compute())
         most = self._count if isinstance(self.metric, _precisions()) else self._count - 1
@@ -165,6 +198,17 @@ class ClientMetric:
             return float(found)
         weight = self._positives[defined] if self._average == "weighted" else torch.ones(int(defined.sum()))
         return float((found[defined].double() * weight).sum() / weight.sum())
+
+    def _without_ignored(self) -> float:
+        """The mean over the classes that torchmetrics averages, without the one that is ignored."""
+        counts: Any = self.metric
+        kept = (counts.tp + counts.fp + counts.fn > 0) | (counts.top_k > 1)
+        kept[self._left_out] = False
+        if not kept.any():
+            self._failure = "its samples are all ignored"
+            return float("nan")
+        found: Tensor = counts.compute()
+        return float(found[kept].double().mean())
 
 
 class ChosenMetrics:
@@ -201,9 +245,12 @@ class ChosenMetrics:
         return ClientMeter(self, num_clients, add)
 
     @property
-    def pooled(self) -> bool:
-        """Whether samples of all clients are measured together: predictions at positions are too many to be held."""
-        return len(self) > 0 and not self.target.positions
+    def pooled(self) -> list[str]:
+        """Names of the metrics that are measured over the samples of all clients together.
+
+        Predictions at positions are too many to be held: there it is the metrics whose states add up.
+        """
+        return [one.name for one in self.metrics if one.adds_up or not self.target.positions]
 
     def shown(self, prediction: Tensor) -> Tensor:
         """Predictions [..., C] from `Target.mix` as the metrics see them, on the CPU."""
@@ -218,8 +265,31 @@ class ChosenMetrics:
             labels: [n, ...].
             owner: client of each sample, [n].
         """
-        each = self.metrics if len(owner) else []
-        return {f"{one.name}_pooled": one.of_all(shown, labels, owner) for one in each}
+        each = [one for one in self.metrics if one.name in self.pooled] if len(owner) else []
+        if self.target.positions:
+            owner = owner.unsqueeze(1).expand(labels.shape)
+        some = self.counted(shown, labels, owner)
+        return {f"{one.name}_pooled": one.of_all(*some) for one in each}
+
+    def counted(self, shown: Tensor, labels: Tensor, *others: Tensor) -> list[Tensor]:
+        """Predictions [n, …], labels [n, …] and others like labels; of positions [n, L, …] those that count."""
+        parts = [shown, labels, *others]
+        if self.target.positions:
+            parts = [one.flatten(0, 1) for one in parts]
+        if self.target.ignored is not None:
+            parts = [one[parts[1] != self.target.ignored] for one in parts]
+        return parts
+
+    def states(self) -> Tensor:
+        """The current client's states of the metrics that add up, [S] float64."""
+        return torch.cat([one.state() for one in self.metrics if one.adds_up])
+
+    def of_states(self, states: Tensor) -> dict[str, float]:
+        """The metrics that add up over samples of several clients together, `<name>_pooled`, from `states` [n, S]."""
+        adding = [one for one in self.metrics if one.adds_up]
+        with quiet():
+            parts = states.split([len(one.state()) for one in adding], dim=1)
+            return {f"{one.name}_pooled": one.of_states(part) for one, part in zip(adding, parts, strict=True)}
 
     def statistics(self, scores: ClientScores) -> dict[str, float]:
         """The reported statistics over clients, by key: `summarise`, and `client_statistics` of each metric.
@@ -243,13 +313,15 @@ class ClientMeter:
     Args:
         chosen: the metrics.
         num_clients: C.
-        add: gets the number of a client, 0 … C − 1, some of its predictions and their labels; None: no collection.
+        add: gets the number of a client, 0 … C − 1, some of its predictions and their labels, or with positions the
+            states of its metrics [1, S] and a label that means nothing; None: no collection.
     """
 
     def __init__(self, chosen: ChosenMetrics, num_clients: int, add: Add | None = None) -> None:
         self._chosen, self._add = chosen, add
         self._values = torch.full((num_clients, len(chosen)), float("nan"), dtype=torch.float64)
         self._row: int | None = None  # current client
+        self._counts = False  # whether it has a sample or position that counts
         self._done: set[int] = set()
 
     def add(self, rows: Tensor, prediction: Tensor, y: Tensor, mask: Tensor) -> None:
@@ -266,14 +338,11 @@ class ClientMeter:
         with quiet():
             for position, row in enumerate(rows.tolist()):
                 self._turn_to(row)
-                some, their = shown[position][held[position]], labels[position][held[position]]
-                if target.positions:
-                    some, their = some.flatten(0, 1), their.flatten(0, 1)
-                if target.ignored is not None:
-                    some, their = (one[their != target.ignored] for one in (some, their))
+                some, their = self._chosen.counted(*(one[position][held[position]] for one in (shown, labels)))
+                self._counts = self._counts or len(their) > 0
                 for one in self._chosen.metrics:
                     one.update(some, their)
-                if self._add is not None:
+                if self._add is not None and not target.positions:
                     self._add(row, some, their)
 
     def values(self) -> dict[str, Tensor]:
@@ -288,9 +357,11 @@ class ClientMeter:
             return
         assert row not in self._done, "a client's predictions come before those of the next one"
         if self._row is not None:
+            if self._add is not None and self._chosen.target.positions and self._counts:
+                self._add(self._row, self._chosen.states()[None], torch.zeros(1, dtype=torch.int64))
             self._values[self._row] = torch.tensor([one.take() for one in self._chosen.metrics], dtype=torch.float64)
             self._done.add(self._row)
-        self._row = row
+        self._row, self._counts = row, False
 
 
 def _curves() -> tuple[type[torchmetrics.Metric], ...]:

@@ -15,7 +15,7 @@ MOST_AXES = 8
 
 
 class Pool:
-    """Predictions and labels of the samples of all measured clients, on the CPU."""
+    """Predictions and labels of the samples of all measured clients, or states of metrics; see `ClientMeter`."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, Tensor, Tensor]] = []
@@ -36,16 +36,23 @@ class Pool:
             device: where ranks exchange tensors.
             kept: positions of the clients that count, [m]; None: all.
         """
-        whole = self._gathered(device, torch.float32 if chosen.target.continuous else torch.int64)
+        of_states = chosen.target.positions
+        types = (
+            torch.float64 if of_states else torch.float32,
+            torch.float32 if chosen.target.continuous else torch.int64,
+        )
+        whole = self._gathered(device, types)
         if whole is None:
             return {}
         owner, shown, labels = whole
         if kept is not None:
             wanted = torch.isin(owner, kept)
             owner, shown, labels = owner[wanted], shown[wanted], labels[wanted]
-        return chosen.of_all(shown, labels, owner)
+        return chosen.of_states(shown) if of_states else chosen.of_all(shown, labels, owner)
 
-    def _gathered(self, device: torch.device, label_type: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _gathered(
+        self, device: torch.device, types: tuple[torch.dtype, torch.dtype]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Positions of clients [n], rising, predictions and labels of all ranks; None without samples."""
         owner = torch.cat([torch.full((len(y),), place) for place, _, y in self._parts] or [torch.zeros(0).long()])
         columns = [shown for _, shown, _ in self._parts], [labels for _, _, labels in self._parts]
@@ -59,7 +66,6 @@ class Pool:
             shapes = torch.stack(gather_all_tensors(shapes.to(device))).amax(0).cpu()
             owner = torch.cat(gather_all_tensors(owner.to(device))).cpu()
             each = [torch.cat(gather_all_tensors(one.double().flatten().to(device))).cpu() for one in each]
-            types = torch.float32, label_type
             each = [
                 one.to(kind).view(len(owner), *map(int, row[1 : int(row[0])]))
                 for one, kind, row in zip(each, types, shapes, strict=True)

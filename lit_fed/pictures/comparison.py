@@ -78,12 +78,10 @@ def _curves(groups: Sequence[Group], metric: str, *, bytes_sent: bool) -> Any:
 def _draw(axes: Any, position: int, curve: _Curve, x: np.ndarray) -> None:
     """Mean and spread over seeds; of runs that send nothing a level line at their last value."""
     options = {"label": curve.name, "color": style.COLOURS[position % len(style.COLOURS)], **style.look(position)}
-    middle = curve.values.mean(0)
     if x[-1] == 0:
-        axes.axhline(middle[-1], **options | {"marker": "", "label": f"{curve.name} (sends nothing)"})
+        axes.axhline(curve.values[:, -1].mean(), **options | {"marker": "", "label": f"{curve.name} (sends nothing)"})
     else:
-        deviation = curve.values.std(0, ddof=1) if len(curve.values) > 1 else None
-        style.draw_curve(axes, x, middle, deviation, **options)
+        style.draw_mean(axes, x, curve.values, **options)
 
 
 def _label_x(axes: Any, curves: Sequence[_Curve], label: str) -> None:

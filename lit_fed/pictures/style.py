@@ -13,8 +13,8 @@ from lit_fed.system.files import whole_file
 
 __all__ = [
     "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "POPULATIONS", "STYLE", "UNDATED",
-    "byte_unit", "bytes_in_unit", "draw_curve", "few_ticks", "frame", "legend_above", "look", "name_clients",
-    "new_figure", "percent", "save", "scale_of", "short_name",
+    "byte_unit", "bytes_in_unit", "draw_curve", "draw_mean", "few_ticks", "frame", "legend_above", "look",
+    "name_clients", "new_figure", "percent", "save", "scale_of", "short_name",
 ]  # fmt: skip
 
 DPI = 200
@@ -97,6 +97,12 @@ def draw_curve(
     (line,) = axes.plot(x, middle, markevery=max(1, len(x) // MOST_MARKERS), **line_options)
     if deviation is not None:
         axes.fill_between(x, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
+
+
+def draw_mean(axes: Any, x: Sequence[float] | np.ndarray, values: Any, **line_options: Any) -> None:
+    """The mean over seeds of values [seeds, n], in a band of their standard deviation with n − 1; see `draw_curve`."""
+    values = np.asarray(values)
+    draw_curve(axes, x, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None, **line_options)
 
 
 def byte_unit(most: float) -> tuple[float, str]:

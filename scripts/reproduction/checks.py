@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_fed.pictures.style import COLOURS, draw_curve, look, save
+from lit_fed.pictures.style import COLOURS, draw_curve, draw_mean, look, save
 from reproduction.markdown import Part, grid, section
 from reproduction.pictures import panels
 from reproduction.runs import Record
@@ -64,7 +64,8 @@ def privacy_picture(found: Results, path: Path) -> None:
         for position, name in enumerate(PRIVATE):
             values = [accuracies(found.of(setting, f"{name}_epsilon_{epsilon}")) for epsilon in places]
             there = [number for number, some in enumerate(values) if some]
-            middle, deviation = (np.array([of(values[number]) for number in there]) for of in (np.mean, np.std))
+            middle = np.array([statistics.mean(values[number]) for number in there])
+            deviation = np.array([statistics.stdev(some) if len(some := values[number]) > 1 else 0 for number in there])
             looks = {"color": COLOURS[position], "markersize": 4, **look(position)}
             draw_curve(axis, there, middle, deviation, label=LABELS[name], **looks)
         axis.set_xticks(range(len(places)), [written(epsilon) for epsilon in places])
@@ -150,7 +151,7 @@ def compression_picture(found: Results, path: Path) -> None:
                 both = np.array([_curve(one) for one in records])  # [seeds, 2, rounds]
                 sent, accuracy = both[:, 0].mean(axis=0) / 1e3, 100 * both[:, 1]
                 looks = {"label": label, "color": f"C{position}", "markersize": 4, **look(position)}
-                draw_curve(axis, sent, accuracy.mean(axis=0), accuracy.std(axis=0), **looks)
+                draw_mean(axis, sent, accuracy, **looks)
         axis.set(xscale="log", xlabel="megabytes sent up per client", ylabel="test accuracy (%)")
         axis.grid(alpha=0.3)
     for axis in axes.values():

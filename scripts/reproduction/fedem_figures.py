@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_fed.pictures.style import draw_curve, look, save
+from lit_fed.pictures.style import draw_mean, look, save
 from reproduction.fedem import TABLE2, TABLE3, THEIRS, at_rate, settings_or_one, unseen
 from reproduction.markdown import Part, grid, section
 from reproduction.pictures import Curve, curves, panels
@@ -273,8 +273,7 @@ def convergence_picture(found: Results, path: Path) -> None:
                 rounds, values = evaluated(found.of(setting, name), quantity)
                 if rounds:
                     each = np.array(values) * (1 if "loss" in quantity else 100)
-                    deviation = each.std(axis=0) if len(each) > 1 else None
-                    draw_curve(axis, rounds, each.mean(axis=0), deviation, **looks[position])
+                    draw_mean(axis, rounds, each, **looks[position])
             if not axis.lines:
                 axis.set_axis_off()
                 axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)

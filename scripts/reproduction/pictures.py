@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.pictures.style import draw_curve, look, save
+from lit_fed.pictures.style import draw_mean, look, save
 
 Bar = tuple[str, Sequence[float], float | None]
 """Label, a value for each seed, and the published value where there is one."""
@@ -81,9 +81,7 @@ def curves(
     for name, lines in groups.items():
         axis = axes[name]
         for position, (label, x, values) in enumerate(lines):
-            middle, deviation = np.mean(values, axis=0), np.std(values, axis=0)
-            spread = deviation if len(values) > 1 else None
-            draw_curve(axis, x, middle, spread, label=label, markersize=4, **look(position))
+            draw_mean(axis, x, values, label=label, markersize=4, **look(position))
         axis.set(xlabel=x_label if isinstance(x_label, str) else x_label[name], ylabel=y_label)
         axis.legend(fontsize=7, frameon=False)
     save(figure, path)

@@ -398,3 +398,25 @@ def test_clients_are_served_alike_whatever_the_average():
     plain.states = federation.states
     assert same_bits(federation.predictions(unseen, seen=False), plain.predictions(unseen, seen=False))
     assert same_bits(federation.predictions(), plain.predictions())
+
+
+def test_stale_fill_by_responsibility_gives_absent_clients_the_shares_of_the_others(client_trainer):
+    """θ_m <- p·Σ_S n_t π_tm θ_m,t/Σ_S n_t π_tm + (1 − p)·θ_m, where p is the participants' share of all samples."""
+    train, cohort = make_clients([5, 2, 8]), [0, 2]
+    options = {"trainer": client_trainer, "aggregation": "stale_fill", "solver": LocalSolver(lr=0.3)}
+    federation = run_rounds(ResponsibilityFedEM(2), train=train, rounds=1, **options)
+    before, seen = federation.weights.clone(), {}
+    for one in cohort:  # what each of them sends is the model after a round of it alone
+        alone = Federation(
+            ResponsibilityFedEM(2), train, shared=federation.shared, round_idx=1, solver=federation.solver
+        )
+        alone.states = federation.states
+        alone.round([one])
+        seen[one] = alone.weights, alone.states.mixture[one]
+    federation.round(cohort)
+    n = train.sizes.double()
+    uses = {one: float(n[one]) * seen[one][1] for one in cohort}
+    mean = sum(uses[one][:, None] * seen[one][0] for one in cohort) / sum(uses.values())[:, None]
+    p = float(sum(n[one] for one in cohort) / n.sum())
+    torch.testing.assert_close(federation.weights, p * mean + (1 - p) * before, rtol=0, atol=1e-12)
+    assert distance(mean, before) > 1e-3

@@ -1,6 +1,16 @@
 import numpy as np
 import pytest
-from federated_round import Federation, as_arrays, batch_orders, make_clients
+from federated_round import (
+    BINARY,
+    MULTICLASS,
+    Federation,
+    as_arrays,
+    batch_orders,
+    distance,
+    make_clients,
+    make_task,
+    same_bits,
+)
 from few_classes import COHORTS, HEAVY, close, samples, started
 from references.fedlc_numpy import fedlc_round
 
@@ -23,6 +33,38 @@ def test_rounds_are_those_of_the_reference(denominator, client_trainer):
         w = fedlc_round(w, clients, orders, tau=1.5, with_true=with_true, present=cohort, **HEAVY)
         federation.round(cohort)
         close(federation.weights, [w])
+
+
+@pytest.mark.parametrize("target", [MULTICLASS, BINARY], ids=["three classes", "two"])
+def test_a_client_with_a_single_class_has_no_denominator_without_it(target, client_trainer):
+    """Its loss is 0 and it stays; others are as without it, but for their share of the average."""
+    train = make_clients([4, 6], target=target)
+    train.y[:4] = 1
+    task = make_task(target)
+    federation = Federation(FedLC(1.5, "others"), train, task, trainer=client_trainer, weighting="uniform")
+    start = federation.weights
+    federation.round([0])
+    assert same_bits(federation.weights, start)
+    assert federation.metrics["loss"] == 0
+    federation.round([0, 1])
+    alone = Federation(FedLC(1.5, "others"), train, task, trainer=client_trainer, weighting="uniform", round_idx=1)
+    alone.round([1])
+    close(federation.weights, (start + alone.weights) / 2)
+
+
+@pytest.mark.parametrize("tau", [0.0, 1e-12, 1.0])
+@pytest.mark.parametrize("denominator", ["all", "others"])
+def test_a_class_without_samples_never_moves(tau, denominator, client_trainer):
+    """However small the margins: its weights and its bias stay where they were, bit for bit."""
+    train = samples([6])
+    train.y[:] = train.y % 2
+    task = make_task(MULTICLASS)
+    federation = Federation(FedLC(tau, denominator), train, task, trainer=client_trainer)
+    start = federation.shared.models.parameters
+    federation.round()
+    found = federation.shared.models.parameters
+    assert all(same_bits(leaf[0, 2], start[name][0, 2]) for name, leaf in found.items())
+    assert distance(found["linear.weight"][0, :2], start["linear.weight"][0, :2]) > 1e-3
 
 
 def test_two_classes_have_the_margin_of_their_logit():

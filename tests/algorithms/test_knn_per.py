@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 from federated_round import POSITIONS, Tagger, as_arrays, distance, make_task
 from few_classes import close, samples, started
 from references.knn_per_numpy import best_weight, predicted, predicted_by_mixture
+from references.two_layers import log_softmax, outputs
 
 from lit_fed.algorithms import IFCA, SCAFFOLD, Ditto, FedAvg, FedAvgPlus, FedEM, KNNPer, OfficialFedEM
 from lit_fed.errors import ConfigError
@@ -45,6 +47,21 @@ def test_a_capacity_keeps_the_first_samples():
     theta = federation.weights[0].numpy()
     for found, (x, y) in zip(federation.predictions(states=federation.serve()), clients, strict=True):
         close(found.exp().clamp(min=1e-12), predicted(theta, x, x[:2], y[:2], 1.0, 2, False).clip(1e-12))
+
+
+@pytest.mark.parametrize("sizes", [[1, 6], [1, 1]], ids=["padded", "alone"])
+def test_a_client_with_a_single_sample_has_no_neighbour_to_choose_by(sizes, client_trainer):
+    """λ = 0, whatever its label: a row of padding is no other entry."""
+    for label in range(3):
+        train = samples(sizes)
+        train.y[0] = label
+        federation, _ = started(KNNPer(3, None), client_trainer, train=train)
+        federation.round()
+        served = federation.serve()
+        assert served.weight[0] == 0
+        assert (served.weight[1] == 0) == (sizes[1] == 1)
+        theta, ((x, _), _) = federation.weights[0].numpy(), as_arrays(train)
+        close(federation.predictions(states=served)[0].exp(), np.exp(log_softmax(outputs(theta, x))))
 
 
 # ---------------------------------------------------------------------- around FedEM

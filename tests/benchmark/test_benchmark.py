@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import leaderboard
 import numpy as np
@@ -433,6 +434,24 @@ def test_differences_are_paired_by_client():
     assert mixed.mean == pytest.approx(0)
     assert mixed.low < -0.1 < 0.1 < mixed.high
     assert not mixed.is_clear
+
+
+def test_the_deviation_over_cuts_divides_by_one_less():
+    """0.5, 0.6 and 0.8 from their mean 19/30: √(Σ/2); of one cut it is unknown, and the page says none."""
+    costs = {"bytes_up": 0, "bytes_down": 0, "cpu_seconds": 1.0, "peak_bytes": 1}
+
+    def row(scores):
+        record = made([[score] for score in scores])
+        for run in record["runs"]:
+            populations = "seen", "unseen_0", "unseen_10", "unseen_100"
+            run |= costs | {"test": dict.fromkeys(populations, run["test"]["seen"])}
+        return row_of(record)
+
+    assert row([0.5, 0.6, 0.8]).spread == pytest.approx((sum((x - 19 / 30) ** 2 for x in (0.5, 0.6, 0.8)) / 2) ** 0.5)
+    assert math.isnan(row([0.5]).spread)
+    assert row([0.5]).mean == 0.5
+    result = SimpleNamespace(task=SimpleNamespace(cuts=(0,)), standings={"FedAvg": (row([0.5]), None, 0.1, 0.2)})
+    assert "| 50.0 |" in leaderboard.task_table(result)[-1]
 
 
 def test_an_interval_of_many_clients_is_drawn_in_blocks(monkeypatch):

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from fed_runs import run_cli
+from federated_round import Tagger
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from quiet import quiet_trainer
@@ -222,3 +223,21 @@ def test_a_checkpoint_brings_its_metrics_and_takes_others(tmp_path):
     assert "calibration_error" in said
     assert "auroc" not in said
     run_cli(["fit", *arguments, "--ckpt_path", "last", "--trainer.max_epochs", "2", "--model.metrics+", "Specificity"])
+
+
+def test_the_perplexity_of_all_positions_together_is_that_of_their_mean_loss(tmp_path):
+    """exp(`loss`) for texts of one length, and not the mean of the clients' perplexities; it can be monitored."""
+    rng = np.random.default_rng(0)
+    clients = {}
+    for name, size, most in (("ann", 12, 2), ("bob", 20, 3)):
+        tokens = rng.integers(most, size=(size, 4))
+        clients[name] = (tokens, tokens)
+    data = FederatedDataModule.from_clients(clients, test_fraction=0.25, val_fraction=0.25)
+    module = FederatedModule(FedAvg(), LocalSolver(lr=0.5), network=Tagger, metrics="Perplexity")
+    stop = EarlyStopping("val/seen/perplexity_pooled")
+    trainer = quiet_trainer(3, tmp_path, callbacks=[stop], check_val_every_n_epoch=1)
+    trainer.fit(module, datamodule=data)
+    trainer.test(module, datamodule=data)
+    found = module.results
+    assert found["test/seen/perplexity_pooled"] == pytest.approx(np.exp(found["test/seen/loss"]), rel=1e-5)
+    assert abs(found["test/seen/perplexity_pooled"] - found["test/seen/perplexity"]) > 1e-4

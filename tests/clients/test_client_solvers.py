@@ -21,7 +21,20 @@ from federated_round import (
 from quiet import quiet_trainer
 
 from lit_fed import FederatedDataModule, FederatedModule
-from lit_fed.algorithms import AFL, L2GD, FedAvg, FedAvgPlus, FedEM, FedProx, FedSGD, FedU, Local, QFedAvg
+from lit_fed.algorithms import (
+    AFL,
+    L2GD,
+    FedAS,
+    FedAvg,
+    FedAvgPlus,
+    FedEM,
+    FedeRiCo,
+    FedProx,
+    FedSGD,
+    FedU,
+    Local,
+    QFedAvg,
+)
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits
@@ -203,3 +216,28 @@ def test_private_steps_are_alike_for_all(solver, words):
     privacy = ExamplePrivacy(1.0, clip_norm=1.0, delta=1e-3, sample_rate=0.1)
     with pytest.raises(ConfigError, match=words):
         refuse(FedAvg(), solver=solver, privacy=privacy)
+
+
+@pytest.mark.parametrize(("steps", "share", "taken"), [(3, 0.5, 2), (5, 0.3, 2), (10, 0.3, 3), (4, 0.1, 1)])
+def test_a_share_of_the_steps_is_rounded_up(steps, share, taken, client_trainer):
+    """½(w − 4)² from 0 at rate 0.2: `taken` steps leave 0.8^taken of the way."""
+    train, task = quadratics([1.0], [4.0]), make_task(REGRESSION, network=Scale)
+    shares = torch.tensor([share], dtype=torch.float64)
+    solver = LocalSolver(lr=0.2, local_steps=steps)
+    federation = run_rounds(FedAvg(), client_trainer, train, task=task, solver=solver, work_shares=shares, rounds=1)
+    assert float(federation.weights) == pytest.approx(4 - 4 * 0.8**taken, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedSGD(), FedeRiCo(1, exchange="gradient"), FedAS(align_epochs=0)], ids=lambda one: type(one).__name__
+)
+@pytest.mark.parametrize("fewer", ["share", "stragglers"])
+def test_passes_that_measure_are_whole_for_clients_that_take_fewer_steps(algorithm, fewer, client_trainer):
+    """Gradients and traces are sums over all batches: a part of them would be another objective or another weight."""
+    train, task = make_clients([9, 4], target=MULTICLASS), make_task(MULTICLASS, network=small_mlp)
+    terms = {"task": task, "batch_size": 2}
+    shares = {"work_shares": torch.full((2,), 0.3, dtype=torch.float64)} if fewer == "share" else {}
+    slow = LocalSolver(lr=0.2, local_steps=1, straggler_fraction=float(fewer == "stragglers"))
+    a = run_rounds(algorithm, client_trainer, train, solver=slow, **terms, **shares)
+    b = run_rounds(algorithm, client_trainer, train, solver=LocalSolver(lr=0.2, local_steps=1), **terms)
+    assert same_bits((a.shared, a.states), (b.shared, b.states))

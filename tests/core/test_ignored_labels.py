@@ -176,3 +176,22 @@ def test_labels_are_ignored_where_there_are_some():
     flat.setup()
     with pytest.raises(ConfigError, match=r"--model.weighting is positions, and the labels of _Arrays have none"):
         flat.facts(weighting="positions", seed=0, num_rounds=1)
+
+
+# ---------------------------------------------------------------------- samples without any label
+def test_the_data_module_leaves_them_out(capsys):
+    """Of batches and steps, too; a client's test samples stay, and are not measured."""
+    y = torch.randint(3, (15, 4), generator=torch.Generator().manual_seed(3))
+    y[[0, 2, 5, 11]] = -100
+    y[1, 1:] = -100
+    whole = Split(torch.zeros_like(y), y, torch.tensor([0, 6, 15]))
+    clients = {name: (one.x.numpy(), one.y.numpy()) for name, one in zip("ab", map(whole.client, (0, 1)), strict=True)}
+    data = FederatedDataModule.from_clients(clients, test_fraction=0)
+    data.setup()
+    assert data.seen.train.sizes.tolist() == [3, 8]
+    assert "4 of 15 training samples have no label and are left out" in capsys.readouterr().err
+    facts = data.facts(weighting="samples", seed=0, num_rounds=1)
+    assert (facts.total_samples, facts.most_samples) == (11, 8)
+    assert bool((data.seen.train.y != -100).any(1).all())
+    with pytest.raises(ConfigError, match=r"no training sample of _Arrays has a label; correct --data\.dataset"):
+        data_of(torch.full_like(Y, -100), Sequences(3, ignore_index=-100))

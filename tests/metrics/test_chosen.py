@@ -9,6 +9,7 @@ from torchmetrics import classification
 
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.pooled import Pool
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.selection import choose_metrics
 
@@ -93,6 +94,55 @@ def test_perplexity_is_that_of_positions_that_count():
     assert choose_metrics("Perplexity", sequences).names == ["perplexity"]
     with pytest.raises(ConfigError, match=r"torchmetrics\.text and measures neither"):
         choose_metrics("Perplexity", Regression())
+
+
+@pytest.mark.parametrize(
+    "given", ["Perplexity", {"JaccardIndex": {"average": "macro"}}, {"F1Score": {"average": "macro"}}]
+)
+def test_positions_of_all_clients_together_are_those_of_one_client_that_has_them(given):
+    """Of 24, 40 and no positions that count: states add up, where predictions are too many to be held."""
+    clients = [classes(4, size, seed=seed) for seed, size in enumerate((24, 48, 6))]
+    clients[1][1][40:] = clients[2][1][:] = -100
+    chosen, pool = choose_metrics(given, Sequences(4, ignore_index=-100)), Pool()
+    rows = [(p.view(-1, 6, 4), y.view(-1, 6)) for p, y in clients]
+    meter = chosen.meter(3, pool.add)
+    for row, (prediction, y) in enumerate(rows):
+        meter.add(torch.tensor([row]), prediction[None], y[None], torch.ones(1, len(y)))
+    meter.values()
+    ((key, found),) = pool.values(chosen, torch.device("cpu")).items()
+    p, y = (torch.cat([one[place] for one in clients]) for place in (0, 1))
+    p, y = p[y != -100].double(), y[y != -100].numpy()
+    expected = {
+        "perplexity": (-p[torch.arange(len(y)), y].mean()).exp(),
+        "jaccard_index": sk.jaccard_score(y, p.argmax(1), average="macro"),
+        "f1_score": sk.f1_score(y, p.argmax(1), average="macro"),
+    }  # fmt: skip
+    assert found == pytest.approx(float(expected[key.removesuffix("_pooled")]), rel=1e-5)
+    assert pool.values(chosen, torch.device("cpu"), torch.tensor([0])) == pytest.approx(
+        {key: float(meter.values()[key.removesuffix("_pooled")][0])}, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("Recall", sk.recall_score),
+        ("Precision", sk.precision_score),
+        ("F1Score", sk.f1_score),
+        ("Accuracy", sk.recall_score),
+    ],
+)
+def test_macro_averages_leave_out_a_class_that_is_ignored(name, score):
+    """scikit-learn's mean over the other classes of the samples that count; the client has no sample of 3."""
+    prediction, y = classes(5, 60, present=3)
+    kept = y != 1
+    given = {"macro": {"class_path": name, "init_args": {"average": "macro", "ignore_index": 1}}}
+    (found,) = measured(given, Multiclass(5), [(prediction, y)], parts=3).tolist()
+    hard = prediction.argmax(1)[kept]
+    expected = score(y[kept], hard, labels=[0, 2, 3, 4], average="macro", zero_division=0)
+    assert found == pytest.approx([expected], rel=1e-5)
+    (alone,) = measured(given, Multiclass(5), [(prediction[~kept], y[~kept])]).tolist()
+    assert np.isnan(alone)
 
 
 def test_several_labels_of_a_sample():

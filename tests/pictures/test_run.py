@@ -7,12 +7,13 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from lit_fed.callbacks import RunReport
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import USUAL
 from lit_fed.pictures.run import _figures, draw
-from lit_fed.pictures.style import COLUMN, byte_unit, few_ticks
+from lit_fed.pictures.style import COLUMN, byte_unit, draw_mean, few_ticks
 
 pytestmark = pytest.mark.usefixtures("rendered")
 
@@ -222,3 +223,14 @@ def test_the_same_picture_is_the_same_file(tmp_path):
 def test_unknown_formats_are_refused(formats):
     with pytest.raises(ConfigError, match=r"RunReport\.formats is .*; give some of pdf, png, svg"):
         RunReport(formats=formats)
+
+
+def test_bands_over_seeds_divide_by_one_less():
+    axes = Figure().subplots()
+    draw_mean(axes, [0, 1], [[0.5, 1.0], [0.7, 2.0]])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[band[:, 0] == 1, 1].max() == pytest.approx(1.5 + 0.5 * 2**0.5)
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.6, 1.5])
+    alone = Figure().subplots()
+    draw_mean(alone, [0, 1], [[0.5, 1.0]])
+    assert not alone.collections

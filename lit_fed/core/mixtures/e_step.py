@@ -15,7 +15,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Chosen, ClientData, ModelState, Reduced
 
 __all__ = [
-    "PositionLoss", "average_chosen", "batch_weights", "choose", "counted_rows", "expectation", "nearest_mixture",
+    "PositionLoss", "average_chosen", "batch_weights", "choose", "expectation", "nearest_mixture",
     "num_factors", "private_expectation",
 ]  # fmt: skip
 
@@ -35,11 +35,6 @@ def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> in
     if labelled is not None:
         return labelled.sum(-1, keepdim=True).clamp(min=1)
     return task.target.num_terms(data.all_y) if position_loss == "sum" else 1
-
-
-def counted_rows(task: Task, data: ClientData) -> Tensor:
-    """The mask of samples [N], with 0 for a sample whose positions are all ignored."""
-    return task.target.counted(data.y, data.mask)
 
 
 def expectation(
@@ -94,8 +89,7 @@ def private_expectation(
         position_loss: loss of a sequence.
     """
     factors = 1 if position_loss == "mean" else num_factors(ctx.task, data, position_loss)
-    mask = counted_rows(ctx.task, data) if ctx.task.target.partly_labelled else data.mask
-    pi, q, negative = expectation(mixture, losses, mask, factors)
+    pi, q, negative = expectation(mixture, losses, data.mask, factors)
     return (pi if ctx.mixture_noise is None else _noised(ctx, mixture, q, data)), q, negative
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.local_solver import Penalty
-from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, counted_rows, expectation, num_factors
+from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.solvers.newton import check_solvable, minimise
 from lit_fed.core.task import Task
@@ -78,9 +78,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
     ) -> MixtureBound:
         """The posterior q under the received components and the old π."""
         assert losses is not None
-        mixture, q, value = expectation(
-            local.mixture, losses, counted_rows(task, data), num_factors(task, data, self.position_loss)
-        )
+        mixture, q, value = expectation(local.mixture, losses, data.mask, num_factors(task, data, self.position_loss))
         return MixtureBound(q, mixture, value)
 
     def argmin_local(self, bound: MixtureBound) -> Mixture:

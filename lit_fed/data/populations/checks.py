@@ -24,7 +24,7 @@ from lit_fed.system.spreadsheets import unquoted
 __all__ = [
     "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
     "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "scale_of_labels", "taken_labels", "with_ignored",
+    "scale_of_labels", "taken_labels", "with_ignored", "without_unlabelled",
 ]  # fmt: skip
 
 CLIENTS_LOOKED_AT = 8
@@ -69,6 +69,22 @@ def with_ignored(target: Target, seen: Population, unseen: Population | None = N
         return replace(target, ignore_index=IGNORED)
     found = any(bool((split.y == IGNORED).any()) for *_, split in all_splits(seen, unseen, samples=True))
     return replace(target, ignore_index=IGNORED) if found else target
+
+
+def without_unlabelled(target: Target, population: Population) -> tuple[Population, int]:
+    """The clients without training samples that have no label at all, which teach nothing; and the number of these.
+
+    Samples that are read or generated on demand stay; the clients' masks leave them out.
+    """
+    train = population.train
+    if not target.partly_labelled or type(train) is not Split:
+        return population, 0
+    kept = target.counted(train.y, torch.ones(len(train.y))) > 0
+    if kept.all():
+        return population, 0
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
+    fewer = Split(train.x[kept], train.y[kept], before[train.offsets], train.first_id, train.ids)
+    return population._replace(train=fewer), int((~kept).sum())
 
 
 def learned_constants(dataset: DataSet, seen: Population, target: Target) -> tuple[str, ...]:

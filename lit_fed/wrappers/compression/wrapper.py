@@ -220,7 +220,10 @@ class Compressed(AlgorithmWrapper):
         server, names = self.inner_shared(shared), names_of_parameters(self.inner_shared(shared))
         reference = reference_of(self.inner, server, reduced.value)
         changes = delta_of(reduced.value, reference)
-        (leaves,) = parameter_trees(changes, names)
+        parts = parameter_trees(changes, names)
+        if not parts:  # as in `encode`
+            return reduced, shared.own
+        (leaves,) = parts
         share = reduced.weight / ctx.total_weight
         added = vectors_of(leaves, self.codec, self.scope)
         mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
