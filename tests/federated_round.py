@@ -246,7 +246,7 @@ class Federation(rounds.FederatedRounds):
     def job(self, ctx: Context, block: ClientBlock) -> TrainJob:
         """The job of a block of seen clients."""
         kept = self.store.gather(block.phase.client_ids)
-        return TrainJob(self.algorithm, ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.batch_size)
+        return TrainJob(self.algorithm, ctx, self.shared, block, kept["state"], kept.get("optimizer"))
 
     def serve(self, train: Split | None = None, *, seen: bool = True) -> Tree:
         """States [C, ...] that all clients of a split are served with, adapted if the algorithm asks for it."""

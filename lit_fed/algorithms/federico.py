@@ -258,7 +258,8 @@ def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
     optimizer, parameters = None, moved.parameters  # meaningless if gradients were returned
     if owned.optimizer is not None:
         gradient = cast_like(found.parameters, old.parameters)
-        rates = ctx.lr if ctx.lr_factors is None else ctx.lr * ctx.lr_factors.to(ctx.lr.device)  # of the owners, [T]
+        factors = ctx.of_clients.get("client_lr")
+        rates = ctx.lr if factors is None else ctx.lr * factors.to(ctx.lr.device)  # of the owners, [T]
         step = vmap(ctx.solver.update, in_dims=(0, 0, 0, 0 if rates.ndim else None))
         parameters, optimizer = step(old.parameters, gradient, owned.optimizer, rates)
         if ctx.present is not None:

@@ -102,7 +102,8 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
             ),
         }
         check_settings(solver, checks, "--model.solver")
-        factor = 1.0 if ctx.lr_factors is None else float(ctx.lr_factors.max())
+        factors = ctx.of_clients.get("client_lr")
+        factor = 1.0 if factors is None else float(factors.max())
         if (largest := largest_pull(solver, factor)) < self.prox_weight:
             by_client = "" if factor == 1 else f", at a client whose --model.solver.client_lr is {factor:.4g}"
             raise ConfigError(

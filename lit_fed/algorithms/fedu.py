@@ -73,7 +73,7 @@ class FedU(Personal[Peers, TaskState, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "client_lr": "mixes models in proportion to one rate",
-        "client_batch": "mixes models in proportion to the steps of the largest client, with one batch size for all",
+        "client_batch_size": "mixes models in proportion to the steps of the largest client, in batches of one size",
         "local_norm": "sends a client's model whole, and keeps it with those of all",
     }
 

@@ -20,7 +20,16 @@ from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.upgrade import instead_of
 
-__all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs", "UpdateRule", "is_rule_of_torch"]
+__all__ = [
+    "BY_CLIENT",
+    "ByClient",
+    "LocalSolver",
+    "OptimizerState",
+    "Penalty",
+    "StepInputs",
+    "UpdateRule",
+    "is_rule_of_torch",
+]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 """Names of PyTorch's update rules; each acts on every number by itself."""
@@ -37,8 +46,21 @@ MOST_STEPS = 10**6
 """Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
 
 
-LARGEST_BATCH = 2**31
-"""Upper limit of batch sizes; it is that of messages to nodes."""
+class ByClient(NamedTuple):
+    """An option of the solver that has values for some clients, by patterns of their names."""
+
+    wanted: str
+    fits: Callable[[float], bool]
+
+
+BY_CLIENT = {
+    "client_lr": ByClient("factors > 0", lambda one: 0 < one < math.inf),
+    "client_work": ByClient("shares above 0 and up to 1", lambda one: 0 < one <= 1),
+    "client_batch_size": ByClient(
+        "whole numbers from 0 to 2^31", lambda one: 0 <= one <= 2**31 and float(one).is_integer()
+    ),
+}
+"""These options, by name: `Context.of_clients` has their values, and a node is sent those of its own clients."""
 
 
 class OptimizerState(NamedTuple):
@@ -147,12 +169,7 @@ class LocalSolver:
                 f"a whole number from 1 to {MOST_STEPS}, or null",
             ),
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
-            "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
-            "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
-            "client_batch_size": (
-                all(0 <= one <= LARGEST_BATCH and float(one).is_integer() for one in self.client_batch_size.values()),
-                f"whole numbers from 0 to {LARGEST_BATCH}",
-            ),
+            **{name: (all(map(one.fits, getattr(self, name).values())), one.wanted) for name, one in BY_CLIENT.items()},
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
@@ -223,24 +240,26 @@ class LocalSolver:
             return self.lr_at(round_idx, num_rounds)
         return torch.tensor(self.rate if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
 
-    def by_client(
-        self, option: Literal["client_lr", "client_work", "client_batch_size"], names: Sequence[str],
-        default: float = 1.0,
-    ) -> Tensor | None:  # fmt: skip
-        """Values of an option for the clients with these names, [T] float64; None if the option is not given.
+    def of_clients(self, names: Sequence[str], batch_size: int) -> dict[str, Tensor]:
+        """Values of the options of `BY_CLIENT` that are given, for the clients with these names, [T] float64 each.
+
+        Args:
+            names: of the clients, [T].
+            batch_size: that of clients whose names match no pattern.
 
         Raises:
             ConfigError: naming a pattern that matches no client.
 
         Example:
-            >>> LocalSolver(client_lr={"*": 0.5, "b": 2.0}).by_client("client_lr", ["a", "b"]).tolist()
+            >>> LocalSolver(client_lr={"*": 0.5, "b": 2.0}).of_clients(["a", "b"], 32)["client_lr"].tolist()
             [0.5, 2.0]
         """
-        given: dict[str, float] = getattr(self, option)
-        if not given:
-            return None
-        values = torch.full((len(names),), default, dtype=torch.float64)
-        for pattern, value in given.items():
+        usual = {"client_batch_size": float(batch_size)}
+        return {name: self._values(name, names, usual.get(name, 1.0)) for name in BY_CLIENT if getattr(self, name)}
+
+    def _values(self, option: str, names: Sequence[str], usual: float) -> Tensor:
+        values = torch.full((len(names),), usual, dtype=torch.float64)
+        for pattern, value in getattr(self, option).items():
             matching = [position for position, name in enumerate(names) if fnmatchcase(name, pattern)]
             if not matching:
                 raise ConfigError(

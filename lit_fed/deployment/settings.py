@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lit_fed.core.local_solver import BY_CLIENT
 from lit_fed.deployment.transport import foreign_text
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.feature import features
 
 __all__ = ["common_settings", "refuse_other_settings"]
 
-OF_THE_SERVER: Mapping[str, Any] = {"client_lr": {}, "client_work": {}, "client_batch_size": {}}
+OF_THE_SERVER: Mapping[str, Any] = {name: {} for name in BY_CLIENT}
 """Options of the solver that name clients: each node is sent the numbers of its own clients instead."""
 
 MOST_SHOWN = 10

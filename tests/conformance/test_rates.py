@@ -36,7 +36,7 @@ def rounds_of(name, rounds, trainer, own_rate=None, **options):
 @pytest.mark.parametrize("name", ALL)
 def test_a_factor_on_all_clients_is_another_rate(name, client_trainer):
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    a = rounds_of(name, 2, client_trainer, 0.08, solver=LocalSolver(lr=0.4), lr_factors=half)
+    a = rounds_of(name, 2, client_trainer, 0.08, solver=LocalSolver(lr=0.4), of_clients={"client_lr": half})
     b = rounds_of(name, 2, client_trainer, 0.04, solver=LocalSolver(lr=0.2))
     assert distance(a, b) < 1e-13
     if name in OWN:
@@ -56,7 +56,7 @@ def test_the_rate_of_a_round_is_that_of_its_schedule(name, client_trainer):
 def test_a_factor_is_on_a_rate_beside_one_of_zero(client_trainer):
     train, half = make_clients([5, 7]), torch.full((2,), 0.5, dtype=torch.float64)
     terms = {"trainer": client_trainer, "solver": LocalSolver(lr=0.0), "network": Linear}
-    a = after_rounds(FedAlt(personal_lr=0.4), train, 2, lr_factors=half, **terms)
+    a = after_rounds(FedAlt(personal_lr=0.4), train, 2, of_clients={"client_lr": half}, **terms)
     b = after_rounds(FedAlt(personal_lr=0.2), train, 2, **terms)
     assert distance(a.states, b.states) == 0
     assert distance(a.states, after_rounds(FedAlt(personal_lr=0.4), train, 2, **terms).states) > 1e-6

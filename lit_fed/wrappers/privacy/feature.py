@@ -70,7 +70,7 @@ class PrivacyFeature(Feature):
             "--model.solver.client_work is given, and --model.privacy ExamplePrivacy counts as many steps for all "
             "clients; leave it out"
         ),
-        "client_batch noisy_steps": (
+        "client_batch_size noisy_steps": (
             "--model.solver.client_batch_size is given, and --model.privacy ExamplePrivacy draws batches by "
             "sample_rate; leave it out"
         ),
