@@ -12,12 +12,12 @@ from without_a_room import COMMANDS, ROOMS
 
 ROOT = Path(__file__).parents[2]
 
-OPTIONS = {"personal": ("personal", "batch_norm")}
-"""Options of a room whose values are no objects of its classes, so that no test has to name one."""
+OPTIONS = {"personal": ("personal", "batch_norm"), "faults": ("faults",)}
+"""Options of a room that take more than objects of its classes, so that no test has to name one."""
 
 
-def tests_of(room, place):
-    """The tests and scripts that name the room's modules, classes or options, or import what does."""
+def names(room, place):
+    """The tests, scripts and configurations that name the room's modules, classes or options, or import what does."""
     files = [file for path in ROOMS[room] for file in sorted((ROOT / "lit_fed" / path).rglob("*.py"))]
     files += [ROOT / "lit_fed" / path for path in ROOMS[room] if path.endswith(".py")]
     modules = [r"\.".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(r"\.__init__") for file in files]
@@ -26,7 +26,9 @@ def tests_of(room, place):
     options = [rf"\b{name}=|model\.{name}\b|\"{name}\":" for name in OPTIONS.get(room, ())]
     commands = [rf"\"{name}\"" for name in COMMANDS.get(room, ())]
     named = re.compile("|".join([*(rf"\b{name}\b" for name in (*modules, *classes)), *options, *commands]))
-    every = {*(place / "tests").rglob("*.py"), *(place / "scripts").rglob("*.py")}
+    every = {path for one in ("tests", "scripts") for path in (place / one).rglob("*.py")}
+    every |= {*(place / "configs").rglob("*.yaml")}
+    every -= {place / "tests/integration" / name for name in ("test_cut.py", "without_a_room.py")}
     found = {path for path in every if named.search(path.read_text())}
     while True:
         shared = "|".join(path.stem for path in found if path.stem != "__init__") or "-"
@@ -38,15 +40,13 @@ def tests_of(room, place):
 
 
 def copy_without(room, place):
-    """A copy of the repository without a room and its tests."""
+    """A copy of the repository without a room and what names it."""
     for name in ("lit_fed", "configs", "tests", "scripts", "docs"):
         shutil.copytree(ROOT / name, place / name)  # with what Python has compiled
     for name in ("pyproject.toml", "README.md", "SECURITY.md", "CHANGELOG.md", "mkdocs.yml", ".ci/lowest_tests"):
         (place / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, place / name)
-    for path in tests_of(room, place) - {
-        place / "tests/integration" / name for name in ("without_a_room.py", Path(__file__).name)
-    }:
+    for path in names(room, place):
         path.unlink()
     for name in ("tests/long_tests", ".ci/lowest_tests"):
         lines = (place / name).read_text().splitlines()
@@ -64,13 +64,15 @@ def copy_without(room, place):
 def test_the_rest_is_green(room, tmp_path):
     """All tests of the rest are collected, with the examples of docstrings, and so every module is imported.
 
-    Those of `without_a_room.py` run, and of every other file one of forty that are not long, at least one.
+    Those of `without_a_room.py` run, and of every other file one of forty that are not long, at least one. Tests of
+    the documentation are left out: its pages name all rooms.
     """
     copy_without(room, tmp_path)
     there = os.pathsep.join((str(tmp_path), str(tmp_path / "tests/integration")))
     environment = os.environ | {"PYTHONPATH": there}
     environment.pop("PYTEST_XDIST_WORKER", None)
     options = ["-o", "addopts=--strict-markers --doctest-modules", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    options += ["--ignore", "tests/docs", "--ignore", "tests/integration/test_documentation.py"]
     own = ["-p", "without_a_room", "--without", room, "tests/integration/without_a_room.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *own, "tests", "lit_fed"],
