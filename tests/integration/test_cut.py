@@ -27,9 +27,9 @@ def names(room, place):
     commands = [rf"\"{name}\"" for name in COMMANDS.get(room, ())]
     named = re.compile("|".join([*(rf"\b{name}\b" for name in (*modules, *classes)), *options, *commands]))
     every = {path for one in ("tests", "scripts") for path in (place / one).rglob("*.py")}
-    every |= {*(place / "configs").rglob("*.yaml")}
+    every |= {*(place / "configs").rglob("*.yaml")}  # whose comments have words of other fields
     every -= {place / "tests/integration" / name for name in ("test_cut.py", "without_a_room.py")}
-    found = {path for path in every if named.search(path.read_text())}
+    found = {path for path in every if named.search(re.sub(r"^# .*", "", path.read_text(), flags=re.MULTILINE))}
     while True:
         shared = "|".join(path.stem for path in found if path.stem != "__init__") or "-"
         imports = re.compile(rf"^(?:from|import) (?:references import )?(?:{shared})\b", re.MULTILINE)
