@@ -82,7 +82,7 @@ def _batch(shape: tuple[int, ...]) -> str:
 
 def flat_population(clients: Population) -> Population:
     """The clients with masks as positions."""
-    return clients._replace(train=flat_masks(clients.train), val=flat_masks(clients.val), test=flat_masks(clients.test))
+    return clients.with_splits(flat_masks)
 
 
 def flat_masks(split: Split) -> Split:

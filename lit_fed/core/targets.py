@@ -450,8 +450,7 @@ class Regression(_Gaussian):
     def standardised(self, mean: float, std: float) -> Self:
         """The target for labels with this mean and standard deviation."""
         target = replace(self)
-        for name, value in (("mean", mean), ("std", std)):
-            object.__setattr__(target, name, value)
+        vars(target).update(mean=mean, std=std)  # no options, so no arguments of the class
         return target
 
     def guessing_loss(self, y: Tensor) -> float | None:

@@ -6,7 +6,7 @@ trained together, T clients in total. Leaves of a `ModelState` always have the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -337,6 +337,16 @@ class Population(NamedTuple):
     stored_type: str = ""  # NumPy name of the type in which inputs were stored: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
+
+    @property
+    def splits(self) -> tuple[Split, Split, Split]:
+        """Training, validation and test split."""
+        return self.train, self.val, self.test
+
+    def with_splits(self, change: Callable[[Split], Split]) -> Population:
+        """The clients with each split changed."""
+        train, val, test = map(change, self.splits)
+        return self._replace(train=train, val=val, test=test)
 
     @property
     def num_measured(self) -> int:

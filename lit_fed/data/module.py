@@ -18,8 +18,8 @@ from lit_fed.core.targets import CLASSES, Regression, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
 from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Normalisation
-from lit_fed.data.data_sets.columns import OF_LABELS
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.table_encoder import OF_LABELS
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
@@ -212,7 +212,7 @@ class FederatedDataModule(LightningDataModule):
         masks = mask_form(self.target, self.label_shape)
         check_augmentation(self.transforms, seen, type(self.dataset).__name__, self.dataset.normalisation, masks)
         if unseen is not None:
-            for split in (unseen.train, unseen.val, unseen.test):
+            for split in unseen.splits:
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
         seen = self._with_attackers(seen)

@@ -393,7 +393,7 @@ def fingerprint(*populations: Population | None) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for population in populations:
         digest.update(b"none" if population is None else b"population")
-        for split in () if population is None else (population.train, population.val, population.test):
+        for split in () if population is None else population.splits:
             tensors = [split.offsets]
             if isinstance(split, DrawnSplit):
                 digest.update(split.origin.encode())
