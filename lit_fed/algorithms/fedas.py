@@ -43,9 +43,9 @@ from lit_fed.core.algorithm import (
     ranged,
 )
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, head_leaves
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
 
 __all__ = ["BodyWithHead", "FedAS", "WeighedBody"]

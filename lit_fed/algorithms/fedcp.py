@@ -35,9 +35,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.products import full_precision
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import module_leaves, whole_models, with_module
 from lit_fed.core.prototypes import PersonalHead, feature_width, gradient_only, head_leaves
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 

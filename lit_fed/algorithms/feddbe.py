@@ -30,10 +30,10 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of
 from lit_fed.core.prototypes import feature_width, gradient_only, masked_mean
 from lit_fed.core.reduce import server_average
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels"]

@@ -39,11 +39,11 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import check_classes, class_counts, class_cross_entropy, feature_width
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 

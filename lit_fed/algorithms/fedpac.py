@@ -46,6 +46,7 @@ from lit_fed.core.algorithm import (
 )
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, own_models, put_models, same_start
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import (
     ClassSums,
@@ -57,7 +58,6 @@ from lit_fed.core.prototypes import (
     per_sample,
 )
 from lit_fed.core.reduce import stacked_average
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
 from lit_fed.system.packages import imported_later

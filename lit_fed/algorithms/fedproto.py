@@ -49,8 +49,8 @@ from lit_fed.core.algorithm import (
     ranged,
 )
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["FedProto", "Prototypes"]

@@ -32,9 +32,9 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import module_leaves, named_part, names_of
 from lit_fed.core.prototypes import PersonalHead, check_classes, class_counts, gradient_only, head_leaves, shifted
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 
 __all__ = ["FedRoD"]

@@ -40,9 +40,9 @@ from lit_fed.core.algorithm import LocalRun, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.products import full_precision
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import PersonalPart, SentPart, module_leaves, named_part, names_of, with_module
 from lit_fed.core.prototypes import check_classes, class_counts, feature_width, head_leaves, per_sample
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.targets import Objective
+from lit_fed.core.objective import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings

@@ -32,7 +32,8 @@ from lit_fed.core.networks.stacked_network import (
     initial_seeds,
     num_models_of,
 )
-from lit_fed.core.targets import Criterion, ModelView, Objective, Sequences, Target
+from lit_fed.core.objective import ModelView, Objective
+from lit_fed.core.targets import Criterion, Sequences, Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
 __all__ = ["Task"]

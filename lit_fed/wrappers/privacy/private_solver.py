@@ -25,8 +25,8 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, StepInputs
 from lit_fed.core.networks.stacked_network import num_models_of
 from lit_fed.core.noise import protecting_normals
+from lit_fed.core.objective import Objective
 from lit_fed.core.seeds import Secret
-from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError
