@@ -116,12 +116,17 @@ class Table(PooledDataSet):
                 part in get_args(DatePart) and bool(self.date_columns),
                 f"{PREFIX}.date_parts is {part!r}; give some of {', '.join(get_args(DatePart))}, and date_columns",
             )
-        names = ("client_column", "label_column", "split_column", "query_column")
-        roles = [(name, getattr(self, name)) for name in names if getattr(self, name)]
+        roles = list(self.roles.items())
         features = [("feature_columns", one) for one in self.feature_columns or ()]
         for position, (name, column) in enumerate(roles):
             for other, its in roles[:position] + features:
                 require(column != its, f"{PREFIX}.{name} is {column!r}, and so is one of {other}; choose another")
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns that are no inputs, by their options."""
+        names = ("client_column", "label_column", "split_column", "query_column")
+        return {name: column for name in names if (column := getattr(self, name))}
 
     @property
     def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class
@@ -186,15 +191,14 @@ class Table(PooledDataSet):
             bool(self.label_column),
             f"label_column is not set; give one of the columns {', '.join(map(str, rows.frame.columns[:20]))}",
         )
-        for name in ("client_column", "label_column", "split_column", "query_column"):
-            column = getattr(self, name)
-            rows.require_columns([column] if column else [], name)
+        for name, column in self.roles.items():
+            rows.require_columns([column], name)
         for name in ("feature_columns", "ignored_columns", "category_columns", "date_columns"):
             rows.require_columns(getattr(self, name) or (), name)
 
     def _inputs(self, rows: TableRows) -> tuple[str, ...]:
         """Names of the input columns."""
-        taken = {self.client_column, self.label_column, self.split_column, self.query_column, *self.ignored_columns}
+        taken = {*self.roles.values(), *self.ignored_columns}
         given = names_of(self.feature_columns or ())
         parts = {name: [f"{name} {part}" for part in self.date_parts] or [name] for name in self.date_columns}
         given = given or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
