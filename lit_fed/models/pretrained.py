@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
+from lit_fed.system.names import few
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -63,15 +63,10 @@ def fit_weights(
         "of another shape": sorted(name for name in unlike if not name.startswith(classifier)),
     }
     if any(faults.values()):
-        what = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults.items() if names)
+        what = "; ".join(f"{fault}: {few(names)}" for fault, names in faults.items() if names)
         raise ConfigError(
             f"--model.network.weights {weights} does not fit {name} ({what}); give a state dict of that network"
         )
-
-
-def _some(names: Collection[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(list(names)[:most]) + more
 
 
 def read_weights(weights: str) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_fed.core.networks.layers import last_layer, last_layers
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
-from lit_fed.system.names import did_you_mean
+from lit_fed.system.names import did_you_mean, few
 
 __all__ = ["HEAD", "NetworkCopies", "Start", "choose_trained", "digest_of", "leaves_named", "start_of"]
 
@@ -192,9 +192,8 @@ class Start:
         both = ((name, given[name].shape[1:], wanted[name].shape[1:]) for name in wanted if name in given)
         faults += [f"{name} is {list(there)}, and {list(here)} here" for name, there, here in both if there != here]
         if faults:
-            more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
             raise ConfigError(
-                f"{self.source} does not fit {network}: {'; '.join(faults[:4])}{more}. Give the network and labels of "
+                f"{self.source} does not fit {network}: {few(faults, 4, '; ')}. Give the network and labels of "
                 "those models, or leave it out"
             )
 

@@ -10,6 +10,7 @@ import numpy as np
 from lit_fed.data.data_sets.base import Normalisation, require
 from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
 from lit_fed.data.data_sets.rows import SHOWN, TableRows, as_numbers, as_text, is_numeric, missing_values
+from lit_fed.system.names import few
 
 __all__ = [
     "CONSTANT", "DatePart", "Feature", "TableColumns", "encode", "fill_in", "prepared", "standardisation", "typed",
@@ -204,8 +205,7 @@ def _marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> Ta
         column, of_one, text = mark.rpartition("=")
         require(
             not of_one or column in columns,
-            f"--data.dataset.missing_values {mark!r}: {column!r} is no input column; choose from "
-            f"{', '.join(columns[:SHOWN])}",
+            f"--data.dataset.missing_values {mark!r}: {column!r} is no input column; choose from {few(columns, SHOWN)}",
         )
         for name in [column] if of_one else columns:
             found = frame[name].map(as_text, na_action="ignore") == text

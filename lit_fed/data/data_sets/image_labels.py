@@ -17,6 +17,7 @@ from lit_fed.data.data_sets.base import PLACE, require
 from lit_fed.data.data_sets.rows import as_numbers, read_rows
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
+from lit_fed.system.names import few
 
 __all__ = ["IMAGES", "MASKS", "TABLE", "check_masks", "mask_of", "read_masks", "read_targets"]
 
@@ -56,12 +57,10 @@ def check_masks(images: Sequence[Path], masks: Sequence[Path]) -> None:
         require(mask.suffix == ".png", f"{mask}: a mask has to be a .png file; other formats change classes")
     there = set(masks)
     lacking = [image for mask, image in wanted.items() if mask not in there]
-    require(
-        not lacking,
-        f"{_some(lacking)}: without a mask {mask_of(lacking[0]) if lacking else ''}; add it, or move the image away",
-    )
+    first = mask_of(lacking[0]) if lacking else ""
+    require(not lacking, f"{few(lacking, SHOWN)}: without a mask {first}; add it, or move the image away")
     alone = sorted(there - wanted.keys())
-    require(not alone, f"{_some(alone)}: no image of this name in {IMAGES}; add it, or remove the mask")
+    require(not alone, f"{few(alone, SHOWN)}: no image of this name in {IMAGES}; add it, or remove the mask")
 
 
 def read_masks(images: Sequence[Path], image_size: int) -> np.ndarray:
@@ -149,15 +148,10 @@ def read_targets(images: Sequence[Path]) -> np.ndarray:
             raise rows.error(row, first, f"{name!r} is named a second time; remove a row")
     lacking = [image for image in images if image not in found]
     say = f"without a row in {TABLE} beside {IMAGES}; add it, or move the image away"
-    require(not lacking, f"{_some(lacking)}: {say}")
+    require(not lacking, f"{few(lacking, SHOWN)}: {say}")
     alone = sorted(found.keys() - set(images))
-    require(not alone, f"{_some(alone)}: {TABLE} has a row, but there is no such image; add it, or remove the row")
+    require(not alone, f"{few(alone, SHOWN)}: {TABLE} has a row, but there is no such image; add it, or remove the row")
     whole = all(rows.frame[name].dtype.kind in "iu" for name in columns)
     each = [rows.frame[name].to_numpy() if whole else rows.numbers(name).astype(np.float32) for name in columns]
     targets = np.stack(each, axis=1)[[found[image] for image in images]]
     return targets[:, 0] if targets.shape[1] == 1 else targets
-
-
-def _some(paths: Sequence[Path]) -> str:
-    shown = ", ".join(map(str, paths[:SHOWN]))
-    return shown if len(paths) <= SHOWN else f"{shown} and {len(paths) - SHOWN} more"

@@ -12,6 +12,7 @@ import numpy as np
 from lit_fed.data.data_sets.base import require
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, require_file
+from lit_fed.system.names import few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,11 +54,8 @@ class TableRows(NamedTuple):
         """Raise a `ConfigError` naming option, missing column and existing columns."""
         there = [str(one) for one in self.frame.columns]
         for name in names:
-            more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-            require(
-                name in there,
-                f"{option} {name!r}: {self.source} has no such column; it has {', '.join(there[:SHOWN])}{more}",
-            )
+            known = few(there, SHOWN)
+            require(name in there, f"{option} {name!r}: {self.source} has no such column; it has {known}")
 
     def require_values(self, column: str) -> None:
         """Raise a `ConfigError` naming the first missing value of a column."""
@@ -70,11 +68,10 @@ class TableRows(NamedTuple):
         missing = {name: mask for name, mask in missing.items() if mask.any()}
         if missing:
             name = min(missing, key=lambda one: int(missing[one].argmax()))
-            counts = [f"{one} in {mask.sum()}" for one, mask in missing.items()][:SHOWN]
-            more = f" and {len(missing) - SHOWN} columns more" if len(missing) > SHOWN else ""
+            counts = few((f"{one} in {mask.sum()}" for one, mask in missing.items()), SHOWN)
             raise self.error(
                 int(missing[name].argmax()), name,
-                f"no value; of {len(self.frame)} rows {', '.join(counts)}{more} have none: {fix} ({MISSING})",
+                f"no value; of {len(self.frame)} rows {counts} have none: {fix} ({MISSING})",
             )  # fmt: skip
 
     # ------------------------------------------------------------------ what cells are
@@ -220,7 +217,7 @@ def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRo
         require(
             not other,
             f"{option} {path}: its columns differ from those of {files[0][0]}: only one file has "
-            f"{', '.join(map(repr, other[:SHOWN]))}; make them equal",
+            f"{few(map(repr, other), SHOWN)}; make them equal",
         )
     return joined([path for path, _ in files], frames)
 
@@ -247,7 +244,7 @@ def joined(names: Sequence[str], frames: Sequence[pd.DataFrame], first: int = 1)
     return TableRows(pd.concat(frames, ignore_index=True), source, place, each)
 
 
-def rows_of_frame(frame: pd.DataFrame, source: str = "the frame") -> TableRows:
+def rows_of_frame(frame: pd.DataFrame) -> TableRows:
     """The rows of a data frame, named in errors by its index.
 
     Raises:
@@ -255,11 +252,10 @@ def rows_of_frame(frame: pd.DataFrame, source: str = "the frame") -> TableRows:
     """
     import pandas as pd
 
-    require(isinstance(frame, pd.DataFrame), f"{source} is a {type(frame).__name__}; give a pandas DataFrame")
+    require(isinstance(frame, pd.DataFrame), f"the frame is a {type(frame).__name__}; give a pandas DataFrame")
     index = frame.index
-    return TableRows(
-        _checked(frame.reset_index(drop=True), source), source, lambda row: f"{source}: row {index[row]!r}"
-    )
+    frame = _checked(frame.reset_index(drop=True), "the frame")
+    return TableRows(frame, "the frame", lambda row: f"the frame: row {index[row]!r}")
 
 
 def _read_file(path: Path, option: str, separator: str) -> pd.DataFrame:

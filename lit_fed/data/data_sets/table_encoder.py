@@ -16,6 +16,7 @@ from lit_fed.data.data_sets.columns import CONSTANT, Feature, TableColumns, enco
 from lit_fed.data.data_sets.fills import learned_fills, summed
 from lit_fed.data.data_sets.rows import SHOWN, TableRows
 from lit_fed.errors import notice
+from lit_fed.system.names import few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,7 +132,7 @@ class TableEncoder:
             empty = [name for name, fill in zip(names, fills, strict=True) if np.isnan(fill)]
             require(
                 not empty,
-                f"{self.rows.source}: no training row has a value of {', '.join(empty[:SHOWN])}; leave the column out "
+                f"{self.rows.source}: no training row has a value of {few(empty, SHOWN)}; leave the column out "
                 "by ignored_columns, or give impute constant",
             )
         given = iter(fills.tolist())
@@ -180,5 +181,4 @@ def _say_constant_columns(
         ]
         said += [f"{name} at {', '.join(some[:3])}{' …' if len(some) > 3 else ''}"] if some else []
     if said and is_first_process():
-        more = f" and {len(said) - 3} columns more" if len(said) > 3 else ""
-        notice(f"{source}: columns with one value at a client: {'; '.join(said[:3])}{more}")
+        notice(f"{source}: columns with one value at a client: {few(said, between='; ')}")
