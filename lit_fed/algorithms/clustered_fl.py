@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class ClusteredFL(Served[Clusters, Member, LocalRun]):
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "local_norm": "trains the models of all splits at an unseen client, without a normalisation of its own"
     }
 

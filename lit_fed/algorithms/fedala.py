@@ -26,7 +26,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class FedALA(Personal[GlobalModels, AggregationState, LocalRun]):
     start_passes: int = ranged(10, ">= 1")
 
     in_every_combination = True
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "weights of the global model",
         "personal_parts": "keeps the top layers apart itself",
     }

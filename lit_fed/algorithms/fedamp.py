@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,10 +67,8 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, LocalRun], ABC):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
-        "local_norm": "averages the models of all clients with weights of their own"
-    }
+    state_reads_data = True
+    incompatible = {"local_norm": "averages the models of all clients with weights of their own"}
 
     @abstractmethod
     def attention(self, models: dict[str, Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     start_only = ("head",)
-    incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a personal head itself"}
+    incompatible = {"personal_parts": "keeps a personal head itself"}
 
     def shared_init(self, ctx: Context) -> BodyWithHead:
         """The initial network in two parts."""

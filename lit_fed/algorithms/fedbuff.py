@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
 
     message = MessageSpec("changes")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "takes clients as they come in, and not each with a probability of its own",
         "encoded_broadcast": "has clients on their way that were sent older ones",
         "personal_parts": "lets clients start from models of some steps ago",

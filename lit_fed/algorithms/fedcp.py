@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ class FedCP(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     weight: float = ranged(5.0, ">= 0")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the personal head",
         "personal_parts": "keeps a personal head itself, beside the global one",
     }

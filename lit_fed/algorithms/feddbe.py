@@ -23,7 +23,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
     weight: float = ranged(50.0, ">= 0")
     momentum: float = ranged(1.0, "(0, 1]")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "averages means of features beside models",
         "secure_sums": "sends means of features beside them, which no range bounds",
         "noise_in_steps": "the means of features and the personal biases",

@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -78,7 +78,7 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, LocalRun]):
 
     message = MessageSpec(accumulates=True)
     participation = Participation(weighting="uniform")
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once",
         "local_norm": "keeps linear terms that would hold a client's own normalisation where it is",
     }

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,8 +112,8 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "adds up what clients send to each other, each of them once",
         "local_norm": "trains all leaves of a model at those who use it",
     }

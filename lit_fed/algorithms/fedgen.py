@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], LocalRun]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", fills_in_absent=False)
     server_only = ("moments",)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "size_sampling": "takes the plain mean of the clients' logits, in which each counts once",
         "local_norm": "needs the whole model of each client at its server",
     }

@@ -20,7 +20,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class FedLC(Algorithm[GlobalModels, tuple[()], LocalRun]):
     tau: float = ranged(1.0, ">= 0")
     denominator: Literal["all", "others"] = "all"
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "loss": "calibrates the cross-entropy",
         "noise_in_steps": "the client's counts of classes",
     }

@@ -29,7 +29,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,8 +119,8 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
+    state_reads_data = True
+    incompatible = {"size_sampling": "keeps one head for each client"}
 
     def shared_init(self, ctx: Context) -> BodyAndHeads:
         """Equal heads; no class has a centroid."""

@@ -24,7 +24,6 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     gamma: float = ranged(1.0, ">= 0")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "loss": "balances the cross-entropy",
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",

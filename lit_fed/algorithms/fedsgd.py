@@ -20,7 +20,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
 
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "gradients beside the local solver",
         "personal_parts": "lets clients send gradients without a local step of their own",
         "client_lr": "takes its steps at the server",

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -71,10 +71,8 @@ class GPFL(PersonalPart):
     weight: float = ranged(0.01, ">= 0")
     decay: float = ranged(0.1, ">= 0")
 
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = PersonalPart.incompatible | {
-        "noise_in_steps": "the client's head and its shares of classes"
-    }
+    state_reads_data = True
+    incompatible = PersonalPart.incompatible | {"noise_in_steps": "the client's head and its shares of classes"}
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""

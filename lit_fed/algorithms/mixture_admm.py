@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the responsibilities",
         "personal_parts": "has a consensus constraint on all leaves",
         "local_norm": "adds up changes of whole models at the server, the clients' normalisation among them",

@@ -28,7 +28,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class MixtureDCA(PersonalSolve[DCAServer, OwnModel]):
     local_solve: LocalSolve = "inexact"
 
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the objective's values",
         "personal_parts": "pulls whole models to their mean",
     }

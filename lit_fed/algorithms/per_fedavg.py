@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -62,7 +62,7 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
     adapt_steps: int = ranged(1, ">= 0")
 
     participation = Participation(weighting="uniform")
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
+    incompatible = {"noise_in_steps": "the inner steps"}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w; `hessian_free` needs two gradients of one function."""

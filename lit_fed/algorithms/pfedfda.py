@@ -28,7 +28,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class PFedFDA(Served[GaussianBody, Any, LocalRun]):
     separate: bool = True
     grid: int = ranged(11, ">= 2")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "averages class means and a covariance of features beside models",
         "secure_sums": "sends class means and a covariance of features beside them, which no range bounds",
         "noise_in_steps": "the class means and covariances of features",

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,8 +99,8 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", counts_draws=False, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "takes one step for each client of a round",
         "local_norm": "keeps running statistics at each client already, and generates the rest",
     }

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -96,8 +96,8 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
 
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "weighs clients by their samples in its mixing coefficients",
         "local_norm": "mixes all leaves of the clients' models",
     }

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class Cut(PooledDataSet):
     min_samples: int = 10
     leave_one_out: bool = False
 
-    natural: ClassVar[bool] = True
+    natural = True
 
     num_classes = property(lambda self: self.dataset.num_classes)
     labels = property(lambda self: self.dataset.labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -146,7 +146,7 @@ class Ranking(Likelihood):
     relevance: Literal["binary", "graded"] = "binary"
 
     num_outputs = 1
-    metrics: ClassVar[Any] = ({"ndcg": {"class_path": "RetrievalNormalizedDCG", "init_args": {}}},)
+    metrics = ({"ndcg": {"class_path": "RetrievalNormalizedDCG", "init_args": {}}},)
 
     def __post_init__(self) -> None:
         check_settings(self, prefix="--model.target")

@@ -7,7 +7,7 @@ This is partial model personalisation (https://arxiv.org/abs/2204.03809). The pu
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -184,7 +184,7 @@ class PartialModel(Served[SentPart, Any, Any]):
     """
 
     # Annotations here are not postponed, for the same reason as those of `Algorithm`.
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the private part of the model",
         "personal_parts": "keeps a private part of the model itself",
     }

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2108.10252, Section 3.4 and Appendices F and F.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
         prox_weight: λ.
     """
 
-    weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    weighting = "uniform"
 
     prox_weight: float = 15.0
 

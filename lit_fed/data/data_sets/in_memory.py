@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class _Arrays(PooledDataSet):
     labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
     num_classes: int | None = None  # type: ignore[misc]
 
-    natural: ClassVar[bool] = True
+    natural = True
 
     def load(self) -> Samples:
         return self.samples
