@@ -35,11 +35,9 @@ from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_resul
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import draws
 from lit_fed.core.networks.layers import last_layers
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Stage
 
 __all__ = ["AggregationState", "FedALA"]
-
-Leaves = dict[str, Tensor]
 
 
 class AggregationState(NamedTuple):

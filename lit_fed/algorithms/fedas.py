@@ -46,7 +46,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, head_leaves
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Reduced, Stage
 
 __all__ = ["BodyWithHead", "FedAS", "WeighedBody"]
 
@@ -55,7 +55,7 @@ class BodyWithHead(NamedTuple):
     """The server's state; the initial head is no `ModelState`, since it is never sent."""
 
     models: ModelState  # θ, leaves [1, ...]
-    head: dict[str, Tensor]  # the initial head, leaves [1, ...]
+    head: Leaves  # the initial head, leaves [1, ...]
 
 
 class WeighedBody(NamedTuple):

@@ -37,14 +37,12 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.late_arrivals import BufferedArrivals, arrivals
-from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedBuff", "ModelsOnTheWay", "staleness_weight"]
 
 USUAL_BUFFER = 10  # the paper's K
-
-Leaves = dict[str, Tensor]
 
 
 class ModelsOnTheWay(NamedTuple):

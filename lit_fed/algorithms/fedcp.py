@@ -38,11 +38,10 @@ from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import module_leaves, whole_models, with_module
 from lit_fed.core.prototypes import PersonalHead, feature_width, gradient_only, head_leaves
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState
 
 __all__ = ["FedCP"]
 
-Leaves = dict[str, Tensor]
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the Gaussian kernels."""
 

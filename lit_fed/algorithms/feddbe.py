@@ -34,11 +34,11 @@ from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of
 from lit_fed.core.prototypes import feature_width, gradient_only, masked_mean
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 
 __all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels"]
 
-Bias = dict[str, Tensor]
+Bias = Leaves
 
 BIAS = "prbm.bias"
 """Name of z̄_i^p beside the leaves of the network."""

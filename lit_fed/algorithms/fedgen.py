@@ -44,12 +44,10 @@ from lit_fed.core.prototypes import check_classes, class_counts, class_cross_ent
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedGen", "GenerativeModels", "ModelsWithCounts"]
-
-Leaves = dict[str, Tensor]
 
 
 class GenerativeModels(NamedTuple):

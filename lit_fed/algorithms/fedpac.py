@@ -59,7 +59,7 @@ from lit_fed.core.prototypes import (
 )
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Reduced, Stage
 from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AlignedClassifier(NamedTuple):
     """A client's message value."""
 
     models: ModelState  # θ_i, leaves [1, ...]
-    head: dict[str, Tensor]  # φ_i, leaves [1, ...]
+    head: Leaves  # φ_i, leaves [1, ...]
     classes: ClassSums  # features under θ_i
     centre: Tensor  # h_i, [C, D]
     variance: Tensor  # v_i, []
@@ -99,7 +99,7 @@ class AlignedClassifier(NamedTuple):
 class OwnHead(NamedTuple):
     """A client's state."""
 
-    head: dict[str, Tensor]  # φ_i after its local steps, which serves an unseen client, leaves [1, ...]
+    head: Leaves  # φ_i after its local steps, which serves an unseen client, leaves [1, ...]
     client_id: Tensor  # [] int64
 
 

@@ -30,7 +30,7 @@ from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FedSGD", "GradientWork", "ServerSolver"]
 
@@ -45,8 +45,8 @@ class ServerSolver(NamedTuple):
 class GradientWork(NamedTuple):
     """A client's pass over its samples."""
 
-    buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
-    gradient: dict[str, Tensor]  # sum over the samples so far, leaves [1, ...]
+    buffers: Leaves  # running statistics, leaves [1, ...]
+    gradient: Leaves  # sum over the samples so far, leaves [1, ...]
     loss: Tensor  # [] sum over the samples so far
     samples: Tensor  # [] number of samples so far
 

@@ -48,7 +48,7 @@ from lit_fed.core.prototypes import (
 from lit_fed.core.reduce import server_average
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["GaussianBody", "Gaussians", "PFedFDA"]
@@ -165,7 +165,7 @@ def prior(task: Task, data: ClientData) -> Tensor:
     return share / share.sum()
 
 
-def lda_head(task: Task, features: Gaussians, share: Tensor) -> dict[str, Tensor]:
+def lda_head(task: Task, features: Gaussians, share: Tensor) -> Leaves:
     """H of the Gaussians of classes with shares [C], as leaves [1, ...] of the last layer."""
     means, covariance = (leaf.double() for leaf in features)
     weight = torch.linalg.solve(covariance, means.T).T

@@ -48,12 +48,11 @@ from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.partial_models import Patterns, joined, measured, named_leaves, named_part, names_of
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["HyperModels", "PFedHN", "PFedHNPC", "ServedByEmbedding"]
 
-Leaves = dict[str, Tensor]
 
 EMBEDDINGS = "embeddings"
 """Their name beside the leaves of the hypernetwork."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad
 
 from lit_fed.core.targets import Target, logistic_losses
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Likelihood", "Ranking"]
@@ -56,7 +57,7 @@ class Likelihood(Target):
         """Predictions and labels for metrics of torchmetrics, from `shown` and labels, both [n, ...]."""
         return shown, y
 
-    def columns(self, shown: Tensor) -> dict[str, Tensor]:
+    def columns(self, shown: Tensor) -> Leaves:
         """The result of `shown` [n, ...], by column name in tables of predictions."""
         return {"prediction": shown}
 

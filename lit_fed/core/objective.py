@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.targets import Criterion, Target
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Leaves, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = ["ModelView", "Objective"]
@@ -97,7 +97,7 @@ class Objective(NamedTuple):
         """The objective with other leaves, such as those of one model."""
         return self._replace(constants=tree.rebuild(self.constants, constants), rows=tree.rebuild(self.rows, rows))
 
-    def apart(self, parameters: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def apart(self, parameters: Leaves) -> tuple[Leaves, Leaves]:
         """The parameters of the network, and `leaves`."""
         return {name: one for name, one in parameters.items() if name not in self.leaves}, {
             name: parameters[name] for name in self.leaves

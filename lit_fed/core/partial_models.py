@@ -18,7 +18,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.networks.start import leaves_named
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Stage
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
 OWN, SHARED = "personal", "shared"
 """Stages of training in turn, in their order."""
 
-Leaves = dict[str, Tensor]
 Patterns = tuple[str, ...] | str
 """Patterns of names of leaves or modules, or `head`, `body`, `norm`."""
 

@@ -16,10 +16,13 @@ from torch import Tensor
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "LocalWork", "Message", "ModelState",
-    "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
+    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "Leaves", "LocalWork", "Message",
+    "ModelState", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
     "Split", "Stage", "Tree",
 ]  # fmt: skip
+
+Leaves = dict[str, Tensor]
+"""Tensors by name, such as the parameters of a network."""
 
 Tree = Any
 """Nested named tuples, tuples, lists or dicts of tensors."""
@@ -28,8 +31,8 @@ Tree = Any
 class ModelState(NamedTuple):
     """M models stacked leaf by leaf."""
 
-    parameters: dict[str, Tensor]  # trained, leaves [M, ...]; frozen ones are in the task
-    buffers: dict[str, Tensor]  # running statistics, leaves [M, ...]; {} without
+    parameters: Leaves  # trained, leaves [M, ...]; frozen ones are in the task
+    buffers: Leaves  # running statistics, leaves [M, ...]; {} without
 
 
 class ClientData(NamedTuple):
@@ -220,7 +223,7 @@ class ClientResult(NamedTuple):
 
     message: Message
     state: Tree
-    metrics: dict[str, Tensor]
+    metrics: Leaves
 
 
 class Split:

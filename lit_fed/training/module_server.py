@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lit_fed.core import tree
 from lit_fed.core.networks.start import digest_of
 from lit_fed.core.task import Task
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Leaves, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import buffer_names
 
@@ -96,14 +96,14 @@ class FrozenPart:
         source: description of the network, for messages.
     """
 
-    def __init__(self, module: nn.Module, leaves: dict[str, Tensor], source: str) -> None:
+    def __init__(self, module: nn.Module, leaves: Leaves, source: str) -> None:
         self._module, self._names, self.source = module, {name: _registered(name) for name in leaves}, source
         for name, leaf in leaves.items():
             module.register_buffer(_registered(name), leaf, persistent=False)
         self._digest: str | None = None
 
     @property
-    def leaves(self) -> dict[str, Tensor]:
+    def leaves(self) -> Leaves:
         """Frozen leaves on the module's device, by their names in the network."""
         return {name: getattr(self._module, registered) for name, registered in self._names.items()}
 

@@ -17,7 +17,7 @@ from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, counted_ro
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.solvers.newton import check_solvable, minimise
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.core.types import Batch, ClientData, Leaves, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = ["IdentitySurrogate", "MixtureSurrogate", "MoreauSurrogate"]
@@ -89,7 +89,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     def gradient(
         self, task: Task, bound: MixtureBound, local: Mixture, models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient of the mean over the batch of the losses, weighted by q."""
         return task.value_and_grad(models, batch, batch_weights(bound.responsibility, batch))[1:]
 
@@ -150,7 +150,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
 
     def gradient(
         self, task: Task, bound: MoreauBound, local: ProxPoint, models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient λ(w − θ_i), which is the same for every batch."""
         return Penalty(self.prox_weight, bound.point.parameters).gradient(models.parameters), models.buffers
 
@@ -193,7 +193,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
 
     def gradient(
         self, task: Task, bound: IdentityBound, local: tuple[()], models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient of the mean loss of the batch."""
         return task.value_and_grad(models, batch)[1:]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.core.networks.layers import last_layer, last_layers
-from lit_fed.core.types import ModelState
+from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean, few
 
@@ -186,7 +186,7 @@ class Start:
             {name: taken(name, leaf, self.models.buffers[name]) for name, leaf in fresh.buffers.items()},
         )
 
-    def _check_leaves(self, wanted: dict[str, Tensor], given: dict[str, Tensor], network: str) -> None:
+    def _check_leaves(self, wanted: Leaves, given: Leaves, network: str) -> None:
         faults = [f"{name} is missing" for name in wanted if name not in given]
         faults += [f"{name} is not in the network" for name in given if name not in wanted]
         both = ((name, given[name].shape[1:], wanted[name].shape[1:]) for name in wanted if name in given)
@@ -198,7 +198,7 @@ class Start:
             )
 
 
-def _together(models: ModelState) -> dict[str, Tensor]:
+def _together(models: ModelState) -> Leaves:
     return {**models.parameters, **models.buffers}
 
 

@@ -44,7 +44,7 @@ from lit_fed.core.partial_models import (
     rate_of,
     whole_models,
 )
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Stage, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Phase, Stage, Tree
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.deltas import shares_of
 
@@ -259,7 +259,7 @@ class _PartSolver(LocalSolver):
         moving = self.moving if moving is None else self.moving & moving
         return self.solver.step(*given, moving=moving, **options)
 
-    def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _clip(self, gradient: Leaves) -> Leaves:
         """Norm of the moving leaves, in a gradient that an algorithm computed itself."""
         moving = tree.named(gradient, self.moving)
         return gradient | super()._clip(moving) if moving else gradient
