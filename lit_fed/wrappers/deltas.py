@@ -48,8 +48,7 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
     if isinstance(value, dict):
         return {key: _counterpart(part, models) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_counterpart(part, models) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return tree.with_children(value, [_counterpart(part, models) for part in value])
     return None if value is None else torch.zeros_like(value)
 
 
@@ -111,6 +110,5 @@ def with_parameter_trees(value: Tree, parts: Iterator[Leaves], names: frozenset[
     if _holds_parameters(value, names):
         return next(parts)
     if isinstance(value, tuple | list):
-        children = [with_parameter_trees(child, parts, names) for child in value]
-        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+        return tree.with_children(value, [with_parameter_trees(child, parts, names) for child in value])
     return value

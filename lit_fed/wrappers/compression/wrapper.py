@@ -340,4 +340,4 @@ def _with_first(shared: Tree, parameters: Leaves) -> tuple[Tree, bool]:
         new, here = (child, False) if found else _with_first(child, parameters)
         children.append(new)
         found = found or here
-    return (type(shared)(*children) if hasattr(shared, "_fields") else type(shared)(children)), found
+    return tree.with_children(shared, children), found
