@@ -34,7 +34,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
     in_every_combination = True
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "divides by the clients' numbers of steps, which are private themselves",
         "secure_sums": "sends numbers of steps beside them, which are larger than any change",
     }

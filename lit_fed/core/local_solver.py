@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.targets import Objective
+from lit_fed.core.objective import Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, LocalWork, ModelState
+from lit_fed.core.types import Batch, Leaves, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.upgrade import instead_of
 
@@ -67,8 +67,8 @@ class OptimizerState(NamedTuple):
     """State of the local optimizer; dicts are empty if the method has no moments."""
 
     step: Tensor  # [] number of updates so far
-    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters; other optimizers: see their rules
-    second: dict[str, Tensor]  # second moment, leaves as the parameters
+    first: Leaves  # momentum or first moment, leaves as the parameters; other optimizers: see their rules
+    second: Leaves  # second moment, leaves as the parameters
 
 
 class StepInputs(NamedTuple):
@@ -306,15 +306,15 @@ class LocalSolver:
         models = ModelState(parameters, buffers)
         return (models, optimizer, loss) if given.moving is None else (*_merged(given, models, optimizer), loss)
 
-    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, Leaves, Leaves]:
         """The loss before the step [M], its gradient, and the new buffers."""
         return task.value_and_grad(
             given.models, given.batch, given.weight, objective=given.objective, moving=given.moving
         )
 
     def update(
-        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        self, parameters: Leaves, gradient: Leaves, optimizer: OptimizerState, lr: Tensor
+    ) -> tuple[Leaves, OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
         rule = {"sgd": self._sgd, "adam": self._adam, "adamw": self._adam}.get(self.optimizer, self._by_rule)
         if self.clip_norm is not None:
@@ -326,25 +326,23 @@ class LocalSolver:
             direction = self._decayed(direction, parameters)
         return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
 
-    def _by_rule(
-        self, gradient: dict[str, Tensor], optimizer: OptimizerState
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
+    def _by_rule(self, gradient: Leaves, optimizer: OptimizerState) -> tuple[Leaves, OptimizerState]:
         """Direction and state of a user-defined rule."""
         step, rule = optimizer.step + 1, _rule(self.optimizer)
-        direction: dict[str, Tensor] = {}
-        first: dict[str, Tensor] = {}
-        second: dict[str, Tensor] = {}
+        direction: Leaves = {}
+        first: Leaves = {}
+        second: Leaves = {}
         for name, g in gradient.items():
             found = rule(self, step, g, optimizer.first[name], optimizer.second.get(name))
             for part, leaf in zip((direction, first, second), found, strict=False):
                 part[name] = leaf
         return direction, OptimizerState(step, first, second)
 
-    def _decayed(self, direction: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _decayed(self, direction: Leaves, parameters: Leaves) -> Leaves:
         """Add weight decay to a direction."""
         return {name: leaf.add(parameters[name], alpha=self.weight_decay) for name, leaf in direction.items()}
 
-    def _sgd(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+    def _sgd(self, gradient: Leaves, optimizer: OptimizerState) -> tuple[Leaves, OptimizerState]:
         if not self.momentum:
             return gradient, optimizer._replace(step=optimizer.step + 1)
         velocity = {name: g.add(optimizer.first[name], alpha=self.momentum) for name, g in gradient.items()}
@@ -353,7 +351,7 @@ class LocalSolver:
             return {name: g.add(velocity[name], alpha=self.momentum) for name, g in gradient.items()}, state
         return velocity, state
 
-    def _adam(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+    def _adam(self, gradient: Leaves, optimizer: OptimizerState) -> tuple[Leaves, OptimizerState]:
         step, (beta1, beta2) = optimizer.step + 1, self.betas
         first = {name: optimizer.first[name].mul(beta1).add(g, alpha=1 - beta1) for name, g in gradient.items()}
         second = {name: optimizer.second[name].mul(beta2).add(g * g, alpha=1 - beta2) for name, g in gradient.items()}
@@ -363,7 +361,7 @@ class LocalSolver:
         }
         return direction, OptimizerState(step, first, second)
 
-    def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _clip(self, gradient: Leaves) -> Leaves:
         assert self.clip_norm is not None
         squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
@@ -421,10 +419,10 @@ class Penalty(NamedTuple):
     """
 
     weight: Tensor | float = 0.0  # [] or [M]
-    anchor: dict[str, Tensor] | None = None  # None: the origin
-    linear: dict[str, Tensor] | None = None  # None: zero
+    anchor: Leaves | None = None  # None: the origin
+    linear: Leaves | None = None  # None: zero
 
-    def gradient(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gradient(self, parameters: Leaves) -> Leaves:
         """The gradient, linear + weight·(θ − anchor), leaves [M, ...]."""
         if self.linear is not None and not isinstance(self.weight, Tensor) and not self.weight:
             return {name: self.linear[name].expand_as(leaf) for name, leaf in parameters.items()}
@@ -434,7 +432,7 @@ class Penalty(NamedTuple):
             found[name] = part if self.linear is None else part + self.linear[name]
         return found
 
-    def value(self, parameters: dict[str, Tensor]) -> Tensor:
+    def value(self, parameters: Leaves) -> Tensor:
         """The penalty of each model, [M]."""
         parts = []
         for name, leaf in parameters.items():

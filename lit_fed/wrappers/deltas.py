@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Chosen, ModelState, Tree
+from lit_fed.core.types import Chosen, Leaves, ModelState, Tree
 
 __all__ = [
     "delta_of", "names_of_parameters", "parameter_trees", "reference_of", "shares_of", "with_delta",
@@ -48,8 +48,7 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
     if isinstance(value, dict):
         return {key: _counterpart(part, models) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_counterpart(part, models) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return tree.with_children(value, [_counterpart(part, models) for part in value])
     return None if value is None else torch.zeros_like(value)
 
 
@@ -93,7 +92,7 @@ def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
     return isinstance(value, dict) and bool(value) and value.keys() <= names
 
 
-def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor]]:
+def parameter_trees(value: Tree, names: frozenset[str]) -> list[Leaves]:
     """The trees of parameters in a message: of models, gradients or controls, by name."""
     if isinstance(value, ModelState):
         return [value.parameters]
@@ -104,13 +103,12 @@ def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor
     )
 
 
-def with_parameter_trees(value: Tree, parts: Iterator[dict[str, Tensor]], names: frozenset[str]) -> Tree:
+def with_parameter_trees(value: Tree, parts: Iterator[Leaves], names: frozenset[str]) -> Tree:
     """The message with its `parameter_trees` replaced."""
     if isinstance(value, ModelState):
         return value._replace(parameters=next(parts))
     if _holds_parameters(value, names):
         return next(parts)
     if isinstance(value, tuple | list):
-        children = [with_parameter_trees(child, parts, names) for child in value]
-        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+        return tree.with_children(value, [with_parameter_trees(child, parts, names) for child in value])
     return value
