@@ -11,6 +11,7 @@ import importlib
 import re
 import signal
 import zlib
+from typing import NamedTuple
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -43,15 +44,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # ---------------------------------------------------------------------- the lanes
-def named_long(config: pytest.Config, items: list[pytest.Item]) -> dict[str, float]:
-    """Starts of the names of long tests → seconds of each test; where several fit, the longest is meant."""
-    lines = (config.rootpath / "tests/long_tests").read_text().splitlines()
-    rows = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
-    files = {item.nodeid.partition("::")[0] for item in items}
-    starts = [start for _, start in rows if start.partition("::")[0] in files and not config.option.everything]
-    if gone := [start for start in starts if not any(item.nodeid.startswith(start) for item in items)]:
-        raise pytest.UsageError(f"tests/long_tests names tests that are not there: {', '.join(gone)}")
-    return {start: float(seconds) for seconds, start in rows}
+class Row(NamedTuple):
+    """A line of `tests/long_tests`."""
+
+    seconds: float
+    of: int
+    """Of so many tests of that name, one belongs to the short lane; 0 for none."""
+    start: str
+
+
+def rows_of(config: pytest.Config, items: list[pytest.Item]) -> dict[str, list[Row]]:
+    """Rows of long tests by their file, the longest start of a name first: that is the one meant where several fit."""
+    rows: dict[str, list[Row]] = {}
+    for line in (config.rootpath / "tests/long_tests").read_text().splitlines():
+        if line and not line.startswith("#"):
+            seconds, of, start = re.fullmatch(r"(\S+) (?:1/(\d+) )?(.+)", line).groups()
+            rows.setdefault(start.partition("::")[0], []).append(Row(float(seconds), int(of or 0), start))
+    if not config.option.everything:
+        names: dict[str, list[str]] = {}
+        for item in items:
+            names.setdefault(item.nodeid.partition("::")[0], []).append(item.nodeid)
+        starts = [row.start for file in rows.keys() & names.keys() for row in rows[file]]
+        if gone := [one for one in starts if not any(name.startswith(one) for name in names[one.partition("::")[0]])]:
+            raise pytest.UsageError(f"tests/long_tests names tests that are not there: {', '.join(gone)}")
+    return {file: sorted(of_file, key=lambda row: -len(row.start)) for file, of_file in rows.items()}
 
 
 def promised(item: pytest.Item) -> bool:
@@ -79,12 +95,12 @@ def of_the_chosen_trainer(item: pytest.Item) -> bool:
     return zlib.crc32(name.encode()) % 2 == (trainers[0].name == "vectorized")
 
 
-def seconds_of(item: pytest.Item, named: dict[str, float]) -> float:
+def seconds_of(item: pytest.Item, rows: list[Row]) -> float:
     """CPU time of a long test; 0 if it belongs to the short lane."""
-    starts = [start for start in named if item.nodeid.startswith(start)]
-    if starts:
-        return named[max(starts, key=len)]
-    return 0.0 if promised(item) and of_the_chosen_trainer(item) else USUAL_SECONDS
+    row = next((row for row in rows if item.nodeid.startswith(row.start)), None)
+    if row is None or (row.of and zlib.crc32(item.nodeid.encode()) // 2 % row.of == 0):
+        return 0.0 if promised(item) and of_the_chosen_trainer(item) else USUAL_SECONDS
+    return row.seconds
 
 
 def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
@@ -100,12 +116,15 @@ def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, and begin with the files that take longest: workers take one file after the other."""
-    named = named_long(config, items)
-    places = [start.partition("::")[0] for start in named]
+    rows = rows_of(config, items)
+    places = list(rows)
     places += [line.partition("::")[0] for line in (config.rootpath / ".ci/lowest_tests").read_text().split()]
     if gone := [place for place in places if not (config.rootpath / place).exists()]:
         raise pytest.UsageError(f"tests/long_tests or .ci/lowest_tests names missing files: {', '.join(gone)}")
-    long = {item: seconds for item in items if (seconds := seconds_of(item, named))}
+    long = {}
+    for item in items:
+        if seconds := seconds_of(item, rows.get(item.nodeid.partition("::")[0], [])):
+            long[item] = seconds
     for item in long:
         item.add_marker("long")
     if not config.option.everything:
