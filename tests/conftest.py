@@ -8,6 +8,7 @@
 
 import hashlib
 import importlib
+import math
 import re
 import signal
 import zlib
@@ -49,7 +50,7 @@ class Row(NamedTuple):
 
     seconds: float
     of: int
-    """Of so many tests of that name, one belongs to the short lane; 0 for none."""
+    """Of so many tests whose names start so, one stays in the short lane; 0 if none does."""
     start: str
 
 
@@ -60,6 +61,8 @@ def rows_of(config: pytest.Config, items: list[pytest.Item]) -> dict[str, list[R
         if line and not line.startswith("#"):
             seconds, of, start = re.fullmatch(r"(\S+) (?:1/(\d+) )?(.+)", line).groups()
             rows.setdefault(start.partition("::")[0], []).append(Row(float(seconds), int(of or 0), start))
+    if gone := [file for file in rows if not (config.rootpath / file).exists()]:
+        raise pytest.UsageError(f"tests/long_tests names missing files: {', '.join(gone)}")
     if not config.option.everything:
         names: dict[str, list[str]] = {}
         for item in items:
@@ -95,12 +98,24 @@ def of_the_chosen_trainer(item: pytest.Item) -> bool:
     return zlib.crc32(name.encode()) % 2 == (trainers[0].name == "vectorized")
 
 
-def seconds_of(item: pytest.Item, rows: list[Row]) -> float:
-    """CPU time of a long test; 0 if it belongs to the short lane."""
-    row = next((row for row in rows if item.nodeid.startswith(row.start)), None)
-    if row is None or (row.of and zlib.crc32(item.nodeid.encode()) // 2 % row.of == 0):
-        return 0.0 if promised(item) and of_the_chosen_trainer(item) else USUAL_SECONDS
-    return row.seconds
+def long_ones(config: pytest.Config, items: list[pytest.Item]) -> dict[pytest.Item, float]:
+    """Long tests → CPU time of each."""
+    rows = rows_of(config, items)
+    long: dict[pytest.Item, float] = {}
+    divided: dict[Row, list[pytest.Item]] = {}
+    for item in items:
+        of_file = rows.get(item.nodeid.partition("::")[0], [])
+        row = next((row for row in of_file if item.nodeid.startswith(row.start)), None)
+        is_short = promised(item) and of_the_chosen_trainer(item)
+        if row is not None and row.of and is_short:
+            divided.setdefault(row, []).append(item)
+        if seconds := row.seconds if row is not None else 0.0 if is_short else USUAL_SECONDS:
+            long[item] = seconds
+    for row, of_row in divided.items():
+        of_row.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in of_row[: math.ceil(len(of_row) / row.of)]:
+            del long[item]
+    return long
 
 
 def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
@@ -116,15 +131,10 @@ def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, and begin with the files that take longest: workers take one file after the other."""
-    rows = rows_of(config, items)
-    places = list(rows)
-    places += [line.partition("::")[0] for line in (config.rootpath / ".ci/lowest_tests").read_text().split()]
-    if gone := [place for place in places if not (config.rootpath / place).exists()]:
-        raise pytest.UsageError(f"tests/long_tests or .ci/lowest_tests names missing files: {', '.join(gone)}")
-    long = {}
-    for item in items:
-        if seconds := seconds_of(item, rows.get(item.nodeid.partition("::")[0], [])):
-            long[item] = seconds
+    places = (config.rootpath / ".ci/lowest_tests").read_text().split()
+    if gone := [place for place in places if not (config.rootpath / place.partition("::")[0]).exists()]:
+        raise pytest.UsageError(f".ci/lowest_tests names missing files: {', '.join(gone)}")
+    long = long_ones(config, items)
     for item in long:
         item.add_marker("long")
     if not config.option.everything:

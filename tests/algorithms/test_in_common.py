@@ -59,8 +59,13 @@ def test_what_each_sampled_client_sends_and_gets(algorithm, up, down, client_tra
     [
         (a.APFL(), 1e-4),
         (a.ConsensusADMM(), 1e-3),
+        (a.DecentralizedSurrogate(MixtureSurrogate(2)), 1e-4),
+        (a.DecentralizedSurrogate(MoreauSurrogate(2.0)), 1e-4),
+        (a.DFedEM(3), 1e-3),
         (a.Ditto(), 1e-3),
         (a.EASGD(momentum=0.9), 1e-3),
+        (a.FedEM(), 1e-6),
+        (a.FedU(0.3), 1e-3),
         (a.FML(), 1e-3),
         (a.Local(), 1e-3),
         (a.MixtureADMM(form="alternating_prox"), 1e-3),
@@ -71,16 +76,20 @@ def test_what_each_sampled_client_sends_and_gets(algorithm, up, down, client_tra
         (a.ProxAvg(1.0, "sgd"), 1e-3),
         (a.ProxAvg(1.0, "exact"), 1e-3),
         (a.SCAFFOLD(), 1e-3),
+        (a.SurrogateOptimization(MixtureSurrogate(3)), 1e-3),
+        (a.SurrogateOptimization(MoreauSurrogate()), 1e-3),
     ],
     ids=repr,
 )
-def test_absent_clients_keep_their_states(algorithm, gap, client_trainer):
+def test_absent_clients_keep_what_is_theirs(algorithm, gap, client_trainer):
+    """Their states and, where each client has a model of its own at the server or none, that."""
     federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=1, num_rounds=2)
-    before = federation.states
+    before = tree.map_leaves(torch.clone, (federation.states, getattr(federation.shared, "each", ())))
     federation.round([1])
+    after = federation.states, getattr(federation.shared, "each", ())
     for one in (0, 2):
-        assert same_bits(tree.index(federation.states, one), tree.index(before, one))
-    models = [getattr(states, "models", states) for states in (before, federation.states)]
+        assert same_bits(tree.index(after, one), tree.index(before, one))
+    models = [getattr(own[0], "models", own) for own in (before, after)]
     assert distance(*(tree.index(one, 1) for one in models)) > gap
 
 

@@ -242,17 +242,6 @@ def test_a_surrogate_of_ones_own_is_fedprox(client_trainer):
 
 
 # ---------------------------------------------------------------------- state, traffic, settings
-@pytest.mark.parametrize("algorithm", [MIXTURE, MOREAU], ids=["mixture", "moreau"])
-def test_absent_clients_keep_their_variables(algorithm, client_trainer):
-    train = make_clients(SIZES)
-    first = run_rounds(algorithm, client_trainer, train, rounds=1, cohorts=[[0, 1, 2]])
-    start, kept = Federation(algorithm, train).states, first.states
-    first.round([1, 3])
-    assert same_bits(tree.index(first.states, torch.tensor([0, 2])), tree.index(kept, torch.tensor([0, 2])))
-    assert distance(tree.index(kept, 3), tree.index(start, 3)) == 0
-    assert distance(tree.index(first.states, 3), tree.index(start, 3)) > 1e-3
-
-
 def test_the_surrogate_says_models_and_weights():
     assert (SurrogateOptimization(MixtureSurrogate(5)).num_models, MIXTURE.participation.weighting) == (5, "samples")
     assert (MOREAU.num_models, MOREAU.participation.weighting) == (1, "uniform")

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM, ResponsibilityFedEM
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
@@ -100,19 +99,6 @@ def test_one_round_of_fedavg_by_hand():
         state = tree.index(kept_by(federation.states), client_id)
         for name, leaf in own.items():
             torch.testing.assert_close(state[name][0], leaf, rtol=0, atol=1e-12)
-
-
-@every_algorithm
-def test_sequential_is_vectorized(algorithm):
-    one, other = (
-        run_rounds(local_norm(algorithm), trainer, **settings())
-        for trainer in (SequentialTrainer(), VectorizedTrainer())
-    )
-    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
-    for seen in (True, False):
-        unseen_clients = make_clients([4, 7], seed=3, first_id=3)
-        data = None if seen else unseen_clients
-        assert distance(one.predictions(data, seen=seen), other.predictions(data, seen=seen)) < 1e-10
 
 
 def test_normalisation_is_not_counted_as_traffic():
