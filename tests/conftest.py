@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-DRAWN_SECONDS = 240
+DRAWN_SECONDS = 150
 """CPU time of the long tests that `--drawn` adds."""
 
 USUAL_SECONDS = 0.2
