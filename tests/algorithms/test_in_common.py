@@ -20,6 +20,7 @@ TRAFFIC = [
     (a.FedAdagrad(), 5, 5),
     (a.FedAdam(), 5, 5),
     (a.FedYogi(), 5, 5),
+    (a.FedAMP(), 5, 5),
     (a.FedAvg(), 5, 5),
     (a.FedAvgM(), 5, 5),
     (a.FedAvgPlus(), 5, 5),  # tuning is not counted as traffic
@@ -31,8 +32,10 @@ TRAFFIC = [
     (a.FedSGD(), 5, 5),
     (a.FML(), 5, 5),  # the meme model alone
     (a.Local(), 0, 0),
+    *((a.MixtureADMM(form=form), 5, 5) for form in ("alternating_prox", "jacobi", "copies", "gauss_seidel")),
     (a.PerFedAvg(), 5, 5),
     (a.PFedMe(), 5, 5),
+    (a.ProxAvg(), 5, 5),
     (a.QFedAvg(), 6, 5),
     (a.QFedSGD(), 6, 5),
     (a.SCAFFOLD(), 2 * 5, 2 * 5),

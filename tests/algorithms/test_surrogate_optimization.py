@@ -27,7 +27,6 @@ from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, OfficialFedEM, PFedMe, SurrogateOptimization
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
@@ -171,14 +170,6 @@ def test_rounds_go_to_the_minimum_of_the_envelopes(client_trainer):
     unseen.first_id = 2
     served = federation.serve(unseen, seen=False)  # its proximal point, (1.4 + 2.4) / 2
     assert served.models.parameters["weight"].item() == pytest.approx(1.9, abs=1e-9)
-
-
-def test_the_trainers_agree_on_the_envelopes():
-    options = {"train": make_clients([40, 1, 9, 3]), "cohorts": COHORTS, "solver": LocalSolver(lr=0.1, momentum=0.5)}
-    one, other = (run_rounds(MOREAU, trainer(), **options) for trainer in (SequentialTrainer, VectorizedTrainer))
-    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
-    unseen = make_clients([5, 1], seed=9, first_id=4)
-    assert distance(*(run.predictions(unseen, seen=False) for run in (one, other))) < 1e-10
 
 
 def test_a_network_too_large_for_an_exact_solve_is_refused():

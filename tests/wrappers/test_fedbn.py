@@ -17,15 +17,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM, ResponsibilityFedEM
+from lit_fed.algorithms import FedAvg, FedEM, Local, OfficialFedEM, ResponsibilityFedEM
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 
 SIZES = [6, 9, 3]
 NORM = {"layers.2.weight", "layers.2.bias", "layers.2.running_mean", "layers.2.running_var"}
-ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(num_components=2), Local()]
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
 
 
 def task(**fields):
@@ -49,22 +47,6 @@ def norm_leaves(models):
 def test_names_of_the_layer():
     assert task().norm_names == NORM | {"layers.2.num_batches_tracked"}
     assert make_task().norm_names == set()
-
-
-@every_algorithm
-def test_the_server_has_nothing_of_the_normalisation(algorithm):
-    federation = run_rounds(local_norm(algorithm), **settings())
-    start = Federation(algorithm, make_clients(SIZES), task()).shared
-    at_server = federation.shared.inner.models
-    assert not norm_leaves(at_server)
-    if not isinstance(algorithm, Local):  # whose models stay with the client as a whole
-        assert (
-            distance({name: start.models.parameters[name] for name in at_server.parameters}, at_server.parameters)
-            > 1e-3
-        )
-        own = kept_by(federation.states)["layers.2.running_mean"]
-        assert float((own - own[:1])[1:].abs().min()) > 0  # no two clients alike
-        assert distance(own, norm_leaves(start.models)["layers.2.running_mean"].expand_as(own)) > 1e-3
 
 
 def test_one_round_of_fedavg_by_hand():
