@@ -50,7 +50,8 @@ def copy_without(room, place):
         path.unlink()
     for name in ("tests/long_tests", ".ci/lowest_tests"):
         lines = (place / name).read_text().splitlines()
-        there = [one for one in lines if one and (place / one.split(maxsplit=1)[-1].partition("::")[0]).exists()]
+        files = [re.sub(r"^[\d.]+ (?:1/\d+ )?", "", one).partition("::")[0] for one in lines]
+        there = [one for one, file in zip(lines, files, strict=True) if one and (place / file).exists()]
         (place / name).write_text("\n".join(there) + "\n")
     for name in ROOMS[room]:
         path = place / "lit_fed" / name
