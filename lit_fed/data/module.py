@@ -17,9 +17,8 @@ from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Regression, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Normalisation
+from lit_fed.data.data_sets.base import ANY_SEED, OF_LABELS, DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
-from lit_fed.data.data_sets.table_encoder import OF_LABELS
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned

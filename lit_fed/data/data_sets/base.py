@@ -25,7 +25,8 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 
 __all__ = [
-    "ANY_SEED", "MOST_CLASSES", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode", "Labels",
+    "ANY_SEED", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode",
+    "Labels",
     "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
     "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
     "with_words",
@@ -44,6 +45,9 @@ ANY_SEED = f"[0, {2**32 - 1}]"
 
 MOST_CLASSES = 20
 """Integer labels with more different values than this may be quantities."""
+
+OF_LABELS = "mean and standard deviation of labels"
+"""Description of the constants that standardise labels, in `Population.learned`."""
 
 Labels = Literal["auto", "multilabel", "regression"]
 """Kind of labels: inferred from type and shape, several labels per sample, or quantities."""

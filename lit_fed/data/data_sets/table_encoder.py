@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import Normalisation, is_first_process, require
+from lit_fed.data.data_sets.base import OF_LABELS, Normalisation, is_first_process, require
 from lit_fed.data.data_sets.columns import CONSTANT, Feature, TableColumns, encode, fill_in, standardisation, typed
 from lit_fed.data.data_sets.fills import learned_fills, summed
 from lit_fed.data.data_sets.rows import SHOWN, TableRows
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
     from lit_fed.data.data_sets.table import Table
 
-__all__ = ["OF_LABELS", "TableEncoder"]
+__all__ = ["TableEncoder"]
 
 MOST_CATEGORIES = 100
 """Maximum number of categories inferred for a text column."""
-
-OF_LABELS = "mean and standard deviation of labels"
 
 
 @dataclass(frozen=True)
