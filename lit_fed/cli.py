@@ -24,7 +24,6 @@ from lit_fed import commands
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
-from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.command_line.arguments import default_name, giving_way, options_in, prepared, with_values
 from lit_fed.command_line.classes import (
     check_modules,
@@ -45,15 +44,12 @@ from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, 
 from lit_fed.training.hooks import federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_creatable, check_run_name
-from lit_fed.training.round_logger import RoundLogger, newest_version, writer_of, writing
+from lit_fed.training.round_logger import KEYWORDS, RoundLogger, newest_checkpoint, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
 from lit_fed.training.strategy import LostRanksError
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
 
-
-KEYWORDS = {"last": LAST, "previous": PREVIOUS}
-"""Words for checkpoints of the newest run of a name, and their files."""
 
 NEXT_OF_NODES = """\
 next: on a node, lit-fed client measure, predict and export serve its clients; here test takes --ckpt_path {last}
@@ -371,29 +367,6 @@ def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> An
 
 
 # ---------------------------------------------------------------------- the checkpoint of a command
-def newest_checkpoint(folder: Path, word: str) -> tuple[Path, int]:
-    """A checkpoint of the newest run of a name that has any, and the run's version.
-
-    Args:
-        folder: folder of the runs of this name.
-        word: one of `KEYWORDS`.
-
-    Raises:
-        ConfigError: if there is none.
-    """
-    for version in range(newest_version(folder), -1, -1):
-        checkpoints = folder / f"version_{version}" / "checkpoints"
-        path, other = checkpoints / KEYWORDS[word], checkpoints / PREVIOUS
-        if path.is_file():
-            return path, version
-        if other.is_file():  # the last one was deleted, or lost between two renames
-            raise ConfigError(f"--ckpt_path last: {path} is not there; --ckpt_path previous takes the one before it")
-    raise ConfigError(
-        f"--ckpt_path {word}: no checkpoint under {folder}/version_*/checkpoints; give its path, set "
-        "--trainer.default_root_dir and --name as in the run to be continued, or start without --ckpt_path"
-    )
-
-
 def run_folder(checkpoint: Path) -> Path:
     """The folder of a checkpoint's run: that around `checkpoints`, or else the checkpoint's own."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent

@@ -21,15 +21,17 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import DataFrame
-from lit_fed.training.checkpoint import with_atomic_checkpoints
+from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
+from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_table_file, prediction_table, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
-from lit_fed.training.round_logger import RoundLogger, writing
+from lit_fed.training.round_logger import KEYWORDS, RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import SECONDS_OF_A_COLLECTIVE, FederatedStrategy
 
@@ -111,7 +113,8 @@ class FederatedTrainer(Trainer):
             train_dataloaders: the data module, where it is not given by name.
             val_dataloaders: nothing.
             datamodule: the data module.
-            ckpt_path: checkpoint of the run to resume, or `last` on the command line; null starts a new run.
+            ckpt_path: checkpoint of the run to resume, or `last` of the newest run of its name, which goes on in its
+                folder; null starts a new run.
             weights_only: refuse checkpoints with anything but tensors and plain types.
             resume_with_changes: resume with another learning rate, schedule or `clip_norm` than the checkpoint's;
                 config.yaml and summary.json list the changes.
@@ -125,6 +128,7 @@ class FederatedTrainer(Trainer):
             LostRanksError: if another rank ended, or exceeded the timeout.
         """
         module = federated(model)
+        ckpt_path = self._found(ckpt_path, module, goes_on=True)
         note = module.history.begin(
             ckpt_path, init_from, resume_with_changes=resume_with_changes, num_models=module.algorithm.num_models,
             is_built=module.is_built,
@@ -135,15 +139,42 @@ class FederatedTrainer(Trainer):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         self._signal_connector.end()
 
+    def _found(self, ckpt_path: _PATH | None, module: FederatedModule, goes_on: bool = False) -> _PATH | None:
+        """The path of a checkpoint, which `last` and `previous` name by the run's folder.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        if not isinstance(ckpt_path, str) or ckpt_path not in KEYWORDS:
+            return ckpt_path
+        logger = next((one for one in self.loggers if isinstance(one, RoundLogger)), None)
+        if logger is None:
+            raise ConfigError(
+                f"ckpt_path is {ckpt_path}, which is looked for in the folder of a RoundLogger; give a path"
+            )
+        path = logger.find(ckpt_path, module.algorithm_name)
+        if goes_on:
+            logger.go_on(path.parent.parent, load_checkpoint(path, resumable=True, values=False)["global_step"])
+        return path
+
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
+        kwargs |= self._with_path(args, kwargs)
         with writing(self.loggers), self._interrupts_passed_on():
             return super().validate(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the test split; the report prints a table and completes the run's folder."""
+        kwargs |= self._with_path(args, kwargs)
         with writing(self.loggers), self._interrupts_passed_on():
             return super().test(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
+
+    def _with_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The argument `ckpt_path` of a test or a validation, if it is a word."""
+        if kwargs.get("ckpt_path") not in KEYWORDS:
+            return {}
+        model = args[0] if args else kwargs.get("model", self.lightning_module)
+        return {"ckpt_path": self._found(kwargs["ckpt_path"], federated(model))}
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
@@ -159,7 +190,9 @@ class FederatedTrainer(Trainer):
             raise lost from error
         except SystemExit:
             if self.interrupted:
-                raise KeyboardInterrupt from None
+                last = last_checkpoint(self) if self.state.fn == "fit" else None
+                said = "" if last is None else f"{last} has the last finished round; fit(..., ckpt_path='last') goes on"
+                raise KeyboardInterrupt(said) from None
             raise
 
     def predict(  # type: ignore[override]
@@ -182,7 +215,7 @@ class FederatedTrainer(Trainer):
             dataloaders: the data module, where it is not given by name.
             datamodule: the data module.
             return_predictions: return the table.
-            ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
+            ckpt_path: checkpoint of the run, or `last`; null takes the model as it is.
             weights_only: refuse checkpoints with anything but tensors and plain types.
             population: clients in training (`seen`) or held out of it (`unseen`), if the test measures them.
             split: predicted samples.
@@ -234,7 +267,8 @@ class FederatedTrainer(Trainer):
         callbacks += also
         try:
             with self._interrupts_passed_on():
-                return super().predict(model, None, data, into is None, ckpt_path, weights_only) or []
+                path = self._found(ckpt_path, federated(model or self.lightning_module))
+                return super().predict(model, None, data, into is None, path, weights_only) or []
         finally:
             for one in also:
                 callbacks.remove(one)

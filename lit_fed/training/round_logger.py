@@ -14,18 +14,48 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_fed.errors import WriteError, notice
+from lit_fed.clients.store_files import LAST, PREVIOUS
+from lit_fed.errors import ConfigError, WriteError, notice
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.packages import pd
 
-__all__ = ["RoundLogger", "evaluated_split", "newest_version", "read_history", "writer_of", "writing"]
+__all__ = [
+    "KEYWORDS", "RoundLogger", "evaluated_split", "newest_checkpoint", "newest_version", "read_history", "writer_of",
+    "writing",
+]  # fmt: skip
+
+KEYWORDS = {"last": LAST, "previous": PREVIOUS}
+"""Words for checkpoints of the newest run of a name, and their files."""
 
 
 def newest_version(folder: Path) -> int:
     """Number of the newest `version_<n>` of a run's folder; -1 without any."""
     numbers = [path.name.removeprefix("version_") for path in folder.glob("version_*") if path.is_dir()]
     return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def newest_checkpoint(folder: Path, word: str) -> tuple[Path, int]:
+    """A checkpoint of the newest run of a name that has any, and the run's version.
+
+    Args:
+        folder: folder of the runs of this name.
+        word: one of `KEYWORDS`.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    for version in range(newest_version(folder), -1, -1):
+        checkpoints = folder / f"version_{version}" / "checkpoints"
+        path, other = checkpoints / KEYWORDS[word], checkpoints / PREVIOUS
+        if path.is_file():
+            return path, version
+        if other.is_file():  # the last one was deleted, or lost between two renames
+            raise ConfigError(f"--ckpt_path last: {path} is not there; --ckpt_path previous takes the one before it")
+    raise ConfigError(
+        f"--ckpt_path {word}: no checkpoint under {folder}/version_*/checkpoints; give its path, set "
+        "--trainer.default_root_dir and --name as in the run to be continued, or start without --ckpt_path"
+    )
 
 
 def writer_of(folder: Path, fix: str = "wait until it ends, or start a new run without --ckpt_path") -> FolderLock:
@@ -84,6 +114,27 @@ class RoundLogger(Logger):
         finally:
             self._writer = None
             self.release()
+
+    def find(self, word: str, name: str) -> Path:
+        """A checkpoint of this run, or before it began of the newest run of its name.
+
+        Args:
+            word: one of `KEYWORDS`.
+            name: name of the run, if the logger was given none.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        own = None if self._version is None else Path(self.log_dir) / "checkpoints" / KEYWORDS[word]
+        if own is not None and own.is_file():
+            return own
+        return newest_checkpoint(self._save_dir / (self._name or name), word)[0]
+
+    def go_on(self, folder: Path, num_rounds: int) -> None:
+        """Go on in the folder `OUT/NAME/version_N` of a run with some rounds, unless it is this run's."""
+        if self._version is None:
+            self._name, self._keep_rounds = folder.parent.name, num_rounds
+            self._version = self._given = int(folder.name.removeprefix("version_"))
 
     def begin(self, name: str) -> None:
         """Choose the run's folder, unless name and version are set; rank zero creates it, so that no runs share it."""

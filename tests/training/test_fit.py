@@ -1,5 +1,6 @@
 """Whole fits in this process: Lightning's own callbacks, and resuming for every algorithm."""
 
+import csv
 import shutil
 from dataclasses import dataclass
 
@@ -14,8 +15,14 @@ from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer, client_table, plot_mixtures, plot_rounds
-from lit_fed.algorithms import Algorithm, FedU
-from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
+from lit_fed.algorithms import Algorithm, FedAvg, FedU
+from lit_fed.callbacks import (
+    FederatedCallback,
+    RunReport,
+    SimulatedTime,
+    TrainingSplitEvaluation,
+    UnseenClientEvaluation,
+)
 from lit_fed.core.algorithm import Participation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import num_steps
@@ -311,3 +318,37 @@ def test_the_loss_of_a_round_is_the_mean_over_its_phases(tmp_path, weighting):
     sizes = data.seen.train.sizes.double()
     weights = sizes if weighting == "samples" else torch.ones_like(sizes)
     assert module.results["train/seen/loss"] == pytest.approx(float(weights @ sizes / weights.sum()))
+
+
+# ---------------------------------------------------------------------- words for checkpoints, in Python
+def of_folder(folder, rounds, **arguments):
+    data = FederatedDataModule(Synthetic(num_clients=4, dimension=4, test_size=20))
+    return FederatedTrainer(
+        max_epochs=rounds, accelerator="cpu", default_root_dir=str(folder), enable_progress_bar=False,
+        callbacks=[RunReport(pictures=False)], **arguments,
+    ), FederatedModule(FedAvg()), data  # fmt: skip
+
+
+def test_last_goes_on_with_the_newest_run(tmp_path):
+    trainer, module, data = of_folder(tmp_path, 3)
+    trainer.fit(module, data)
+    trainer, module, data = of_folder(tmp_path, 5)
+    trainer.fit(module, data, ckpt_path="last")
+    trainer.test(module, data, ckpt_path="last")
+    straight, whole, data = of_folder(tmp_path / "straight", 5)
+    straight.fit(whole, data)
+    assert module.num_rounds_done == 5
+    assert all(torch.equal(leaf, whole.state_dict()[name]) for name, leaf in module.state_dict().items())
+    (run,) = (tmp_path / "FedAvg").iterdir()
+    table = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    rows = [row["step"] for row in table if row["train/seen/loss"]]
+    assert rows == ["0", "1", "2", "3", "4"]
+
+
+def test_last_without_a_run_is_refused(tmp_path):
+    trainer, module, data = of_folder(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"ckpt_path last: no checkpoint under .*FedAvg/version_\*/checkpoints"):
+        trainer.fit(module, data, ckpt_path="last")
+    trainer, module, data = of_folder(tmp_path, 1, logger=False)
+    with pytest.raises(ConfigError, match="looked for in the folder of a RoundLogger; give a path"):
+        trainer.test(module, data, ckpt_path="last")
