@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.statistics import STATISTICS
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
@@ -198,7 +199,8 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
         hit: `accuracy` or `mse`.
         chosen: names of the chosen metrics.
     """
-    shown = {hit: hit, "worst decile": f"{hit}_decile", "worst client": f"{hit}_worst", "loss": "loss"}
+    printed = {suffix: one for suffix, one in STATISTICS.items() if one.printed and one.of is not None}
+    shown = {one.heading if suffix else hit: f"{hit}{suffix}" for suffix, one in printed.items()} | {"loss": "loss"}
     rows = []
     for population in REPORTED:
         cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
@@ -214,12 +216,12 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
 
 def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> None:
     """Print a line for each chosen metric and population."""
-    suffixes = {"mean": "", "worst decile": "_decile", "worst client": "_worst", "pooled": "_pooled"}
-    shown = suffixes | {"undefined": "_undefined"}
+    shown = {suffix: one for suffix, one in STATISTICS.items() if one.printed}
     rows = []
     for name, population in itertools.product(names, REPORTED):
-        *found, undefined = (results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values())
-        if undefined is not None:
-            cells = ["–" if one is None else f"{one:.4f}" for one in found]
-            rows.append([name, population, *cells, f"{undefined:.0f}"])
-    print_rows(f"{split}, chosen metrics", ["metric", "clients", *shown], rows, words=2)
+        found = {suffix: results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown}
+        if found["_undefined"] is not None:  # else the population was not measured
+            cells = ["–" if value is None else f"{value:.{shown[suffix].digits}f}" for suffix, value in found.items()]
+            rows.append([name, population, *cells])
+    headings = ["metric", "clients", *(one.heading for one in shown.values())]
+    print_rows(f"{split}, chosen metrics", headings, rows, words=2)

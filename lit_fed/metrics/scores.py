@@ -1,4 +1,4 @@
-"""Results of clients by name, statistics over clients, as papers report them, and outliers among clients."""
+"""Results of clients by name, their summary as papers report it, and outliers among clients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["USUAL", "ClientScores", "client_statistics", "outlier", "summarise"]
+from lit_fed.metrics.statistics import client_statistics
+
+__all__ = ["USUAL", "ClientScores", "outlier", "summarise"]
 
 USUAL = {"accuracy": True, "mse": False, "loss": False}
-"""Metrics that are always measured, and whether larger is better."""
+"""Metrics that need not be chosen, and whether larger is better: the loss, and the mean of the hits by the target."""
 
 
 class ClientScores(NamedTuple):
@@ -70,43 +72,6 @@ class ClientScores(NamedTuple):
     def weights(self) -> dict[str, list[float]]:
         """Columns `pi_m` of mixture weights; {} without a mixture."""
         return {f"pi_{m}": column.tolist() for m, column in enumerate(self.mixture.T)}
-
-
-def client_statistics(
-    values: Tensor, num_samples: Tensor, name: str, *, larger_is_better: bool | None = True
-) -> dict[str, float]:
-    """Statistics over clients of a metric.
-
-    Args:
-        values: the metric of each client, [T].
-        num_samples: test samples, [T]; clients without samples are left out.
-        name: name of the metric, such as `accuracy`.
-        larger_is_better: direction of the metric; None: unknown, and `_decile` and `_worst` are left out.
-
-    Returns:
-        `name`: mean weighted by samples; `_decile`: the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
-        `_unweighted`: plain mean.
-
-    Example:
-        >>> import torch
-        >>> client_statistics(torch.tensor([0.5, 1.0]), torch.tensor([1, 3]), "accuracy")["accuracy"]
-        0.875
-    """
-    held = num_samples > 0
-    if not held.any():
-        return {}
-    values, weight = values[held].double(), num_samples[held].double()
-    worst_first = values.sort(descending=larger_is_better is False).values
-    worst = {
-        f"{name}_decile": float(worst_first[max(1, len(values) // 10) - 1]),
-        f"{name}_worst": float(worst_first[0]),
-    }
-    return {
-        name: float((values * weight).sum() / weight.sum()),
-        **({} if larger_is_better is None else worst),
-        f"{name}_std": float(values.std(correction=0)),
-        f"{name}_unweighted": float(values.mean()),
-    }
 
 
 def summarise(scores: ClientScores, metric: str = "accuracy") -> dict[str, float]:
