@@ -14,7 +14,7 @@ from lit_fed.benchmark.measures import ADAPTED_ON, Scores, primary
 from lit_fed.benchmark.records import CLOSE, Record
 from lit_fed.metrics.paired import Interval, bootstrap, mean_difference
 from lit_fed.metrics.paired import paired as paired_clients
-from lit_fed.metrics.statistics import client_statistics
+from lit_fed.metrics.scores import client_statistics
 from lit_fed.system.packages import pd
 
 __all__ = ["Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse"]

@@ -148,7 +148,7 @@ class ClientMetrics(FederatedCallback):
     """Logs each round's training loss, local learning rate and time; after each evaluation statistics over clients.
 
     Keys of a round: `train/seen/loss`, `lr`, `time/round_seconds`. Keys of an evaluation: `{split}/seen/loss`, and for
-    the accuracy (of a regression `mse`) each statistic of `lit_fed.metrics.statistics`, `{split}/seen/accuracy`,
+    the accuracy (of a regression `mse`) each of `lit_fed.metrics.scores.STATISTICS`, `{split}/seen/accuracy`,
     `{split}/seen/accuracy_decile` and so on. A metric of `--model.metrics` has the same, and two of its own: `_pooled`
     and `_undefined`. With `--data.attackers` all keys of an evaluation are there once more as `{split}/honest/…`, of
     the seen clients that do not attack.

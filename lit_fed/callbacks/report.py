@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.statistics import STATISTICS
+from lit_fed.metrics.scores import STATISTICS
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder

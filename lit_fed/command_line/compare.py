@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.metrics.paired import mean_difference
-from lit_fed.metrics.statistics import STATISTICS
+from lit_fed.metrics.scores import STATISTICS
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
 from lit_fed.system.files import write_atomically

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
-from lit_fed.metrics.scores import USUAL, ClientScores, summarise
-from lit_fed.metrics.statistics import client_statistics
+from lit_fed.metrics.scores import USUAL, ClientScores, client_statistics, summarise
 from lit_fed.system.names import lies_below
 from lit_fed.system.packages import imported_later
 

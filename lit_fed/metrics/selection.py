@@ -15,8 +15,7 @@ from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
-from lit_fed.metrics.scores import USUAL
-from lit_fed.metrics.statistics import STATISTICS
+from lit_fed.metrics.scores import STATISTICS, USUAL
 from lit_fed.system.names import check_library_options, did_you_mean, import_path, lies_below, names_in
 from lit_fed.system.packages import imported_later
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.scores import USUAL
-from lit_fed.metrics.statistics import STATISTICS
+from lit_fed.metrics.scores import STATISTICS, USUAL
 from lit_fed.pictures import style
 from lit_fed.system.packages import mpl, nx, pd
 from lit_fed.training.round_logger import evaluated_split, read_history

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_fed.metrics.statistics import STATISTICS
+from lit_fed.metrics.scores import STATISTICS
 from lit_fed.system.files import whole_file
 
 __all__ = [
