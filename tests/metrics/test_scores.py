@@ -31,7 +31,8 @@ def test_a_statistic_of_accuracies_is_in_percent_if_it_is_in_their_unit(suffix):
 def test_without_a_direction_no_client_is_the_worst():
     values, num_samples = torch.tensor([0.5, 1.0]), torch.tensor([1, 3])
     found = client_statistics(values, num_samples, "speed", larger_is_better=None)
-    assert set(found) == {"speed", "speed_std", "speed_unweighted"}
+    assert {"speed", "speed_std"} < found.keys()
+    assert not {"speed_decile", "speed_worst"} & found.keys()
 
 
 @pytest.mark.parametrize(
