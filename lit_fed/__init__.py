@@ -100,8 +100,12 @@ def _names(room: str) -> frozenset[str]:
 
 @functools.cache
 def _rooms() -> list[str]:
-    """The rooms that are there: `deployment` may be absent."""
-    return [room for room in _ROOMS if _is_module(room.split(".")[1])]
+    """The rooms that are there: `deployment` or a feature may be absent."""
+    places = {room: Path(__file__).parent.joinpath(*room.split(".")[1:]) for room in _ROOMS}
+    return [
+        room for room, place in places.items()
+        if place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+    ]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -150,9 +150,7 @@ class FederatedRounds:
         phase, ids, placeholder = self._phase_of(block), block.phase.client_ids, block.is_placeholder
         stepped = sent_to(~idle(phase.ctx, block.data, ids, block.phase.work), ids.device)  # nodes keep the samples
         block = block._replace(data=block.data.select(ids))
-        whole = TrainJob(
-            self.algorithm, phase.ctx, self.shared, block, None, None, self.terms.batch_size, phase.aggregator.forgives
-        )
+        whole = TrainJob(self.algorithm, phase.ctx, self.shared, block, None, None, phase.aggregator.forgives)
         for rows in self.store.portions(len(ids)):  # clients whose states fit into memory together
             kept = self.store.gather(ids[rows])
             job = whole.part(rows)._replace(states=kept["state"], optimizers=kept.get("optimizer"))
@@ -181,7 +179,7 @@ class FederatedRounds:
         number = int(torch.stack([idle(self.terms, train, ids, work) for work in works]).all(0).sum())
         wants_steps, smallest = any(work.trains for work in works), self.terms.task.smallest_batch
         if number == len(ids) and wants_steps:
-            sizes = self.terms.batch_sizes_of(ids.tolist(), self.terms.batch_size)
+            sizes = self.terms.batch_sizes_of(ids.tolist())
             most = min(int(sizes.max()) if sizes.all() else self.terms.most_samples, self.terms.most_samples)
             raise ConfigError(
                 f"no client can take a local step: BatchNorm needs {smallest} samples in a batch, and the largest has "
@@ -418,7 +416,7 @@ class _Anybody:
 def idle(ctx: Context, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
     """Mask of the clients [C] without a step in this local work, [C] bool; none if it is no training."""
     sizes = train.sizes[train.positions(client_ids)].numpy()
-    batches = ctx.batch_sizes_of(client_ids.tolist(), ctx.batch_size)
+    batches = ctx.batch_sizes_of(client_ids.tolist())
     return torch.from_numpy((steps_of(sizes, work, batches, ctx.task.smallest_batch) == 0) & work.is_training)
 
 

@@ -69,7 +69,7 @@ def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen
     order = torch.argsort(train.sizes[train.positions(client_ids)], descending=True, stable=True)
     multiplicity = torch.ones(len(order), dtype=torch.float64, device=federation.server.device)
     block = ClientBlock(Phase("adapt", client_ids[order], work), multiplicity, train)
-    job = TrainJob(algorithm, ctx, shared, block, tree.index(states, order), None, ctx.batch_size)
+    job = TrainJob(algorithm, ctx, shared, block, tree.index(states, order), None)
     adapted = [done.result.state for done in federation.client_trainer.train(job) if isinstance(done, Trained)]
     rows = tree.map_leaves(lambda *parts: torch.cat(parts), *adapted)
     return tree.index(rows, torch.argsort(order))

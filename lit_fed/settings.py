@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients.choose import MemoryFormat
 from lit_fed.core.algorithm import Algorithm
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import BY_CLIENT, LocalSolver
 from lit_fed.core.targets import Loss, Target
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.errors import ConfigError, check_settings, refuse_ignored_defaults
@@ -124,9 +124,7 @@ class ModelSettings:
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
             "counted_classes": getattr(self.loss, "counts_classes", False),
-            "client_lr": bool(solver.client_lr),
-            "client_work": bool(solver.client_work),
-            "client_batch": bool(solver.client_batch_size),
+            **{name: bool(getattr(solver, name)) for name in BY_CLIENT},
             "searched": solver.lr == "auto",
         }
         refuse_incompatible(with_start(self.algorithm), self.features, facts)

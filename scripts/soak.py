@@ -528,7 +528,7 @@ def sample(pid: int, rounds: int) -> Sample:
     return Sample(rounds, kilobytes / 1024, len(list(Path(f"/proc/{pid}/fd").iterdir())))
 
 
-def flat_run(rounds: int, life: Life, said: Any = print) -> list[Sample]:
+def flat_run(rounds: int, life: Life) -> list[Sample]:
     """Run the rounds of a fresh `life` and sample the process at regular intervals."""
     process, samples, begin = life.start(*SHORT), [], time.monotonic()
     step = max(rounds // SAMPLES, 1)
@@ -538,7 +538,7 @@ def flat_run(rounds: int, life: Life, said: Any = print) -> list[Sample]:
             if done >= step * (len(samples) + 1):
                 samples.append(sample(process.pid, done))
                 left = (time.monotonic() - begin) / done * (rounds - done)
-                said(f"{done:6d} rounds: {samples[-1].megabytes:.1f} MB, {samples[-1].files} files, {left:.0f} s left")
+                print(f"{done:6d} rounds: {samples[-1].megabytes:.1f} MB, {samples[-1].files} files, {left:.0f} s left")
             time.sleep(0.02)
     except FileNotFoundError:  # the process ended
         pass

@@ -8,14 +8,16 @@
 
 import hashlib
 import importlib
+import math
 import re
 import signal
 import zlib
+from typing import NamedTuple
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-DRAWN_SECONDS = 240
+DRAWN_SECONDS = 150
 """CPU time of the long tests that `--drawn` adds."""
 
 USUAL_SECONDS = 0.2
@@ -43,15 +45,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # ---------------------------------------------------------------------- the lanes
-def named_long(config: pytest.Config, items: list[pytest.Item]) -> dict[str, float]:
-    """Starts of the names of long tests → seconds of each test; where several fit, the longest is meant."""
-    lines = (config.rootpath / "tests/long_tests").read_text().splitlines()
-    rows = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
-    files = {item.nodeid.partition("::")[0] for item in items}
-    starts = [start for _, start in rows if start.partition("::")[0] in files and not config.option.everything]
-    if gone := [start for start in starts if not any(item.nodeid.startswith(start) for item in items)]:
-        raise pytest.UsageError(f"tests/long_tests names tests that are not there: {', '.join(gone)}")
-    return {start: float(seconds) for seconds, start in rows}
+class Row(NamedTuple):
+    """A line of `tests/long_tests`."""
+
+    seconds: float
+    of: int
+    """Of so many tests whose names start so, one stays in the short lane; 0 if none does."""
+    start: str
+
+
+def rows_of(config: pytest.Config, items: list[pytest.Item]) -> dict[str, list[Row]]:
+    """Rows of long tests by their file, the longest start of a name first: that is the one meant where several fit."""
+    rows: dict[str, list[Row]] = {}
+    for line in (config.rootpath / "tests/long_tests").read_text().splitlines():
+        if line and not line.startswith("#"):
+            seconds, of, start = re.fullmatch(r"(\S+) (?:1/(\d+) )?(.+)", line).groups()
+            rows.setdefault(start.partition("::")[0], []).append(Row(float(seconds), int(of or 0), start))
+    if gone := [file for file in rows if not (config.rootpath / file).exists()]:
+        raise pytest.UsageError(f"tests/long_tests names missing files: {', '.join(gone)}")
+    if not config.option.everything:
+        names: dict[str, list[str]] = {}
+        for item in items:
+            names.setdefault(item.nodeid.partition("::")[0], []).append(item.nodeid)
+        starts = [row.start for file in rows.keys() & names.keys() for row in rows[file]]
+        if gone := [one for one in starts if not any(name.startswith(one) for name in names[one.partition("::")[0]])]:
+            raise pytest.UsageError(f"tests/long_tests names tests that are not there: {', '.join(gone)}")
+    return {file: sorted(of_file, key=lambda row: -len(row.start)) for file, of_file in rows.items()}
 
 
 def promised(item: pytest.Item) -> bool:
@@ -79,12 +98,24 @@ def of_the_chosen_trainer(item: pytest.Item) -> bool:
     return zlib.crc32(name.encode()) % 2 == (trainers[0].name == "vectorized")
 
 
-def seconds_of(item: pytest.Item, named: dict[str, float]) -> float:
-    """CPU time of a long test; 0 if it belongs to the short lane."""
-    starts = [start for start in named if item.nodeid.startswith(start)]
-    if starts:
-        return named[max(starts, key=len)]
-    return 0.0 if promised(item) and of_the_chosen_trainer(item) else USUAL_SECONDS
+def long_ones(config: pytest.Config, items: list[pytest.Item]) -> dict[pytest.Item, float]:
+    """Long tests → CPU time of each."""
+    rows = rows_of(config, items)
+    long: dict[pytest.Item, float] = {}
+    divided: dict[Row, list[pytest.Item]] = {}
+    for item in items:
+        of_file = rows.get(item.nodeid.partition("::")[0], [])
+        row = next((row for row in of_file if item.nodeid.startswith(row.start)), None)
+        is_short = promised(item) and of_the_chosen_trainer(item)
+        if row is not None and row.of and is_short:
+            divided.setdefault(row, []).append(item)
+        if seconds := row.seconds if row is not None else 0.0 if is_short else USUAL_SECONDS:
+            long[item] = seconds
+    for row, of_row in divided.items():
+        of_row.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in of_row[: math.ceil(len(of_row) / row.of)]:
+            del long[item]
+    return long
 
 
 def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
@@ -100,12 +131,10 @@ def drawn(long: dict[pytest.Item, float], text: str) -> set[pytest.Item]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long tests, and begin with the files that take longest: workers take one file after the other."""
-    named = named_long(config, items)
-    places = [start.partition("::")[0] for start in named]
-    places += [line.partition("::")[0] for line in (config.rootpath / ".ci/lowest_tests").read_text().split()]
-    if gone := [place for place in places if not (config.rootpath / place).exists()]:
-        raise pytest.UsageError(f"tests/long_tests or .ci/lowest_tests names missing files: {', '.join(gone)}")
-    long = {item: seconds for item in items if (seconds := seconds_of(item, named))}
+    places = (config.rootpath / ".ci/lowest_tests").read_text().split()
+    if gone := [place for place in places if not (config.rootpath / place.partition("::")[0]).exists()]:
+        raise pytest.UsageError(f".ci/lowest_tests names missing files: {', '.join(gone)}")
+    long = long_ones(config, items)
     for item in long:
         item.add_marker("long")
     if not config.option.everything:

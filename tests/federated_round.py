@@ -1,8 +1,10 @@
 """Rounds without Lightning, and the small clients that tests run them on."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -246,7 +248,7 @@ class Federation(rounds.FederatedRounds):
     def job(self, ctx: Context, block: ClientBlock) -> TrainJob:
         """The job of a block of seen clients."""
         kept = self.store.gather(block.phase.client_ids)
-        return TrainJob(self.algorithm, ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.batch_size)
+        return TrainJob(self.algorithm, ctx, self.shared, block, kept["state"], kept.get("optimizer"))
 
     def serve(self, train: Split | None = None, *, seen: bool = True) -> Tree:
         """States [C, ...] that all clients of a split are served with, adapted if the algorithm asks for it."""
@@ -322,6 +324,15 @@ def as_arrays(split: Split) -> list[tuple]:
     """(x, y) of every client as NumPy arrays, for the references."""
     clients = (split.client(one + split.first_id) for one in range(split.num_clients))
     return [(client.x.numpy(), client.y.double().numpy()) for client in clients]
+
+
+def least_squares(train: Split, weights: Iterable[float]) -> np.ndarray:
+    """argmin_θ Σ_i weights_i·f_i(θ) of regressions with bias."""
+    H, g = 0, 0
+    for (x, y), weight in zip(as_arrays(train), weights, strict=True):
+        features = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        H, g = H + weight * features.T @ features / len(y), g + weight * features.T @ y / len(y)
+    return np.linalg.solve(H, g)
 
 
 def batch_orders(

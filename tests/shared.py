@@ -17,6 +17,16 @@ CLIENT_TRAINERS = [SequentialTrainer, VectorizedTrainer]
 """Clients one by one and at once; `debug` is the first of these bit for bit, as the conformance tests check."""
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many processes as there are cores
+gc.set_threshold(10_000, 20, 50)  # twenty thousand tests are no garbage
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+    """Leave out a file without an example: doctest would look for one in all that the file imports."""
+    found = yield
+    if file_path.suffix != ".py" or b">>>" in file_path.read_bytes():
+        return found
+    return [one for one in found if type(one) is pytest.Module]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,7 +44,6 @@ def _prepared(shared_folder):
         prepared.build_parser_once()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
     yield
     gc.unfreeze()  # or libraries complain of what is left at the end of the process
 

@@ -23,7 +23,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], LocalRun]):
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     reads_losses = True
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "loss": "weighs clients by the log-loss whose gradient they follow",
         "client_lr": "takes its steps at the server",
     }

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from lit_fed.core.mixtures.clusters import (
     cluster_averages,
     one_hot,
 )
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, LocalWork, ModelState, Reduced
 from lit_fed.errors import check_settings
 from lit_fed.system.machine import require_memory
 
@@ -52,7 +52,7 @@ class SplitMemory(NamedTuple):
     parent: Tensor  # [S] int64, the cluster that was divided; -1: no such split yet
     side: Tensor  # [S, T] int64: 1 for a client that stayed in the parent, 2 for one that left it, 0 for others
     models: ModelState  # the parent's model before the split, leaves [S, ...]
-    updates: dict[str, Tensor]  # updates of the parent's clients from that model, leaves [S, T, ...]
+    updates: Leaves  # updates of the parent's clients from that model, leaves [S, T, ...]
 
 
 class Clusters(NamedTuple):
@@ -104,7 +104,7 @@ class ClusteredFL(Served[Clusters, Member, LocalRun]):
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "local_norm": "trains the models of all splits at an unseen client, without a normalisation of its own"
     }
 
@@ -233,7 +233,7 @@ def _descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tenso
     return cluster
 
 
-def divide(clusters: Clusters, updates: dict[str, Tensor], weight: Tensor, rule: DivisionRule) -> Clusters:
+def divide(clusters: Clusters, updates: Leaves, weight: Tensor, rule: DivisionRule) -> Clusters:
     """The clusters after the splits of a round (Alg. 2), up to the maximum number; new ones are not split yet.
 
     Args:
@@ -323,7 +323,7 @@ def _separation(similarity: Tensor, side: Tensor) -> float:
     return math.sqrt(max(1 - float(similarity[side][:, ~side].max()), 0) / 2)
 
 
-def _split_cluster(clusters: Clusters, parent: int, leavers: Tensor, updates: dict[str, Tensor]) -> Clusters:
+def _split_cluster(clusters: Clusters, parent: int, leavers: Tensor, updates: Leaves) -> Clusters:
     """The clusters with one more, formed by clients that leave their parent.
 
     Args:
@@ -339,7 +339,7 @@ def _split_cluster(clusters: Clusters, parent: int, leavers: Tensor, updates: di
 
 
 def _remember_split(
-    memory: SplitMemory, split: int, parent: int, side: Tensor, models: ModelState, updates: dict[str, Tensor]
+    memory: SplitMemory, split: int, parent: int, side: Tensor, models: ModelState, updates: Leaves
 ) -> SplitMemory:
     """The memory with one more split; a memory without room stays empty.
 

@@ -34,7 +34,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, MessageSpec, Participation, local_result, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.penalised_solve import ProximalSplitting, penalised_run
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["ADMMState", "ConsensusADMM"]
 
@@ -43,8 +43,8 @@ class ADMMState(NamedTuple):
     """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
-    dual: dict[str, Tensor]  # y_i, leaves [1, ...]
-    sent: dict[str, Tensor]  # x_i + y_i/ρ when it was last sent, leaves [1, ...]
+    dual: Leaves  # y_i, leaves [1, ...]
+    sent: Leaves  # x_i + y_i/ρ when it was last sent, leaves [1, ...]
     received: Tensor  # [] int64, round whose z the client already has
 
 

@@ -27,7 +27,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,10 +99,8 @@ class CQGGADMM(PenalisedSolve[CostedNetwork, QuantisedClient]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
-        "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
-    }
+    state_reads_data = True
+    incompatible = {"local_norm": "lets neighbours pull at each other's whole models, normalisation among them"}
     has_server = False
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -65,7 +65,7 @@ class DecentralizedSurrogate(Gossiping[PeerLocal, LocalRun]):
     unseen_steps: int = ranged(1, ">= 1")
     common_start: bool = True
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         **Gossiping.incompatible,
         "loss": "minimises an upper bound of the log-loss, which is none of another loss",
     }

@@ -40,7 +40,7 @@ from lit_fed.core.algorithm import (
 )
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 
 __all__ = ["EASGD", "ElasticState"]
 
@@ -49,7 +49,7 @@ class ElasticState(NamedTuple):
     """A worker's state."""
 
     models: ModelState  # x^i, leaves [1, ...]
-    velocity: dict[str, Tensor]  # v^i, leaves [1, ...]; {} without momentum
+    velocity: Leaves  # v^i, leaves [1, ...]; {} without momentum
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, MessageSpec, Participation, local_result, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.penalised_solve import ProximalSplitting
-from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 
 __all__ = ["DualState", "FedADMM"]
 
@@ -43,7 +43,7 @@ class DualState(NamedTuple):
     """A client's state."""
 
     models: ModelState  # w_i, leaves [1, ...]
-    dual: dict[str, Tensor]  # y_i, leaves [1, ...]
+    dual: Leaves  # y_i, leaves [1, ...]
 
 
 @dataclass(frozen=True)

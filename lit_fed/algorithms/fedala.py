@@ -26,7 +26,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,11 +35,9 @@ from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_resul
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import draws
 from lit_fed.core.networks.layers import last_layers
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Stage
 
 __all__ = ["AggregationState", "FedALA"]
-
-Leaves = dict[str, Tensor]
 
 
 class AggregationState(NamedTuple):
@@ -66,7 +64,7 @@ class FedALA(Personal[GlobalModels, AggregationState, LocalRun]):
     start_passes: int = ranged(10, ">= 1")
 
     in_every_combination = True
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "weights of the global model",
         "personal_parts": "keeps the top layers apart itself",
     }

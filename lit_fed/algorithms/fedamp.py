@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, lone_peer, own_models, put_models, same_start
 from lit_fed.core.graphs.similarity import cosines, inner_products, square_distances
 from lit_fed.core.local_solver import Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["AttendedPeers", "AttentiveMessagePassing", "FedAMP", "HeurFedAMP"]
@@ -68,13 +68,11 @@ class AttentiveMessagePassing(Personal[AttendedPeers, OwnModel, LocalRun], ABC):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
-        "local_norm": "averages the models of all clients with weights of their own"
-    }
+    state_reads_data = True
+    incompatible = {"local_norm": "averages the models of all clients with weights of their own"}
 
     @abstractmethod
-    def attention(self, models: dict[str, Tensor]) -> Tensor:
+    def attention(self, models: Leaves) -> Tensor:
         """ξ [T, T] of models with leaves [T, 1, ...]."""
 
     @abstractmethod
@@ -159,7 +157,7 @@ class FedAMP(AttentiveMessagePassing):
         """α_k."""
         return self._largest_step(num_clients) if self.step_size is None else self.step_size
 
-    def attention(self, models: dict[str, Tensor]) -> Tensor:
+    def attention(self, models: Leaves) -> Tensor:
         """ξ_ij = α_k·A'(‖w_i − w_j‖²) = α_k/σ·exp(−‖w_i − w_j‖²/σ) and ξ_ii = 1 − Σ_{j≠i} ξ_ij."""
         distances = square_distances(models, models)
         others = self._step(len(distances)) / self.sigma * torch.exp(-distances / self.sigma)
@@ -185,7 +183,7 @@ class HeurFedAMP(AttentiveMessagePassing):
     sigma: float = ranged(10.0, ">= 0")
     self_attention: float = ranged(0.1, "[0, 1]")
 
-    def attention(self, models: dict[str, Tensor]) -> Tensor:
+    def attention(self, models: Leaves) -> Tensor:
         """ξ_ij = (1 − ξ_ii)·exp(σ·cos(w_i, w_j)) / Σ_{h≠i} exp(σ·cos(w_i, w_h)); 1 for a client without others."""
         products = inner_products(models)
         own = torch.eye(len(products), dtype=torch.float64, device=products.device)
@@ -199,7 +197,7 @@ class HeurFedAMP(AttentiveMessagePassing):
         return self.prox_weight
 
 
-def _cloud(ctx: Context, shared: AttendedPeers, client_id: Tensor) -> dict[str, Tensor]:
+def _cloud(ctx: Context, shared: AttendedPeers, client_id: Tensor) -> Leaves:
     """u_i, leaves [1, ...]; for an unseen client the mean of all w_j."""
     last = len(shared.attention) - 1
     row = shared.attention.index_select(0, client_id.clamp(max=last).view(1))

@@ -25,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,10 +43,10 @@ from lit_fed.core.algorithm import (
     ranged,
 )
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, head_leaves
-from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Reduced, Stage
 
 __all__ = ["BodyWithHead", "FedAS", "WeighedBody"]
 
@@ -55,7 +55,7 @@ class BodyWithHead(NamedTuple):
     """The server's state; the initial head is no `ModelState`, since it is never sent."""
 
     models: ModelState  # θ, leaves [1, ...]
-    head: dict[str, Tensor]  # the initial head, leaves [1, ...]
+    head: Leaves  # the initial head, leaves [1, ...]
 
 
 class WeighedBody(NamedTuple):
@@ -80,7 +80,7 @@ class FedAS(Personal[BodyWithHead, OwnModel, LocalRun]):
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     start_only = ("head",)
-    incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a personal head itself"}
+    incompatible = {"personal_parts": "keeps a personal head itself"}
 
     def shared_init(self, ctx: Context) -> BodyWithHead:
         """The initial network in two parts."""

@@ -28,7 +28,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, LocalRun, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
-from lit_fed.core.types import ModelState, Reduced
+from lit_fed.core.types import Leaves, ModelState, Reduced
 
 __all__ = ["FedAvgM", "Momentum"]
 
@@ -37,7 +37,7 @@ class Momentum(NamedTuple):
     """The server's state."""
 
     models: ModelState  # w, leaves [1, ...]
-    momentum: dict[str, Tensor]  # v, leaves [1, ...]
+    momentum: Leaves  # v, leaves [1, ...]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from lit_fed.core.algorithm import LocalRun, TunedCopy, local_step, ranged
 from lit_fed.core.context import Context
@@ -43,7 +43,7 @@ class FedBABU(TunedCopy[SentPart, Any, LocalRun], PartialModel):
 
     in_every_combination = True
     serving_settings = ("tune", "adapt_epochs")
-    incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a fixed head itself"}
+    incompatible = {"personal_parts": "keeps a fixed head itself"}
 
     head: Patterns = ("head",)
     tune: Literal["all", "head", "body"] = "all"

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,14 +37,12 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.late_arrivals import BufferedArrivals, arrivals
-from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedBuff", "ModelsOnTheWay", "staleness_weight"]
 
 USUAL_BUFFER = 10  # the paper's K
-
-Leaves = dict[str, Tensor]
 
 
 class ModelsOnTheWay(NamedTuple):
@@ -84,7 +82,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LocalRun]):
 
     message = MessageSpec("changes")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "takes clients as they come in, and not each with a probability of its own",
         "encoded_broadcast": "has clients on their way that were sent older ones",
         "personal_parts": "lets clients start from models of some steps ago",

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +34,14 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.products import full_precision
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import module_leaves, whole_models, with_module
 from lit_fed.core.prototypes import PersonalHead, feature_width, gradient_only, head_leaves
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState
 
 __all__ = ["FedCP"]
 
-Leaves = dict[str, Tensor]
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the Gaussian kernels."""
 
@@ -58,7 +56,7 @@ class FedCP(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     weight: float = ranged(5.0, ">= 0")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the personal head",
         "personal_parts": "keeps a personal head itself, beside the global one",
     }

@@ -23,22 +23,22 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core.algorithm import LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of
 from lit_fed.core.prototypes import feature_width, gradient_only, masked_mean
 from lit_fed.core.reduce import server_average
-from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 
 __all__ = ["FeatureBias", "FedDBE", "ModelsWithMean", "UnbiasedModels"]
 
-Bias = dict[str, Tensor]
+Bias = Leaves
 
 BIAS = "prbm.bias"
 """Name of z̄_i^p beside the leaves of the network."""
@@ -77,7 +77,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
     weight: float = ranged(50.0, ">= 0")
     momentum: float = ranged(1.0, "(0, 1]")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "averages means of features beside models",
         "secure_sums": "sends means of features beside them, which no range bounds",
         "noise_in_steps": "the means of features and the personal biases",

@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -43,7 +43,7 @@ from lit_fed.core.algorithm import (
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.reduce import exact_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 
 __all__ = ["DynamicModels", "FedDyn", "LinearTerm"]
 
@@ -52,13 +52,13 @@ class DynamicModels(NamedTuple):
     """The server's state."""
 
     models: ModelState  # θ, leaves [1, ...]
-    h: dict[str, Tensor]  # h, leaves [1, ...]
+    h: Leaves  # h, leaves [1, ...]
 
 
 class LinearTerm(NamedTuple):
     """A client's state."""
 
-    gradient: dict[str, Tensor]  # ∇L_k(θ_k), leaves [1, ...]
+    gradient: Leaves  # ∇L_k(θ_k), leaves [1, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FedDyn(Algorithm[DynamicModels, LinearTerm, LocalRun]):
 
     message = MessageSpec(accumulates=True)
     participation = Participation(weighting="uniform")
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "size_sampling": "keeps a mean of linear terms, in which the change of each client counts once",
         "local_norm": "keeps linear terms that would hold a client's own normalisation where it is",
     }

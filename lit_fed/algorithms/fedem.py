@@ -84,7 +84,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)  # a checkpoint may be served with another value
     reads_losses = True  # ℓ(θ_m; s) of each sample s under each received component, [N, M]
     # Privacy of samples needs noise on π_t too, `mixture_noise`, since q_t weighs the local steps.
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps_alone": "the mixture weights"}
+    incompatible = {"noise_in_steps_alone": "the mixture weights"}
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -142,7 +142,7 @@ class ResponsibilityFedEM(FedEM):
     """
 
     message = MessageSpec(complete=False)  # components that a client does not use are not sent
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         **FedEM.incompatible, **dict.fromkeys(("privacy", "robust", "deployment", "ef21"), WEIGHS)
     }  # fmt: skip
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,18 @@ from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, num_factors
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.core.types import (
+    Batch,
+    ClientData,
+    ClientResult,
+    Leaves,
+    LocalWork,
+    Message,
+    ModelState,
+    Phase,
+    Reduced,
+    Tree,
+)
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Borrowed", "Exchange", "FedeRiCo", "Owned", "Returned"]
@@ -64,7 +75,7 @@ class Borrowed(NamedTuple):
 
     models: ModelState  # leaves [k, ...]
     optimizer: Tree  # optimizer of the local steps; () without any
-    gradient: dict[str, Tensor]  # gradient so far, leaves [k, ...]; {} with local steps
+    gradient: Leaves  # gradient so far, leaves [k, ...]; {} with local steps
     divisor: Tensor  # divisor of the sum of losses, []
     owners: Tensor  # owners of the models, [k]
     asked: Tensor  # False for owners that are absent, [k]
@@ -112,8 +123,8 @@ class FedeRiCo(Served[Owned, Acquaintance, Borrowed]):
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "adds up what clients send to each other, each of them once",
         "local_norm": "trains all leaves of a model at those who use it",
     }
@@ -258,7 +269,8 @@ def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
     optimizer, parameters = None, moved.parameters  # meaningless if gradients were returned
     if owned.optimizer is not None:
         gradient = cast_like(found.parameters, old.parameters)
-        rates = ctx.lr if ctx.lr_factors is None else ctx.lr * ctx.lr_factors.to(ctx.lr.device)  # of the owners, [T]
+        factors = ctx.of_clients.get("client_lr")
+        rates = ctx.lr if factors is None else ctx.lr * factors.to(ctx.lr.device)  # of the owners, [T]
         step = vmap(ctx.solver.update, in_dims=(0, 0, 0, 0 if rates.ndim else None))
         parameters, optimizer = step(old.parameters, gradient, owned.optimizer, rates)
         if ctx.present is not None:

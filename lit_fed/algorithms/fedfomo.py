@@ -22,7 +22,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,8 +74,8 @@ class FedFOMO(Served[Offered, Mixed, LocalRun]):
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(counts_draws=False, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {"local_norm": "mixes in all leaves of the models of others"}
+    state_reads_data = True
+    incompatible = {"local_norm": "mixes in all leaves of the models of others"}
 
     def shared_init(self, ctx: Context) -> Offered:
         """All models start equal; P = 0."""

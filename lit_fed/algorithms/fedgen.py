@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,17 +39,15 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, LocalRun, MessageSpec, Participation, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import check_classes, class_counts, class_cross_entropy, feature_width
 from lit_fed.core.reduce import stacked_average
 from lit_fed.core.seeds import torch_generator, uniforms
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.targets import ModelView, Objective
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedGen", "GenerativeModels", "ModelsWithCounts"]
-
-Leaves = dict[str, Tensor]
 
 
 class GenerativeModels(NamedTuple):
@@ -100,7 +98,7 @@ class FedGen(Algorithm[GenerativeModels, tuple[()], LocalRun]):
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", fills_in_absent=False)
     server_only = ("moments",)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "size_sampling": "takes the plain mean of the clients' logits, in which each counts once",
         "local_norm": "needs the whole model of each client at its server",
     }

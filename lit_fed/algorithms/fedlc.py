@@ -21,13 +21,14 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run, local_step, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import (
     EXCLUDED,
     check_classes,
@@ -37,7 +38,6 @@ from lit_fed.core.prototypes import (
     per_sample,
     shifted,
 )
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData
 
 __all__ = ["FedLC"]
@@ -55,7 +55,7 @@ class FedLC(Algorithm[GlobalModels, tuple[()], LocalRun]):
     tau: float = ranged(1.0, ">= 0")
     denominator: Literal["all", "others"] = "all"
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "loss": "calibrates the cross-entropy",
         "noise_in_steps": "the client's counts of classes",
     }

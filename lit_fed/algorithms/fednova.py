@@ -34,7 +34,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
     in_every_combination = True
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "divides by the clients' numbers of steps, which are private themselves",
         "secure_sums": "sends numbers of steps beside them, which are larger than any change",
     }
@@ -102,7 +102,8 @@ class FedNova(Algorithm[GlobalModels, tuple[()], LocalRun]):
             ),
         }
         check_settings(solver, checks, "--model.solver")
-        factor = 1.0 if ctx.lr_factors is None else float(ctx.lr_factors.max())
+        factors = ctx.of_clients.get("client_lr")
+        factor = 1.0 if factors is None else float(factors.max())
         if (largest := largest_pull(solver, factor)) < self.prox_weight:
             by_client = "" if factor == 1 else f", at a client whose --model.solver.client_lr is {factor:.4g}"
             raise ConfigError(

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_step, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import check_classes, class_logits, per_sample
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch
 
 __all__ = ["FedNTD", "not_true"]

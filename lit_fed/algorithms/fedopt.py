@@ -35,11 +35,9 @@ from lit_fed.core.algorithm import Algorithm, LocalRun, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.types import ModelState, Reduced
+from lit_fed.core.types import Leaves, ModelState, Reduced
 
 __all__ = ["AdaptiveFedOpt", "FedAdagrad", "FedAdam", "FedOpt", "FedYogi", "Moments", "OptimizedModels"]
-
-Leaves = dict[str, Tensor]
 
 
 class OptimizedModels(NamedTuple):

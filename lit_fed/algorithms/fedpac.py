@@ -29,7 +29,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from lit_fed.core.algorithm import (
 )
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, own_models, put_models, same_start
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import named_part, names_of, whole_models
 from lit_fed.core.prototypes import (
     ClassSums,
@@ -57,9 +58,8 @@ from lit_fed.core.prototypes import (
     per_sample,
 )
 from lit_fed.core.reduce import stacked_average
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Phase, Reduced, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Phase, Reduced, Stage
 from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AlignedClassifier(NamedTuple):
     """A client's message value."""
 
     models: ModelState  # θ_i, leaves [1, ...]
-    head: dict[str, Tensor]  # φ_i, leaves [1, ...]
+    head: Leaves  # φ_i, leaves [1, ...]
     classes: ClassSums  # features under θ_i
     centre: Tensor  # h_i, [C, D]
     variance: Tensor  # v_i, []
@@ -99,7 +99,7 @@ class AlignedClassifier(NamedTuple):
 class OwnHead(NamedTuple):
     """A client's state."""
 
-    head: dict[str, Tensor]  # φ_i after its local steps, which serves an unseen client, leaves [1, ...]
+    head: Leaves  # φ_i after its local steps, which serves an unseen client, leaves [1, ...]
     client_id: Tensor  # [] int64
 
 
@@ -119,8 +119,8 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {"size_sampling": "keeps one head for each client"}
+    state_reads_data = True
+    incompatible = {"size_sampling": "keeps one head for each client"}
 
     def shared_init(self, ctx: Context) -> BodyAndHeads:
         """Equal heads; no class has a centroid."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ from lit_fed.core.algorithm import (
     ranged,
 )
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import batch_sums, check_classes, class_sums, class_vectors, feature_width, per_sample
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 
 __all__ = ["FedProto", "Prototypes"]
@@ -84,7 +84,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     start_only = ("models",)
-    incompatible: ClassVar[dict[str, str]] = {"local_norm": "keeps whole models at its clients anyway"}
+    incompatible = {"local_norm": "keeps whole models at its clients anyway"}
 
     def shared_init(self, ctx: Context) -> Prototypes:
         """No class has a prototype yet."""

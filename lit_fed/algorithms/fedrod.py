@@ -24,13 +24,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, local_step, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import module_leaves, named_part, names_of
 from lit_fed.core.prototypes import (
     PersonalHead,
@@ -41,7 +41,6 @@ from lit_fed.core.prototypes import (
     of_present,
     shifted,
 )
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 
 __all__ = ["FedRoD"]
@@ -60,7 +59,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     gamma: float = ranged(1.0, ">= 0")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "loss": "balances the cross-entropy",
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",

@@ -20,7 +20,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FedSGD", "GradientWork", "ServerSolver"]
 
@@ -45,8 +45,8 @@ class ServerSolver(NamedTuple):
 class GradientWork(NamedTuple):
     """A client's pass over its samples."""
 
-    buffers: dict[str, Tensor]  # running statistics, leaves [1, ...]
-    gradient: dict[str, Tensor]  # sum over the samples so far, leaves [1, ...]
+    buffers: Leaves  # running statistics, leaves [1, ...]
+    gradient: Leaves  # sum over the samples so far, leaves [1, ...]
     loss: Tensor  # [] sum over the samples so far
     samples: Tensor  # [] number of samples so far
 
@@ -57,7 +57,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
 
     message = MessageSpec("changes")
     participation = Participation(fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "gradients beside the local solver",
         "personal_parts": "lets clients send gradients without a local step of their own",
         "client_lr": "takes its steps at the server",

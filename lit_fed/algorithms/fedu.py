@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,11 +69,11 @@ class FedU(Personal[Peers, TaskState, LocalRun]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "client_lr": "mixes models in proportion to one rate",
-        "client_batch": "mixes models in proportion to the steps of the largest client, with one batch size for all",
+        "client_batch_size": "mixes models in proportion to the steps of the largest client, in batches of one size",
         "local_norm": "sends a client's model whole, and keeps it with those of all",
     }
 

@@ -17,7 +17,6 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lit_fed.core.algorithm import LocalRun, local_step
 from lit_fed.core.context import Context
@@ -36,7 +35,7 @@ class FFALoRA(PartialModel):
             them.
     """
 
-    incompatible: ClassVar[dict[str, str]] = {"personal_parts": "keeps a fixed part of the model itself"}
+    incompatible = {"personal_parts": "keeps a fixed part of the model itself"}
 
     frozen: Patterns = ("*lora_A*",)
 

@@ -21,7 +21,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal, local_result, local_run, ranged
 from lit_fed.core.context import Context
@@ -48,7 +48,7 @@ class FML(Personal[GlobalModels, MutualClient, LocalRun]):
     alpha: float = ranged(0.5, "[0, 1]")
     beta: float = ranged(0.5, "[0, 1]")
 
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
+    incompatible = {"noise_in_steps": "the personal model, which teaches"}
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
         """φ_i starts from the initial weights, also if the meme model has moved away from them."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,10 +77,8 @@ class GADMM(PersonalSolve[GroupNetwork, OwnModel]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
-        "local_norm": "lets neighbours pull at each other's whole models, normalisation among them"
-    }
+    state_reads_data = True
+    incompatible = {"local_norm": "lets neighbours pull at each other's whole models, normalisation among them"}
     has_server = False
 
     def _chain(self, ctx: Context) -> Chain:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,9 @@ from lit_fed.core.algorithm import LocalRun, local_result, local_run, local_step
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.products import full_precision
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.partial_models import PersonalPart, SentPart, module_leaves, named_part, names_of, with_module
 from lit_fed.core.prototypes import check_classes, class_counts, feature_width, head_leaves, per_sample
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 
@@ -71,10 +71,8 @@ class GPFL(PersonalPart):
     weight: float = ranged(0.01, ">= 0")
     decay: float = ranged(0.1, ">= 0")
 
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = PersonalPart.incompatible | {
-        "noise_in_steps": "the client's head and its shares of classes"
-    }
+    state_reads_data = True
+    incompatible = PersonalPart.incompatible | {"noise_in_steps": "the client's head and its shares of classes"}
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""

@@ -25,7 +25,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, LocalRun]):
     message = MessageSpec(complete=False)
     participation = Participation(weighting="uniform")
     reads_losses = True
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "divides by numbers of members, which are private themselves",
         "noise_in_steps": "the choice of a cluster",
         "local_norm": "trains one of the k models at a client, which has no normalisation of its own for the others",

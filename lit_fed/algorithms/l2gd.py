@@ -33,7 +33,7 @@ from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Person
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["L2GD", "L2GDState", "L2SGDPlus", "VarianceReducedState"]
@@ -151,8 +151,8 @@ class VarianceReducedState(NamedTuple):
 
     models: ModelState  # x_i, leaves [1, ...]
     loss: Tensor  # [] mean loss of its last local steps
-    table: dict[str, Tensor]  # J_i, leaves [S, ...], S the training samples of the largest client
-    shift: dict[str, Tensor]  # Ψ_i, leaves [1, ...]
+    table: Leaves  # J_i, leaves [S, ...], S the training samples of the largest client
+    shift: Leaves  # Ψ_i, leaves [1, ...]
 
 
 @dataclass(frozen=True)
@@ -234,13 +234,13 @@ class L2SGDPlus(L2GD):
         return result._replace(state=VarianceReducedState(work.models, result.state.loss, *work.extra[:2]))
 
 
-def _mean_gradient(table: dict[str, Tensor], num_samples: Tensor) -> dict[str, Tensor]:
+def _mean_gradient(table: Leaves, num_samples: Tensor) -> Leaves:
     """J̄_i = 1/m·Σ_j J_ij, leaves [1, ...]."""
     m = num_samples.clamp(min=1)
     return {name: leaf.sum(0, keepdim=True) / m.to(leaf.dtype) for name, leaf in table.items()}
 
 
-def _each_gradient(ctx: Context, models: ModelState, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def _each_gradient(ctx: Context, models: ModelState, batch: Batch) -> tuple[Tensor, Leaves]:
     """Loss [B] and gradient, leaves [B, ...], of each sample: of B copies of the model on batches of one."""
     copies = tree.map_leaves(lambda leaf: leaf.expand(len(batch.mask), *leaf.shape[1:]), models)
     alone = Batch(*(part.unsqueeze(1) for part in batch))

@@ -21,7 +21,6 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lit_fed.core.algorithm import ranged
 from lit_fed.core.context import Context
@@ -43,7 +42,7 @@ class LGFedAvg(PersonalPart):
     shared_layers: int = ranged(1, ">= 0")
 
     in_every_combination = True
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         **PersonalPart.incompatible,
         "local_norm": "keeps the normalisation of lower layers at the client already",
     }

@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, local_r
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import LocalSolve, PersonalSolve, penalised_run
-from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["MixtureADMM", "SharingClient", "SharingServer", "SharingWeights"]
@@ -54,16 +54,16 @@ class SharingServer(NamedTuple):
     """The server's state."""
 
     models: ModelState  # z, leaves [1, ...]
-    dual: dict[str, Tensor]  # y, the multiplier of N·z = Σ_i x_i, leaves [1, ...]
-    total: dict[str, Tensor]  # Σ, the sum of all x_i, or of their copies, leaves [1, ...]
+    dual: Leaves  # y, the multiplier of N·z = Σ_i x_i, leaves [1, ...]
+    total: Leaves  # Σ, the sum of all x_i, or of their copies, leaves [1, ...]
 
 
 class SharingClient(NamedTuple):
     """A client's state."""
 
     models: ModelState  # x_i, leaves [1, ...]
-    copy: dict[str, Tensor]  # x'_i, which represents x_i in the constraint, leaves [1, ...]; {} without copies
-    dual: dict[str, Tensor]  # y_i, the multiplier of x'_i = x_i, leaves [1, ...]; {} without copies
+    copy: Leaves  # x'_i, which represents x_i in the constraint, leaves [1, ...]; {} without copies
+    dual: Leaves  # y_i, the multiplier of x'_i = x_i, leaves [1, ...]; {} without copies
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MixtureADMM(PersonalSolve[SharingServer, SharingClient]):
 
     message = MessageSpec("changes", accumulates=True)
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the responsibilities",
         "personal_parts": "has a consensus constraint on all leaves",
         "local_norm": "adds up changes of whole models at the server, the clients' normalisation among them",
@@ -185,7 +185,7 @@ def _initial_server(models: ModelState, num_clients: int) -> SharingServer:
     return SharingServer(models, tree.zeros_like(models.parameters), tree.scale(models.parameters, num_clients))
 
 
-def _others(server: SharingServer, weights: SharingWeights) -> dict[str, Tensor]:
+def _others(server: SharingServer, weights: SharingWeights) -> Leaves:
     """The vector y + ρ(N·z − Σ): all that a client needs from the others; it is sent instead of z."""
     if not server.total:
         return server.models.parameters

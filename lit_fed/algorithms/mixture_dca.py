@@ -28,7 +28,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import LocalSolve, PersonalSolve, penalised_run
-from lit_fed.core.types import ClientData, ClientResult, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, ModelState, Phase, Reduced
 
 __all__ = ["DCAServer", "MixtureDCA", "ModelWithValues", "extrapolation"]
 
@@ -48,7 +48,7 @@ class DCAServer(NamedTuple):
     """The server's state."""
 
     models: ModelState  # v̄, leaves [1, ...]
-    mean: dict[str, Tensor]  # x̄, leaves [1, ...]
+    mean: Leaves  # x̄, leaves [1, ...]
     values: Tensor  # last values of F/N, the newest at the end, [q + 1]; the lowest number before the first
 
 
@@ -78,7 +78,7 @@ class MixtureDCA(PersonalSolve[DCAServer, OwnModel]):
     local_solve: LocalSolve = "inexact"
 
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the objective's values",
         "personal_parts": "pulls whole models to their mean",
     }
@@ -136,7 +136,7 @@ class MixtureDCA(PersonalSolve[DCAServer, OwnModel]):
         return DCAServer(models._replace(parameters=tree.lerp(*points, share)), points[0], values)
 
 
-def _extrapolated(old: dict[str, Tensor], new: dict[str, Tensor], k: int) -> dict[str, Tensor]:
+def _extrapolated(old: Leaves, new: Leaves, k: int) -> Leaves:
     """z^k = x^k + β_k(x^k − x^{k−1}), leaves [1, ...]."""
     return tree.lerp(old, new, 1 + extrapolation(k))  # type: ignore[no-any-return]
 

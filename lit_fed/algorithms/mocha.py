@@ -30,7 +30,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,8 +112,8 @@ class MOCHA(Personal[Related, DualState, DualRun]):
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "loss": "minimises a loss of its own, by --model.algorithm.loss",
         "local_norm": "trains linear classifiers",
     }

@@ -30,8 +30,8 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_result, local_run, local_step, tuned
 from lit_fed.core.context import Context
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.prototypes import per_sample
-from lit_fed.core.targets import ModelView, Objective
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 
 __all__ = ["MOON", "PreviousModel"]

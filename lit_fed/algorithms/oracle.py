@@ -17,7 +17,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +54,8 @@ class Oracle(Algorithm[GlobalModels, GroupState, LocalRun]):
     in_every_combination = True
     message = MessageSpec(complete=False)
     participation = Participation(fills_in_absent=False)  # clients of other groups never received the group's model
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "deployment": "needs the true group of every client, which the server does not know",
         "privacy": "divides by numbers of members, which are private themselves",
     }

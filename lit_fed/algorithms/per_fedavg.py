@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -33,7 +33,7 @@ from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, TunedC
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
 from lit_fed.core.networks.products import full_precision
-from lit_fed.core.types import Batch, LocalWork, ModelState, Phase, Tree
+from lit_fed.core.types import Batch, Leaves, LocalWork, ModelState, Phase, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = ["PerFedAvg"]
@@ -62,7 +62,7 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
     adapt_steps: int = ranged(1, ">= 0")
 
     participation = Participation(weighting="uniform")
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
+    incompatible = {"noise_in_steps": "the inner steps"}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w; `hessian_free` needs two gradients of one function."""
@@ -96,9 +96,7 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
         moved = tree.sub(models.parameters, tree.scale(gradient, ctx.own_rate(self.inner_lr)))
         return ModelState(moved, buffers), loss
 
-    def _meta_gradient(
-        self, ctx: Context, models: ModelState, batch: Batch
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def _meta_gradient(self, ctx: Context, models: ModelState, batch: Batch) -> tuple[Tensor, Leaves, Leaves]:
         """f(w̃; D′), (I − α∇²f(w; D″))∇f(w̃; D′) and the buffers after both passes."""
         tuned, _ = self._inner_step(ctx, models, tree.index(batch, 0))
         loss, gradient, buffers = ctx.task.value_and_grad(tuned, tree.index(batch, 1))
@@ -107,9 +105,7 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
             gradient = tree.sub(gradient, tree.scale(curvature, ctx.own_rate(self.inner_lr)))
         return loss, gradient, buffers
 
-    def _curvature(
-        self, ctx: Context, models: ModelState, vector: dict[str, Tensor], batch: Batch
-    ) -> dict[str, Tensor]:
+    def _curvature(self, ctx: Context, models: ModelState, vector: Leaves, batch: Batch) -> Leaves:
         """∇²f(w; D″) times the vector, or [∇f(w + δ·vector) − ∇f(w − δ·vector)] / 2δ (HF).
 
         The two gradients of HF differ by less than bfloat16 resolves, so they are computed in the models' type.

@@ -28,7 +28,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ from lit_fed.core.prototypes import (
 from lit_fed.core.reduce import server_average
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["GaussianBody", "Gaussians", "PFedFDA"]
@@ -85,7 +85,7 @@ class PFedFDA(Served[GaussianBody, Any, LocalRun]):
     separate: bool = True
     grid: int = ranged(11, ">= 2")
 
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "privacy": "averages class means and a covariance of features beside models",
         "secure_sums": "sends class means and a covariance of features beside them, which no range bounds",
         "noise_in_steps": "the class means and covariances of features",
@@ -165,7 +165,7 @@ def prior(task: Task, data: ClientData) -> Tensor:
     return share / share.sum()
 
 
-def lda_head(task: Task, features: Gaussians, share: Tensor) -> dict[str, Tensor]:
+def lda_head(task: Task, features: Gaussians, share: Tensor) -> Leaves:
     """H of the Gaussians of classes with shares [C], as leaves [1, ...] of the last layer."""
     means, covariance = (leaf.double() for leaf in features)
     weight = torch.linalg.solve(covariance, means.T).T

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,12 +48,11 @@ from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.partial_models import Patterns, joined, measured, named_leaves, named_part, names_of
 from lit_fed.core.server_optimizer import ServerMoments, ServerOptimizer
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["HyperModels", "PFedHN", "PFedHNPC", "ServedByEmbedding"]
 
-Leaves = dict[str, Tensor]
 
 EMBEDDINGS = "embeddings"
 """Their name beside the leaves of the hypernetwork."""
@@ -99,8 +98,8 @@ class PFedHN(Personal[HyperModels, ServedByEmbedding, Any]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation("uniform", counts_draws=False, fills_in_absent=False)
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "takes one step for each client of a round",
         "local_norm": "keeps running statistics at each client already, and generates the rest",
     }

@@ -26,7 +26,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -70,7 +70,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
     unseen_epochs: int = 1
 
     participation = Participation(weighting="uniform")
-    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
+    incompatible = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
         solvable = self.local_solve == "gradient" or self.prox_weight > 0, "gradient, as prox_weight is 0"

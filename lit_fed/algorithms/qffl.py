@@ -21,7 +21,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], LocalRun]):
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     reads_losses = True
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "loss": "takes a power of the log-loss whose gradient the clients follow",
         "client_lr": "divides all changes by one rate at the server",
     }

@@ -45,7 +45,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.layers import check_sample_losses
 from lit_fed.core.reduce import exact_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 
 __all__ = ["SCAFFOLD", "Control", "Controlled", "ScaffoldUpdate"]
 
@@ -54,20 +54,20 @@ class Controlled(NamedTuple):
     """The server's state."""
 
     models: ModelState  # x, leaves [1, ...]
-    control: dict[str, Tensor]  # c, leaves [1, ...]
+    control: Leaves  # c, leaves [1, ...]
 
 
 class Control(NamedTuple):
     """A client's state."""
 
-    control: dict[str, Tensor]  # c_i, leaves [1, ...]
+    control: Leaves  # c_i, leaves [1, ...]
 
 
 class ScaffoldUpdate(NamedTuple):
     """A client's message value."""
 
     models: ModelState  # y_i, leaves [1, ...]
-    control: dict[str, Tensor]  # Δc_i = c_i⁺ - c_i, leaves [1, ...]
+    control: Leaves  # Δc_i = c_i⁺ - c_i, leaves [1, ...]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, LocalRun]):
         update = ScaffoldUpdate(work.models, tree.sub(control, kept))
         return local_result(ctx, work, data, update, Control(control))
 
-    def _renewed(self, ctx: Context, shared: Controlled, work: LocalRun, data: ClientData) -> dict[str, Tensor]:
+    def _renewed(self, ctx: Context, shared: Controlled, work: LocalRun, data: ClientData) -> Leaves:
         """c_i⁺: (I) the gradient at x, or (II) c_i - c + (x - y_i)/(K η_l) (line 12)."""
         if self.option == "I":
             return ctx.task.full_gradient(shared.models, data)[1]  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,8 +97,8 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     participation = Participation(
         weighting="uniform", needs_all_clients=True, fills_in_absent=False, divided_by="features"
     )
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "deployment": "needs rows of the same samples at all parties, which somebody has to align first",
         "loss": "solves for the loss of the joint outputs in closed form",
         "personal_parts": "divides one linear model by features",

@@ -19,7 +19,6 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,8 +52,8 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, LocalRun]):
     unseen_steps: int = ranged(1, ">= 1")
     refresh_at_eval: bool = False
 
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "noise_in_steps": "the bounds of its surrogates",
         "loss": "minimises an upper bound of the log-loss, which is none of another loss",
     }

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, draws, own_models, put_models, same_start, some_peers
 from lit_fed.core.graphs.similarity import square_distances
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.core.types import ClientData, ClientResult, Leaves, LocalWork, Message, ModelState, Phase, Reduced, Tree
 from lit_fed.errors import check_settings
 
 __all__ = ["UCFL", "ServedUser", "Similarity", "Statistics", "UserCentric", "user_weights"]
@@ -45,7 +45,7 @@ __all__ = ["UCFL", "ServedUser", "Similarity", "Statistics", "UserCentric", "use
 class Statistics(NamedTuple):
     """A client's measurement at a model: the gradient of its loss, and its variance (Eq. 7)."""
 
-    gradient: dict[str, Tensor]  # leaves [1, ...]
+    gradient: Leaves  # leaves [1, ...]
     variance: Tensor  # [] of the gradients of batches, in the gradient's type
 
 
@@ -57,7 +57,7 @@ class Similarity(NamedTuple):
 
     rows: Tensor  # weight of each client's model for each client, ŵ of its stream, [T, T] float64
     stream: Tensor  # [T] int64; clients with the same number have the same row
-    gradients: dict[str, Tensor]  # gradient of each client's loss at a common model, leaves [T, ...]
+    gradients: Leaves  # gradient of each client's loss at a common model, leaves [T, ...]
     variances: Tensor  # variances of these gradients, [T]
     weight: Tensor  # weights of the clients, [T] float64
 
@@ -96,8 +96,8 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
 
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
-    state_reads_data: ClassVar[bool] = True
-    incompatible: ClassVar[dict[str, str]] = {
+    state_reads_data = True
+    incompatible = {
         "size_sampling": "weighs clients by their samples in its mixing coefficients",
         "local_norm": "mixes all leaves of the clients' models",
     }
@@ -173,7 +173,7 @@ class UCFL(Served[UserCentric, ServedUser, UserRun]):
         return own_models(shared.peers, state.user)
 
 
-def _not_measured(ctx: Context, gradients: dict[str, Tensor]) -> Similarity:
+def _not_measured(ctx: Context, gradients: Leaves) -> Similarity:
     """Equal clients, as in FedAvg: one stream, in which each has its weight.
 
     Args:

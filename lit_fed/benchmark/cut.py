@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import DataSet, PooledDataSet, Samples, require
-from lit_fed.data.data_sets.columns import TableEncoder
+from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
 
@@ -72,7 +72,7 @@ class Cut(PooledDataSet):
     min_samples: int = 10
     leave_one_out: bool = False
 
-    natural: ClassVar[bool] = True
+    natural = True
 
     num_classes = property(lambda self: self.dataset.num_classes)
     labels = property(lambda self: self.dataset.labels)
@@ -188,7 +188,7 @@ def _pool(dataset: DataSet) -> Samples:
         return loaded
     require(loaded[1] is None, f"{type(dataset).__name__} has unseen clients of its own; a cut draws them")
     seen: Population = loaded[0]
-    parts = [split for split in (seen.train, seen.val, seen.test) if split.num_samples]
+    parts = [split for split in seen.splits if split.num_samples]
     x, y = (np.concatenate([getattr(split, name).numpy() for split in parts]) for name in ("x", "y"))
     owner = np.concatenate([np.repeat(np.arange(len(seen.names)), split.sizes.numpy()) for split in parts])
     return Samples(x, y, owner, list(seen.names), seen.class_names)

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
@@ -57,7 +58,7 @@ class ClientWeights(FederatedCallback):
             self.records = {name: values[::2] for name, values in self.records.items()}
             self.spacing *= 2
 
-    def _weights(self, trainer: Trainer, module: FederatedModule) -> dict[str, Tensor]:
+    def _weights(self, trainer: Trainer, module: FederatedModule) -> Leaves:
         found = {}
         if module.store.has_mixtures:
             weights = module.mixture_weights[data_of(trainer).populations[0].positions]

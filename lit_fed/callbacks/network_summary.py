@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
 from torch import nn
 
 from lit_fed.core.task import Task
+from lit_fed.system.names import few
 from lit_fed.training.hooks import FederatedCallback, federated
 
 __all__ = ["NetworkSummary", "TrainedParameters"]
@@ -74,10 +75,8 @@ class TrainedParameters(FederatedCallback):
 def _in_words(task: Task) -> str:
     trained = {name: leaf.numel() for name, leaf in task.network.named_parameters() if name not in task.frozen}
     frozen = sum(leaf.numel() for leaf in task.frozen.values())
-    names = list(trained)[:MOST_NAMES]
-    more = f" and {len(trained) - len(names)} more" if len(trained) > len(names) else ""
     once = f"; what comes before {task.end.name} is computed once for all models" if task.end is not None else ""
     return (
-        f"each model trains {sum(trained.values()):,} numbers ({', '.join(names)}{more}); {frozen:,} are frozen, held "
-        f"once and never sent{once}"
+        f"each model trains {sum(trained.values()):,} numbers ({few(trained, MOST_NAMES)}); {frozen:,} are frozen, "
+        f"held once and never sent{once}"
     )

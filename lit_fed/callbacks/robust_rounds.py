@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import notice
 from lit_fed.metrics.summary import RunSummary
+from lit_fed.system.names import few
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import part_of
@@ -97,9 +98,8 @@ class RobustRounds(FederatedCallback):
             "robust/dropped": dropped, "robust/dropped_clients": clients, "robust/skipped": skipped,
         }  # fmt: skip
         if dropped:
-            listed = [f"{name} ({count})" for name, count in list(clients.items())[:NAMED]]
-            more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
-            said.append(f"{dropped} messages of NaN or infinity dropped, of {', '.join(listed)}{more}")
+            listed = few((f"{name} ({count})" for name, count in clients.items()), NAMED)
+            said.append(f"{dropped} messages of NaN or infinity dropped, of {listed}")
         if skipped:
             said.append(f"{skipped} rounds changed nothing")
         if said:
@@ -116,5 +116,4 @@ def _judged(module: FederatedModule) -> Judged | None:
 
 def _listed(trainer: Trainer, refused: Tensor) -> str:
     names, places = data_of(trainer).populations[0].names, refused.nonzero()[:, 0].tolist()
-    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
-    return f"client{'s' if len(places) > 1 else ''} {', '.join(names[place] for place in places[:NAMED])}{more}"
+    return f"client{'s' if len(places) > 1 else ''} {few((names[place] for place in places), NAMED)}"

@@ -31,7 +31,6 @@ class TrainJob(NamedTuple):
     block: ClientBlock
     states: Tree  # leaves [C, ...]
     optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones, which are discarded
-    batch_size: int
     drops_failures: bool = False  # a failing client is excluded, and the others continue
 
     def part(self, rows: slice) -> TrainJob:

@@ -19,7 +19,7 @@ from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty, StepInputs
-from lit_fed.core.targets import Objective
+from lit_fed.core.objective import Objective
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientResult, ModelState, Tree
 from lit_fed.errors import ClientError

@@ -24,7 +24,7 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.plan import make_plan
+from lit_fed.core.plan import plan_of
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Tree
 from lit_fed.errors import ClientError, NotFiniteError
@@ -136,16 +136,12 @@ class SequentialTrainer:
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0
         for stage, work in job.block.phase.work.by_stage:
             ctx = job.ctx._replace(stage=stage)
-            width = ctx.batch_sizes_of([client_id], job.batch_size)
-            yield from ((stage, batch) for batch in self._batches_of(ctx, work, width, size, client_id, data))
+            yield from ((stage, batch) for batch in self._batches_of(ctx, work, size, client_id, data))
 
     def _batches_of(
-        self, ctx: Context, work: LocalWork, batch_size: np.ndarray, size: int, client_id: int, data: ClientData
+        self, ctx: Context, work: LocalWork, size: int, client_id: int, data: ClientData
     ) -> Iterator[Batch]:
-        plan = make_plan(
-            [size], [client_id], work, batch_size=batch_size, seed=ctx.seed_of_batches(work), round_idx=ctx.round_idx,
-            phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch, shares=ctx.shares_of([client_id]),
-        )  # fmt: skip
+        plan = plan_of(ctx, work, [client_id], [size])
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             width = max(count, 1)  # an empty Poisson batch is one masked sample
             index = positions[:, :width] if len(positions) > 1 else positions[0, :width]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_fed.clients.store_files import INDEX_KEY, ClientFiles, choose_leaves, folder_beside
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Leaves, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
@@ -115,7 +115,7 @@ class ClientStore(nn.Module):
                 getattr(self, name)[start : start + len(some)] = torch.stack([state[name] for state in some])
             start += len(some)
 
-    def _by_name(self, states: Tree) -> dict[str, Tensor]:
+    def _by_name(self, states: Tree) -> Leaves:
         return dict(zip(self._leaves, tree.leaves(states), strict=True))
 
     @property
@@ -148,7 +148,7 @@ class ClientStore(nn.Module):
             leaves |= self._read(client_ids, self.versions if self._staged_versions is None else self._staged_versions)
         return tree.rebuild(self.template, [leaves[name] for name in self._leaves])
 
-    def _read(self, client_ids: Tensor, versions: Tensor) -> dict[str, Tensor]:
+    def _read(self, client_ids: Tensor, versions: Tensor) -> Leaves:
         """Leaves [C, ...] from the files of these versions [T], one client after another."""
         assert self.files is not None
         rows = [self._leaves[name].new_empty(len(client_ids), *self._leaves[name].shape) for name in self.files.names]
@@ -275,7 +275,7 @@ class ClientStore(nn.Module):
         """Folder of the files, stored in checkpoints."""
         return None if self.files is None or self.files.folder is None else str(self.files.folder)
 
-    def find(self, state: dict[str, Tensor], checkpoint: str | Path | None, recorded: str | None) -> None:
+    def find(self, state: Leaves, checkpoint: str | Path | None, recorded: str | None) -> None:
         """Find the files of a checkpoint, before its index is loaded.
 
         Args:

@@ -28,7 +28,7 @@ from lit_fed.clients.base import (
 )
 from lit_fed.core import tree
 from lit_fed.core.networks.layers import at_rest
-from lit_fed.core.plan import Plan, make_plan
+from lit_fed.core.plan import Plan, plan_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
 from lit_fed.system.machine import free_gpu_memory
@@ -121,7 +121,7 @@ class VectorizedTrainer:
         fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * copied // 8
         batch = job.block.phase.work.batch_size
         if batch is None:
-            widths = job.ctx.batch_sizes_of(job.block.phase.client_ids.tolist(), job.batch_size)
+            widths = job.ctx.batch_sizes_of(job.block.phase.client_ids.tolist())
             batch = int(widths.max(initial=0)) if widths.all() else 0  # 0: a whole local set
         lo = 0
         while lo < len(sizes):
@@ -178,13 +178,8 @@ class VectorizedTrainer:
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         """Take the local steps of a stage."""
         ctx, data, client_ids, local = job.ctx, job.block.data, job.block.phase.client_ids, job.block.phase.work
-        ids = client_ids.tolist()
-        plan = make_plan(
-            sizes.masked_fill(job.block.multiplicity.cpu() == 0, 0).tolist(), ids, local,
-            batch_size=ctx.batch_sizes_of(ids, job.batch_size), seed=ctx.seed_of_batches(local),
-            round_idx=ctx.round_idx, phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch,
-            shares=ctx.shares_of(ids),
-        )  # fmt: skip
+        there = sizes.masked_fill(job.block.multiplicity.cpu() == 0, 0)
+        plan = plan_of(ctx, local, client_ids.tolist(), there.tolist())
         starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
         rows = (plan.index + starts).to(data.x.device)
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]

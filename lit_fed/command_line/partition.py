@@ -121,7 +121,7 @@ def _label_counts(population: Population, target: Target) -> np.ndarray | None:
         return None
     num_clients = population.train.num_clients
     counts = np.zeros(num_clients * target.num_classes, dtype=np.int64)
-    for split in (population.train, population.val, population.test):
+    for split in population.splits:
         client_of_sample = np.repeat(np.arange(num_clients), split.sizes.numpy())
         counts += np.bincount(client_of_sample * target.num_classes + split.y.numpy(), minlength=len(counts))
     return counts.reshape(num_clients, target.num_classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -43,9 +43,7 @@ class Terms:
     total_positions: int = 0  # labelled positions of all T clients' samples, if clients are weighted by them
     capped_samples: int = 0  # Σ of all T clients' weights after the cap on each; 0: no cap
     sizes: Tensor | None = None  # [T] int64 training samples of each client, at the server if ε depends on all of them
-    lr_factors: Tensor | None = None  # [T] float64 factors on the clients' learning rates; None: all 1
-    work_shares: Tensor | None = None  # [T] float64 shares of the local steps of a round; None: all 1
-    batch_sizes: Tensor | None = None  # [T] float64 batch sizes of the clients; None: all have `batch_size`
+    of_clients: dict[str, Tensor] = field(default_factory=dict)  # values [T] float64 of options of `BY_CLIENT` given
 
     def _replace(self, **changes: Any) -> Self:
         """These with some fields changed, as of a named tuple."""
@@ -89,9 +87,9 @@ class Context(Terms):
 
     def of_client(self, client_id: Tensor) -> Context:
         """The context with the client's learning rate; `client_id` [] may be batched, and is T or more if unseen."""
-        if self.lr_factors is None:
+        if (factors := self.of_clients.get("client_lr")) is None:
             return self
-        factor = self._value_of(client_id, self.lr_factors, 1.0)
+        factor = self._value_of(client_id, factors, 1.0)
         return self._replace(lr=self.lr * factor, lr_factor=factor)
 
     def own_rate(self, lr: float | None) -> Tensor:
@@ -101,11 +99,9 @@ class Context(Terms):
     def batch_size_of(self, client_id: Tensor) -> Tensor:
         """Samples of a local batch of a client, [] int64, `most_samples` for its whole local set; as `of_client`."""
         default = self.batch_size or self.most_samples
-        if self.batch_sizes is None:
+        if (sizes := self.of_clients.get("client_batch_size")) is None:
             return torch.full_like(client_id, default, dtype=torch.int64, device=self.lr.device)
-        return self._value_of(
-            client_id, self.batch_sizes.where(self.batch_sizes > 0, self.most_samples), default
-        ).long()
+        return self._value_of(client_id, sizes.where(sizes > 0, self.most_samples), default).long()
 
     def _value_of(self, client_id: Tensor, values: Tensor, default: float) -> Tensor:
         """The client's value, [], or the default of unseen clients."""
@@ -114,15 +110,15 @@ class Context(Terms):
 
     def shares_of(self, client_ids: Sequence[int]) -> np.ndarray | None:
         """Share of the local steps that each client of a round takes, [C] float64; None: all steps."""
-        if self.work_shares is None or self.phase == "adapt":
+        if (shares := self.of_clients.get("client_work")) is None or self.phase == "adapt":
             return None
-        return self.work_shares[list(client_ids)].numpy()
+        return shares[list(client_ids)].numpy()
 
-    def batch_sizes_of(self, client_ids: Sequence[int], default: int) -> np.ndarray:
+    def batch_sizes_of(self, client_ids: Sequence[int]) -> np.ndarray:
         """Samples of a local batch of each client, [C] int64; 0: its whole local set."""
-        if self.batch_sizes is None:
-            return np.full(len(client_ids), default)
-        known = np.append(self.batch_sizes.numpy().astype(np.int64), default)
+        if (sizes := self.of_clients.get("client_batch_size")) is None:
+            return np.full(len(client_ids), self.batch_size)
+        known = np.append(sizes.numpy().astype(np.int64), self.batch_size)
         return known[np.minimum(np.asarray(client_ids, dtype=np.int64), len(known) - 1)]  # unseen clients have the last
 
     @property

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.likelihood import Likelihood
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Quantiles"]
@@ -111,7 +112,7 @@ class Quantiles(Likelihood):
         median, y = self._median(shown).flatten(), y.flatten()
         return (median, y) if self.missing is None else (median[y != self.missing], y[y != self.missing])
 
-    def columns(self, shown: Tensor) -> dict[str, Tensor]:
+    def columns(self, shown: Tensor) -> Leaves:
         """The median as `prediction`, and the other levels as `q0.1` and so on."""
         others = {f"q{level:g}": column for level, column in zip(self.levels, shown.unbind(-1), strict=True)}
         del others["q0.5"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from lit_fed.core.targets import Target, logistic_losses
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Likelihood", "Ranking"]
@@ -56,7 +57,7 @@ class Likelihood(Target):
         """Predictions and labels for metrics of torchmetrics, from `shown` and labels, both [n, ...]."""
         return shown, y
 
-    def columns(self, shown: Tensor) -> dict[str, Tensor]:
+    def columns(self, shown: Tensor) -> Leaves:
         """The result of `shown` [n, ...], by column name in tables of predictions."""
         return {"prediction": shown}
 
@@ -146,7 +147,7 @@ class Ranking(Likelihood):
     relevance: Literal["binary", "graded"] = "binary"
 
     num_outputs = 1
-    metrics: ClassVar[Any] = ({"ndcg": {"class_path": "RetrievalNormalizedDCG", "init_args": {}}},)
+    metrics = ({"ndcg": {"class_path": "RetrievalNormalizedDCG", "init_args": {}}},)
 
     def __post_init__(self) -> None:
         check_settings(self, prefix="--model.target")

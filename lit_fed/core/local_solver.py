@@ -14,13 +14,22 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.targets import Objective
+from lit_fed.core.objective import Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, LocalWork, ModelState
+from lit_fed.core.types import Batch, Leaves, LocalWork, ModelState
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.upgrade import instead_of
 
-__all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs", "UpdateRule", "is_rule_of_torch"]
+__all__ = [
+    "BY_CLIENT",
+    "ByClient",
+    "LocalSolver",
+    "OptimizerState",
+    "Penalty",
+    "StepInputs",
+    "UpdateRule",
+    "is_rule_of_torch",
+]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 """Names of PyTorch's update rules; each acts on every number by itself."""
@@ -37,16 +46,29 @@ MOST_STEPS = 10**6
 """Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
 
 
-LARGEST_BATCH = 2**31
-"""Upper limit of batch sizes; it is that of messages to nodes."""
+class ByClient(NamedTuple):
+    """An option of the solver that has values for some clients, by patterns of their names."""
+
+    wanted: str
+    fits: Callable[[float], bool]
+
+
+BY_CLIENT = {
+    "client_lr": ByClient("factors > 0", lambda one: 0 < one < math.inf),
+    "client_work": ByClient("shares above 0 and up to 1", lambda one: 0 < one <= 1),
+    "client_batch_size": ByClient(
+        "whole numbers from 0 to 2^31", lambda one: 0 <= one <= 2**31 and float(one).is_integer()
+    ),
+}
+"""These options, by name: `Context.of_clients` has their values, and a node is sent those of its own clients."""
 
 
 class OptimizerState(NamedTuple):
     """State of the local optimizer; dicts are empty if the method has no moments."""
 
     step: Tensor  # [] number of updates so far
-    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters; other optimizers: see their rules
-    second: dict[str, Tensor]  # second moment, leaves as the parameters
+    first: Leaves  # momentum or first moment, leaves as the parameters; other optimizers: see their rules
+    second: Leaves  # second moment, leaves as the parameters
 
 
 class StepInputs(NamedTuple):
@@ -147,12 +169,7 @@ class LocalSolver:
                 f"a whole number from 1 to {MOST_STEPS}, or null",
             ),
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
-            "client_lr": (all(0 < one < math.inf for one in self.client_lr.values()), "factors > 0"),
-            "client_work": (all(0 < one <= 1 for one in self.client_work.values()), "shares above 0 and up to 1"),
-            "client_batch_size": (
-                all(0 <= one <= LARGEST_BATCH and float(one).is_integer() for one in self.client_batch_size.values()),
-                f"whole numbers from 0 to {LARGEST_BATCH}",
-            ),
+            **{name: (all(map(one.fits, getattr(self, name).values())), one.wanted) for name, one in BY_CLIENT.items()},
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }
         check_settings(self, checks, "--model.solver")
@@ -223,24 +240,26 @@ class LocalSolver:
             return self.lr_at(round_idx, num_rounds)
         return torch.tensor(self.rate if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
 
-    def by_client(
-        self, option: Literal["client_lr", "client_work", "client_batch_size"], names: Sequence[str],
-        default: float = 1.0,
-    ) -> Tensor | None:  # fmt: skip
-        """Values of an option for the clients with these names, [T] float64; None if the option is not given.
+    def of_clients(self, names: Sequence[str], batch_size: int) -> dict[str, Tensor]:
+        """Values of the options of `BY_CLIENT` that are given, for the clients with these names, [T] float64 each.
+
+        Args:
+            names: of the clients, [T].
+            batch_size: that of clients whose names match no pattern.
 
         Raises:
             ConfigError: naming a pattern that matches no client.
 
         Example:
-            >>> LocalSolver(client_lr={"*": 0.5, "b": 2.0}).by_client("client_lr", ["a", "b"]).tolist()
+            >>> LocalSolver(client_lr={"*": 0.5, "b": 2.0}).of_clients(["a", "b"], 32)["client_lr"].tolist()
             [0.5, 2.0]
         """
-        given: dict[str, float] = getattr(self, option)
-        if not given:
-            return None
-        values = torch.full((len(names),), default, dtype=torch.float64)
-        for pattern, value in given.items():
+        usual = {"client_batch_size": float(batch_size)}
+        return {name: self._values(name, names, usual.get(name, 1.0)) for name in BY_CLIENT if getattr(self, name)}
+
+    def _values(self, option: str, names: Sequence[str], usual: float) -> Tensor:
+        values = torch.full((len(names),), usual, dtype=torch.float64)
+        for pattern, value in getattr(self, option).items():
             matching = [position for position, name in enumerate(names) if fnmatchcase(name, pattern)]
             if not matching:
                 raise ConfigError(
@@ -287,15 +306,15 @@ class LocalSolver:
         models = ModelState(parameters, buffers)
         return (models, optimizer, loss) if given.moving is None else (*_merged(given, models, optimizer), loss)
 
-    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, Leaves, Leaves]:
         """The loss before the step [M], its gradient, and the new buffers."""
         return task.value_and_grad(
             given.models, given.batch, given.weight, objective=given.objective, moving=given.moving
         )
 
     def update(
-        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        self, parameters: Leaves, gradient: Leaves, optimizer: OptimizerState, lr: Tensor
+    ) -> tuple[Leaves, OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
         rule = {"sgd": self._sgd, "adam": self._adam, "adamw": self._adam}.get(self.optimizer, self._by_rule)
         if self.clip_norm is not None:
@@ -307,25 +326,23 @@ class LocalSolver:
             direction = self._decayed(direction, parameters)
         return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
 
-    def _by_rule(
-        self, gradient: dict[str, Tensor], optimizer: OptimizerState
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
+    def _by_rule(self, gradient: Leaves, optimizer: OptimizerState) -> tuple[Leaves, OptimizerState]:
         """Direction and state of a user-defined rule."""
         step, rule = optimizer.step + 1, _rule(self.optimizer)
-        direction: dict[str, Tensor] = {}
-        first: dict[str, Tensor] = {}
-        second: dict[str, Tensor] = {}
+        direction: Leaves = {}
+        first: Leaves = {}
+        second: Leaves = {}
         for name, g in gradient.items():
             found = rule(self, step, g, optimizer.first[name], optimizer.second.get(name))
             for part, leaf in zip((direction, first, second), found, strict=False):
                 part[name] = leaf
         return direction, OptimizerState(step, first, second)
 
-    def _decayed(self, direction: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _decayed(self, direction: Leaves, parameters: Leaves) -> Leaves:
         """Add weight decay to a direction."""
         return {name: leaf.add(parameters[name], alpha=self.weight_decay) for name, leaf in direction.items()}
 
-    def _sgd(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+    def _sgd(self, gradient: Leaves, optimizer: OptimizerState) -> tuple[Leaves, OptimizerState]:
         if not self.momentum:
             return gradient, optimizer._replace(step=optimizer.step + 1)
         velocity = {name: g.add(optimizer.first[name], alpha=self.momentum) for name, g in gradient.items()}
@@ -334,7 +351,7 @@ class LocalSolver:
             return {name: g.add(velocity[name], alpha=self.momentum) for name, g in gradient.items()}, state
         return velocity, state
 
-    def _adam(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+    def _adam(self, gradient: Leaves, optimizer: OptimizerState) -> tuple[Leaves, OptimizerState]:
         step, (beta1, beta2) = optimizer.step + 1, self.betas
         first = {name: optimizer.first[name].mul(beta1).add(g, alpha=1 - beta1) for name, g in gradient.items()}
         second = {name: optimizer.second[name].mul(beta2).add(g * g, alpha=1 - beta2) for name, g in gradient.items()}
@@ -344,7 +361,7 @@ class LocalSolver:
         }
         return direction, OptimizerState(step, first, second)
 
-    def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _clip(self, gradient: Leaves) -> Leaves:
         assert self.clip_norm is not None
         squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
@@ -402,10 +419,10 @@ class Penalty(NamedTuple):
     """
 
     weight: Tensor | float = 0.0  # [] or [M]
-    anchor: dict[str, Tensor] | None = None  # None: the origin
-    linear: dict[str, Tensor] | None = None  # None: zero
+    anchor: Leaves | None = None  # None: the origin
+    linear: Leaves | None = None  # None: zero
 
-    def gradient(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gradient(self, parameters: Leaves) -> Leaves:
         """The gradient, linear + weight·(θ − anchor), leaves [M, ...]."""
         if self.linear is not None and not isinstance(self.weight, Tensor) and not self.weight:
             return {name: self.linear[name].expand_as(leaf) for name, leaf in parameters.items()}
@@ -415,7 +432,7 @@ class Penalty(NamedTuple):
             found[name] = part if self.linear is None else part + self.linear[name]
         return found
 
-    def value(self, parameters: dict[str, Tensor]) -> Tensor:
+    def value(self, parameters: Leaves) -> Tensor:
         """The penalty of each model, [M]."""
         parts = []
         for name, leaf in parameters.items():

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 
 __all__ = ["ATTENTION_MASK", "Given", "Input", "NamedInputs", "read_by_name"]
@@ -174,7 +175,7 @@ class NamedInputs:
         return (rows / np.float32(255) if one.kind == "uint8" else rows).reshape(len(rows), math.prod(one.shape))
 
     # ------------------------------------------------------------------ the network's side
-    def arguments(self, x: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def arguments(self, x: Tensor) -> tuple[tuple[Tensor, ...], Leaves]:
         """Arguments by position and by name of a network for samples [B, D]."""
         sizes = [math.prod(one.shape) for one in self.inputs]
         given = {
@@ -241,7 +242,7 @@ def read_by_name(network: nn.Module, inputs: NamedInputs) -> nn.Module:
     return network
 
 
-def _taken_apart(network: Any, given: tuple[Tensor], _: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def _taken_apart(network: Any, given: tuple[Tensor], _: Any) -> tuple[tuple[Tensor, ...], Leaves]:
     return network.named_inputs.arguments(*given)  # type: ignore[no-any-return]
 
 

@@ -7,7 +7,7 @@ This is partial model personalisation (https://arxiv.org/abs/2204.03809). The pu
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.networks.stacked_network import fresh_leaves
 from lit_fed.core.networks.start import leaves_named
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Stage
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Stage
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
 OWN, SHARED = "personal", "shared"
 """Stages of training in turn, in their order."""
 
-Leaves = dict[str, Tensor]
 Patterns = tuple[str, ...] | str
 """Patterns of names of leaves or modules, or `head`, `body`, `norm`."""
 
@@ -184,7 +183,7 @@ class PartialModel(Served[SentPart, Any, Any]):
     """
 
     # Annotations here are not postponed, for the same reason as those of `Algorithm`.
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "noise_in_steps": "the private part of the model",
         "personal_parts": "keeps a private part of the model itself",
     }

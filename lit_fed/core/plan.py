@@ -17,7 +17,7 @@ from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import LocalWork
 from lit_fed.system.machine import require_memory
 
-__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of"]
+__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "plan_of", "steps_of"]
 
 
 FITS_ANYWHERE = 2**26
@@ -68,6 +68,15 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int | np.ndarray, s
 def most_steps(ctx: Context) -> int:
     """Local steps of the largest client in the solver's local work, known before training; batch sizes are common."""
     return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
+
+
+def plan_of(ctx: Context, work: LocalWork, client_ids: Sequence[int], sizes: Sequence[int]) -> Plan:
+    """Plans of clients for the stage of a context; arguments as for `make_plan`."""
+    return make_plan(
+        sizes, client_ids, work, batch_size=ctx.batch_sizes_of(client_ids), seed=ctx.seed_of_batches(work),
+        round_idx=ctx.round_idx, phase=ctx.phase, stage=ctx.stage, smallest_batch=ctx.task.smallest_batch,
+        shares=ctx.shares_of(client_ids),
+    )  # fmt: skip
 
 
 def make_plan(

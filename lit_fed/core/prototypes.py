@@ -17,7 +17,7 @@ from lit_fed.core import tree
 from lit_fed.core.networks.products import full_precision
 from lit_fed.core.targets import Target
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientData, ModelState
+from lit_fed.core.types import ClientData, Leaves, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -135,10 +135,10 @@ def feature_width(task: Task, algorithm: str) -> int:
 class PersonalHead(NamedTuple):
     """State of a client that keeps a personal head."""
 
-    head: dict[str, Tensor]  # leaves [1, ...]
+    head: Leaves  # leaves [1, ...]
 
 
-def head_leaves(task: Task, models: ModelState) -> dict[str, Tensor]:
+def head_leaves(task: Task, models: ModelState) -> Leaves:
     """Trained parameters of the last layer, leaves [M, ...].
 
     Raises:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.types import Message, ModelState, Reduced, Tree
+from lit_fed.core.types import Leaves, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -108,7 +108,7 @@ class Accumulator:
         return self._totals is None
 
     def add(
-        self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor], heard: Tensor | None = None,
+        self, message: Message, multiplicity: Tensor, metrics: Leaves, heard: Tensor | None = None,
         stepped: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Add the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the structure.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Segmentation(Sequences):
     """
 
     kind = "segmentation"
-    metrics: ClassVar[Any] = (
+    metrics = (
         {"JaccardIndex": {"average": "macro"}},
         {"dice": {"class_path": "F1Score", "init_args": {"average": "macro"}}},
     )
@@ -82,7 +82,7 @@ def _batch(shape: tuple[int, ...]) -> str:
 
 def flat_population(clients: Population) -> Population:
     """The clients with masks as positions."""
-    return clients._replace(train=flat_masks(clients.train), val=flat_masks(clients.val), test=flat_masks(clients.test))
+    return clients.with_splits(flat_masks)
 
 
 def flat_masks(split: Split) -> Split:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["ServerMoments", "ServerOptimizer"]
 
-Leaves = dict[str, Tensor]
 
 REFUSED = ("params", "lr", "maximize", "foreach", "fused", "capturable", "differentiable")
 """Arguments that are no option here: how they run, what has a setting of its own, and what turns steps round."""

@@ -32,8 +32,9 @@ from lit_fed.core.networks.stacked_network import (
     initial_seeds,
     num_models_of,
 )
-from lit_fed.core.targets import Criterion, ModelView, Objective, Sequences, Target
-from lit_fed.core.types import Batch, ClientData, ModelState, Tree
+from lit_fed.core.objective import ModelView, Objective
+from lit_fed.core.targets import Criterion, Sequences, Target
+from lit_fed.core.types import Batch, ClientData, Leaves, ModelState, Tree
 
 __all__ = ["Task"]
 
@@ -166,7 +167,7 @@ class Task(StackedNetwork):
     def value_and_grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True,
         objective: Objective | None = None, moving: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Leaves, Leaves]:  # fmt: skip
         """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, ℓ being the loss of `trained_on`.
 
         The sum is divided by the number of samples, not by the sum of weights (FedEM's surrogate).
@@ -197,7 +198,7 @@ class Task(StackedNetwork):
 
     def _by_closed_form(
         self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Tensor, Leaves, Leaves]:
         """All models at once, from the residual of their outputs."""
         per_model = batch.index.ndim == 2
         outputs = affine.outputs(self._stacked(models), batch.x, per_model).to(self.dtype)
@@ -210,7 +211,7 @@ class Task(StackedNetwork):
     def _by_loop(
         self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
         moving: Collection[str] | None,
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Leaves, Leaves]:  # fmt: skip
         """One model after another, so that one graph alone is in memory."""
         per_model, num_models = batch.index.ndim == 2, share.shape[1]
         features = objective is not None and objective.uses_features
@@ -237,7 +238,7 @@ class Task(StackedNetwork):
 
     def _together(
         self, models: ModelState, batch: Batch, share: Tensor, moving: Collection[str] | None
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Tensor, Leaves, Leaves]:
         """One pass of all models, see `grouped_outputs`."""
         parameters = _in_graph(models.parameters, moving)
         with torch.enable_grad():
@@ -252,9 +253,7 @@ class Task(StackedNetwork):
         large = splits and y.ndim == 2 and y.numel() * self.target.num_outputs * self.dtype.itemsize > PIECE_BYTES
         return large and hasattr(self.network, "split") and self.last.body is not None
 
-    def _losses_in_pieces(
-        self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, moving: Collection[str] = ()
-    ) -> Tensor:
+    def _losses_in_pieces(self, leaves: Leaves, x: Tensor, y: Tensor, moving: Collection[str] = ()) -> Tensor:
         """Log-loss of each sample under one model, [B], in the network's mode; no outputs are kept.
 
         Args:
@@ -283,9 +282,9 @@ class Task(StackedNetwork):
         return self.target.over_positions(torch.cat(each).view(y.shape), y)
 
     def _loss_in_pieces(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
+        self, parameters: Leaves, buffers: Leaves, x: Tensor, y: Tensor, share: Tensor,
         moving: Collection[str],
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Leaves]:  # fmt: skip
         """`weighted_loss` without holding the outputs of all positions at once."""
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}
         losses = self._losses_in_pieces(parameters | buffers | self.frozen, x, y, moving)
@@ -305,7 +304,7 @@ class Task(StackedNetwork):
             parts.append((loss, gradient) if num_rows <= rows_per_pass else _scaled(loss, gradient, some, total))
         return tree.map_leaves(lambda *leaves: sum(leaves), *parts)  # type: ignore[no-any-return]
 
-    def hessian_vector(self, models: ModelState, batch: Batch, vector: dict[str, Tensor]) -> dict[str, Tensor]:
+    def hessian_vector(self, models: ModelState, batch: Batch, vector: Leaves) -> Leaves:
         """Product of the Hessian of each model's mean loss on a batch with a vector, leaves [M, ...].
 
         The network must be twice differentiable.
@@ -323,12 +322,12 @@ class Task(StackedNetwork):
         return tree.stack(each)  # type: ignore[no-any-return]
 
     def _curvature(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], vector: dict[str, Tensor], x: Tensor,
+        self, parameters: Leaves, buffers: Leaves, vector: Leaves, x: Tensor,
         y: Tensor, share: Tensor,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> Leaves:  # fmt: skip
         """The Hessian-vector product of one model: the gradient of ⟨gradient, vector⟩."""
 
-        def along(parameters: dict[str, Tensor]) -> Tensor:
+        def along(parameters: Leaves) -> Tensor:
             gradient = grad(lambda leaves: self.weighted_loss(leaves, buffers, x, y, share)[0])(parameters)
             return torch.stack([(gradient[name] * leaf).sum() for name, leaf in vector.items()]).sum()
 
@@ -342,9 +341,9 @@ class Task(StackedNetwork):
         return share.expand(-1, num_models_of(models))
 
     def weighted_loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
+        self, parameters: Leaves, buffers: Leaves, x: Tensor, y: Tensor, share: Tensor,
         call: Callable[..., Any] | None = None, objective: Objective | None = None, mask: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Leaves]:  # fmt: skip
         """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and the new buffers.
 
         Args:
@@ -364,7 +363,7 @@ class Task(StackedNetwork):
         return (self.trained_on.losses(call(parameters, buffers, x).to(self.dtype), y) * share).sum(), buffers
 
     def _objective_loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
+        self, parameters: Leaves, buffers: Leaves, x: Tensor, y: Tensor, share: Tensor,
         call: Callable[..., Any], objective: Objective, mask: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """`weighted_loss` of an objective."""
@@ -372,7 +371,7 @@ class Task(StackedNetwork):
         found = call(inner, buffers, x)
         outputs, features = found if objective.uses_features else (found, None)
 
-        def head(features: Tensor, leaves: dict[str, Tensor] | None = None) -> Tensor:
+        def head(features: Tensor, leaves: Leaves | None = None) -> Tensor:
             return self._call_head(inner | (leaves or {}), buffers, features)
 
         view = ModelView(
@@ -384,12 +383,12 @@ class Task(StackedNetwork):
     def _by_vmap(
         self, models: ModelState, batch: Batch, share: Tensor, *, training: bool, objective: Objective | None,
         moving: Collection[str] | None,
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Leaves, Leaves]:  # fmt: skip
         per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
         begun = self._begun_with_features if objective is not None and objective.uses_features else self._begun
         call, x = begun(batch.x, training=training, per_model=per_model)
-        by: dict[str, Tensor] = models.parameters
+        by: Leaves = models.parameters
         if moving is not None:
             by = tree.named(by, moving) or by  # autograd refuses an empty dict
         fixed = {name: leaf for name, leaf in models.parameters.items() if name not in by}
@@ -430,12 +429,12 @@ def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:
     return tree.scale((loss, gradient), some.mask.sum(dtype=torch.float64) / total)
 
 
-def _in_graph(parameters: dict[str, Tensor], moving: Collection[str] | None) -> dict[str, Tensor]:
+def _in_graph(parameters: Leaves, moving: Collection[str] | None) -> Leaves:
     """Detached leaves, of which those that move require a gradient."""
     return {name: leaf.detach().requires_grad_(moving is None or name in moving) for name, leaf in parameters.items()}
 
 
-def _gradient(loss: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+def _gradient(loss: Tensor, parameters: Leaves) -> Leaves:
     """Gradient of a loss [], 0 for unused parameters."""
     if not loss.requires_grad:  # the loss depends on no parameter
         return tree.zeros_like(parameters)  # type: ignore[no-any-return]

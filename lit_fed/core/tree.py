@@ -13,7 +13,7 @@ from lit_fed.system.machine import aligned
 
 __all__ = [
     "add", "bits", "dot", "index", "items", "leaves", "lerp", "map_leaves", "models", "named", "norm", "rebuild", "row",
-    "scale", "stack", "sub", "take", "zeros_like",
+    "scale", "stack", "sub", "take", "with_children", "zeros_like",
 ]  # fmt: skip
 
 
@@ -29,9 +29,13 @@ def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if isinstance(tree, dict):
         return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        values = [map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        return with_children(tree, [map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)])
     return function(tree, *others)
+
+
+def with_children(node: tuple[Any, ...] | list[Any], children: Sequence[Any]) -> Any:
+    """A named tuple, tuple or list with other children."""
+    return type(node)(*children) if hasattr(node, "_fields") else type(node)(children)
 
 
 def items(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ trained together, T clients in total. Leaves of a `ModelState` always have the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,10 +16,13 @@ from torch import Tensor
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "LocalWork", "Message", "ModelState",
-    "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
+    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "Leaves", "LocalWork", "Message",
+    "ModelState", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
     "Split", "Stage", "Tree",
 ]  # fmt: skip
+
+Leaves = dict[str, Tensor]
+"""Tensors by name, such as the parameters of a network."""
 
 Tree = Any
 """Nested named tuples, tuples, lists or dicts of tensors."""
@@ -28,8 +31,8 @@ Tree = Any
 class ModelState(NamedTuple):
     """M models stacked leaf by leaf."""
 
-    parameters: dict[str, Tensor]  # trained, leaves [M, ...]; frozen ones are in the task
-    buffers: dict[str, Tensor]  # running statistics, leaves [M, ...]; {} without
+    parameters: Leaves  # trained, leaves [M, ...]; frozen ones are in the task
+    buffers: Leaves  # running statistics, leaves [M, ...]; {} without
 
 
 class ClientData(NamedTuple):
@@ -224,7 +227,7 @@ class ClientResult(NamedTuple):
 
     message: Message
     state: Tree
-    metrics: dict[str, Tensor]
+    metrics: Leaves
 
 
 class Split:
@@ -341,6 +344,16 @@ class Population(NamedTuple):
     stored_type: str = ""  # NumPy name of the type in which inputs were stored: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
+
+    @property
+    def splits(self) -> tuple[Split, Split, Split]:
+        """Training, validation and test split."""
+        return self.train, self.val, self.test
+
+    def with_splits(self, change: Callable[[Split], Split]) -> Population:
+        """The clients with each split changed."""
+        train, val, test = map(change, self.splits)
+        return self._replace(train=train, val=val, test=test)
 
     @property
     def num_measured(self) -> int:

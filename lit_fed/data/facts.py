@@ -75,9 +75,7 @@ class TrainingFacts(Terms):
             sizes=None,
             learned=(),
             class_counts=None,
-            lr_factors=None,
-            work_shares=None,
-            batch_sizes=None,
+            of_clients={},
         )
 
     def plain(self) -> dict[str, Any]:

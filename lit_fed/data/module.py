@@ -17,9 +17,9 @@ from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Regression, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import DataSet, Normalisation
-from lit_fed.data.data_sets.columns import OF_LABELS
+from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.table_encoder import OF_LABELS
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
@@ -39,7 +39,7 @@ from lit_fed.data.populations.checks import (
     without_unlabelled,
 )
 from lit_fed.data.populations.splits import SplitKind
-from lit_fed.errors import ClientError, ConfigError, notice
+from lit_fed.errors import ClientError, ConfigError, check_settings, notice
 from lit_fed.system.discovery import with_objects
 from lit_fed.system.packages import DataFrame
 
@@ -72,6 +72,7 @@ class Predicted(NamedTuple):
     client: str | None = None  # predict this client alone; None: all clients that the test measures
 
 
+@dataclass(eq=False, repr=False)
 class FederatedDataModule(LightningDataModule):
     """A data set as clients: partition, splits, cohorts and blocks.
 
@@ -108,56 +109,42 @@ class FederatedDataModule(LightningDataModule):
             each step, such as `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
     """
 
-    def __init__(
-        self,
-        dataset: DataSet = Digits(),  # noqa: B008 - frozen
-        partition: Partition | None = None,
-        num_clients: int | None = None,
-        batch_size: int = 128,
-        val_fraction: float = 0.0,
-        test_fraction: float = 0.2,
-        unseen_fraction: float = 0.0,
-        client_fraction: float = 1.0,
-        clients_per_round: int | None = None,
-        client_sampling: Literal["uniform", "size", "poisson"] = "uniform",
-        clients_per_block: int = 1024,
-        eval_clients: int | None = None,
-        seed: int = 0,
-        augment: str | list[str] | None = None,
-        attackers: float | None = None,
-        poison: Poison | None = None,
-        split: SplitKind = "random",
-    ) -> None:
+    dataset: DataSet = Digits()  # noqa: RUF009 - frozen
+    partition: Partition | None = None
+    num_clients: int | None = None
+    batch_size: int = 128
+    val_fraction: float = 0.0
+    test_fraction: float = 0.2
+    unseen_fraction: float = 0.0
+    client_fraction: float = 1.0
+    clients_per_round: int | None = None
+    client_sampling: Literal["uniform", "size", "poisson"] = "uniform"
+    clients_per_block: int = 1024
+    eval_clients: int | None = None
+    seed: int = 0
+    augment: str | list[str] | None = None
+    attackers: float | None = None
+    poison: Poison | None = None
+    split: SplitKind = "random"
+
+    def __post_init__(self) -> None:
         super().__init__()
-        given = with_objects(FederatedDataModule.__init__, locals(), "data", FIXES)
-        dataset, partition, poison = (given[name] for name in ("dataset", "partition", "poison"))
-        if batch_size < 0:
-            raise ConfigError(
-                f"--data.batch_size is {batch_size}; give a whole number >= 1, or 0 for the whole local set"
-            )
-        if split == "stratified" and dataset.is_remote:
+        vars(self).update(with_objects(FederatedDataModule.__init__, vars(self), "data", FIXES))
+        check_settings(
+            self, prefix="--data", clients_per_block=">= 1", seed=ANY_SEED,
+            batch_size=(self.batch_size >= 0, "a whole number >= 1, or 0 for the whole local set"),
+            client_fraction=(0 < self.client_fraction <= 1, "a number above 0 and up to 1"),
+            eval_clients=(self.eval_clients is None or self.eval_clients >= 1, "a whole number >= 1, or null for all"),
+        )  # fmt: skip
+        if self.split == "stratified" and self.dataset.is_remote:
             raise ConfigError("--data.split is stratified, and nodes divide their own samples; leave it out")
-        if not 0 < client_fraction <= 1:
-            raise ConfigError(f"--data.client_fraction is {client_fraction}; give a number above 0 and up to 1")
-        if not 0 <= seed < 2**32:
-            raise ConfigError(f"--data.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
-        if clients_per_round is not None and client_fraction != 1:
+        if self.clients_per_round is not None and self.client_fraction != 1:
             raise ConfigError(
-                f"--data.clients_per_round is {clients_per_round} and --data.client_fraction {client_fraction}; give "
-                "only one of them (client_fraction 1 and clients_per_round null count as not given)"
+                f"--data.clients_per_round is {self.clients_per_round} and --data.client_fraction "
+                f"{self.client_fraction}; give only one of them (client_fraction 1 and clients_per_round null count as "
+                "not given)"
             )
-        if clients_per_block < 1:
-            raise ConfigError(f"--data.clients_per_block is {clients_per_block}; give a whole number >= 1")
-        if eval_clients is not None and eval_clients < 1:
-            raise ConfigError(f"--data.eval_clients is {eval_clients}; give a whole number >= 1, or null for all")
-        self.dataset, self.partition, self.num_clients = dataset, partition, num_clients
-        self.batch_size, self.seed = batch_size, seed
-        self.val_fraction, self.test_fraction, self.unseen_fraction = val_fraction, test_fraction, unseen_fraction
-        self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
-        self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
-        self.eval_clients, self.augment = eval_clients, written_out(augment)
-        self.attackers, self.poison = attackers, poison
-        self.split = split
+        self.transforms = written_out(self.augment)
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.given_target: Target | None = None
@@ -224,9 +211,9 @@ class FederatedDataModule(LightningDataModule):
         )  # fmt: skip
         seen, unseen = self._labelled(seen, unseen)
         masks = mask_form(self.target, self.label_shape)
-        check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation, masks)
+        check_augmentation(self.transforms, seen, type(self.dataset).__name__, self.dataset.normalisation, masks)
         if unseen is not None:
-            for split in (unseen.train, unseen.val, unseen.test):
+            for split in unseen.splits:
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
         seen = self._with_attackers(seen)
@@ -343,7 +330,7 @@ class FederatedDataModule(LightningDataModule):
             normalisation=self.normalisation,
             class_names=self.seen.class_names,
             columns=self.seen.columns,
-            augment=self.augment,
+            augment=self.transforms,
             sampling_probability=self.sampling_probability,
             attackers=self.seen.attackers,
             learned=learned_constants(self.dataset, self.seen, self.target),

@@ -29,8 +29,8 @@ from lit_fed.data.data_sets.client_folder import (
     read_files,
     to_population,
 )
-from lit_fed.data.data_sets.columns import is_table_file
 from lit_fed.data.data_sets.image_folder import ImageFolder, visible_entries
+from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
@@ -86,7 +86,7 @@ class NewClients(LightningDataModule):
                     client.arrays[name] = facts.normalisation.apply(client.arrays[name])
         self.unseen = flat_population(to_population(clients))
         check_labels(facts.target, None, self.unseen)
-        for split in (self.unseen.train, self.unseen.val, self.unseen.test):
+        for split in self.unseen.splits:
             split.first_id = facts.num_clients
         self.clients_per_block = facts.clients_per_block
         self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])

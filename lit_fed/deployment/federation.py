@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ class RemoteClients(ClientDataSet):
     patience: float = 3600.0
     max_update_norm: float | None = None
 
-    is_remote: ClassVar[bool] = True
+    is_remote = True
 
     def __post_init__(self) -> None:
         most, above = self.max_update_norm, "a number > 0"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.local_solver import BY_CLIENT, ByClient
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
@@ -23,6 +24,7 @@ from lit_fed.deployment.wire import TYPES, Packet, checked_tree
 from lit_fed.errors import ConfigError
 from lit_fed.system.readers import (
     FormError,
+    Reader,
     keyed,
     list_of,
     number,
@@ -166,16 +168,32 @@ FACTS = record(
         "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
         "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
         "stored_type": text(16), "label_scale": NOTHING, "class_counts": NOTHING,
-        "lr_factors": NOTHING, "work_shares": NOTHING, "batch_sizes": NOTHING, "inputs": optional(INPUTS),
+        "of_clients": record({}), "inputs": optional(INPUTS),
     }
 )  # fmt: skip
 """Facts of a training, see `TrainingFacts.public`."""
+
+
+def _of_client(option: ByClient) -> Reader:
+    """Read a client's value of an option of the solver."""
+
+    def read(value: Any, place: str) -> float:
+        found: float = number()(value, place)
+        if not option.fits(found):
+            raise FormError(f"{place} is {found:g}; {option.wanted} are wanted")
+        return found
+
+    return read
+
+
+SOLVER = record({name: _of_client(one) for name, one in BY_CLIENT.items()}, may_miss=tuple(BY_CLIENT))
+"""Values of a client, see `BY_CLIENT`."""
 
 SESSION = record(
     {
         "model": optional(lambda model, _: model), "facts": lambda facts, _: facts, "val_fraction": SHARE,
         "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS), "start": list_of(number(0), 2**18),
-        "solvers": keyed(NAME, tuple_of(number(0), SHARE, LARGE), MOST_CLIENTS),
+        "solvers": keyed(NAME, SOLVER, MOST_CLIENTS),
     }
 )  # fmt: skip
 
@@ -200,6 +218,8 @@ def read_session(value: Any, place: str) -> dict[str, Any]:
         raise FormError(f"{place}.ids is not one number for each client")
     if not sent["solvers"].keys() <= sent["ids"].keys():
         raise FormError(f"{place}.solvers names clients that are not on this node")
+    if len({frozenset(one) for one in sent["solvers"].values()}) > 1:
+        raise FormError(f"{place}.solvers has other options for one client than for another")
     if not (sent["model"] is None or isinstance(sent["model"], dict)):
         raise FormError(f"{place}.model is not an object")
     if sent["model"] is None or sent["model"].get("target") is not None:

@@ -200,13 +200,13 @@ def node_key(folder: Path) -> bytes:
     return key
 
 
-def _solvers(solvers: dict[str, list[Any]], ids: dict[str, int], num_clients: int) -> dict[str, Any]:
-    """Terms of a node's clients whose learning rates, local work or batch sizes differ; the others' are unused."""
-    if not solvers:
-        return {}
-    own, each = [ids[name] for name in solvers], torch.ones(3, num_clients, dtype=torch.float64)
-    each[:, own] = torch.tensor(list(solvers.values()), dtype=torch.float64).T
-    return dict(zip(("lr_factors", "work_shares", "batch_sizes"), each, strict=True))
+def _of_clients(solvers: dict[str, dict[str, float]], ids: dict[str, int], num_clients: int) -> dict[str, Tensor]:
+    """`Context.of_clients` from the values of a node's clients by name; those of other clients are unused."""
+    found: dict[str, Tensor] = {}
+    for name, own in solvers.items():
+        for option, value in own.items():
+            found.setdefault(option, torch.ones(num_clients, dtype=torch.float64))[ids[name]] = value
+    return found
 
 
 class NodeTraining:
@@ -228,7 +228,7 @@ class NodeTraining:
         self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
         _check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.shared, device)
-        terms = session.terms._replace(**_solvers(sent["solvers"], sent["ids"], facts.num_clients))
+        terms = session.terms._replace(of_clients=_of_clients(sent["solvers"], sent["ids"], facts.num_clients))
         self.rounds = FederatedRounds(session.algorithm, terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
@@ -306,8 +306,7 @@ class NodeTraining:
         block = ClientBlock(Phase(facts["phase"], ids, work), counts, self.splits["seen"]["train"])
         kept = self.states.gather(ids)
         job = TrainJob(
-            self.rounds.algorithm, ctx, shared, block, kept["state"], kept.get("optimizer"), terms.batch_size,
-            drops_failures=True,
+            self.rounds.algorithm, ctx, shared, block, kept["state"], kept.get("optimizer"), drops_failures=True
         )  # fmt: skip
         found: list[tuple[int, Any]] = []
         for done in self.rounds.client_trainer.train(job):

@@ -167,7 +167,7 @@ class RemoteTrainer:
         state = tree.map_leaves(lambda leaf: leaf.to(self._device).unsqueeze(0), first)
         phase, nothing = job.block.phase._replace(client_ids=ids), torch.zeros(1, dtype=torch.float64)
         block = job.block._replace(phase=phase, multiplicity=nothing, data=split)
-        ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None, job.batch_size)
+        ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None)
         done = next(iter(SequentialTrainer().train(ghost)))
         assert isinstance(done, Trained)
         form: Tree = tree.index((tuple(done.result.message), done.result.metrics), 0)
@@ -308,15 +308,15 @@ class RemoteTrainer:
         self._informed |= answers.keys()
         return answers
 
-    def _solvers(self, ids: Mapping[str, int]) -> dict[str, list[Any]]:
-        """Factor on the rate, share of the steps and batch size of a node's clients; empty if they are common."""
-        terms = self.rounds.terms
-        given = (terms.lr_factors, 1.0), (terms.work_shares, 1.0), (terms.batch_sizes, terms.batch_size)
-        if all(one is None for one, _ in given):
-            return {}
-        each = [[usual] * terms.num_clients if one is None else one.tolist() for one, usual in given]
-        own = {name: [one[idx] for one in each] for name, idx in ids.items() if idx < terms.num_clients}
-        return {name: [rate, share, int(batch_size)] for name, (rate, share, batch_size) in own.items()}
+    def _solvers(self, ids: Mapping[str, int]) -> dict[str, dict[str, float]]:
+        """Values of a node's clients for options of `BY_CLIENT`, by name; empty if they are common."""
+        given, number = self.rounds.terms.of_clients, self.rounds.terms.num_clients
+        of_name = {
+            name: {option: float(one[idx]) for option, one in given.items()}
+            for name, idx in ids.items()
+            if idx < number
+        }
+        return of_name if given else {}
 
     @cached_property
     def _start(self) -> list[float]:

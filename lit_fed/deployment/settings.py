@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lit_fed.core.local_solver import BY_CLIENT
 from lit_fed.deployment.transport import foreign_text
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import few
 from lit_fed.wrappers.feature import features
 
 __all__ = ["common_settings", "refuse_other_settings"]
 
-OF_THE_SERVER: Mapping[str, Any] = {"client_lr": {}, "client_work": {}, "client_batch_size": {}}
+OF_THE_SERVER: Mapping[str, Any] = {name: {} for name in BY_CLIENT}
 """Options of the solver that name clients: each node is sent the numbers of its own clients instead."""
 
 MOST_SHOWN = 10
@@ -54,8 +56,7 @@ def refuse_other_settings(sent: dict[str, Any] | None, own: dict[str, Any] | Non
         raise ConfigError("the server is a program that sends no settings; start this node from a program, too")
     found = list(_differences(sent, own, "model"))
     if found:
-        more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
-        raise ConfigError(f"{'; '.join(found[:MOST_SHOWN])}{more}; give --config the file of the server's run")
+        raise ConfigError(f"{few(found, MOST_SHOWN, '; ')}; give --config the file of the server's run")
 
 
 def _differences(sent: Any, own: Any, place: str) -> Iterator[str]:

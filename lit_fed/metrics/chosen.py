@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
+from lit_fed.core.types import Leaves
 from lit_fed.metrics.scores import USUAL, ClientScores, client_statistics, summarise
 from lit_fed.system.names import lies_below
 from lit_fed.system.packages import imported_later
@@ -345,7 +346,7 @@ class ClientMeter:
                 if self._add is not None and not target.positions:
                     self._add(row, some, their)
 
-    def values(self) -> dict[str, Tensor]:
+    def values(self) -> Leaves:
         """Values of all clients by the name of the metric, [C] float64; NaN if undefined."""
         with quiet():
             self._turn_to(None)

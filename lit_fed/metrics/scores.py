@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.types import Leaves
+
 __all__ = ["STATISTICS", "USUAL", "ClientScores", "Statistic", "client_statistics", "outlier", "summarise"]
 
 USUAL = {"accuracy": True, "mse": False, "loss": False}
@@ -30,7 +32,7 @@ class ClientScores(NamedTuple):
     loss: Tensor  # [C], sum over the samples
     hits: Tensor  # [C], sum over the samples of hits, or of the target's error, such as squared errors
     mixture: Tensor  # [C, M], weights of the components; M = 0 without a mixture
-    metrics: dict[str, Tensor]  # chosen metrics by name, [C]; NaN where undefined
+    metrics: Leaves  # chosen metrics by name, [C]; NaN where undefined
 
     @classmethod
     def of_rows(cls, rows: Tensor, num_components: int = 0, names: Sequence[str] = ()) -> ClientScores:
@@ -55,7 +57,7 @@ class ClientScores(NamedTuple):
         """Whether a client has samples, [C]."""
         return self.samples > 0
 
-    def means(self, metric: str) -> dict[str, Tensor]:
+    def means(self, metric: str) -> Leaves:
         """Each client's metrics by name, [C]; NaN without samples.
 
         Args:

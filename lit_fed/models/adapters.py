@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import few
 from lit_fed.system.packages import optional_package
 
 __all__ = ["LowRankAdapters", "adapters_of", "merge_adapters", "remove_adapters"]
@@ -91,7 +92,7 @@ class LowRankAdapters(NamedTuple):
             if not usable:
                 raise ConfigError(
                     f"--model.lora_targets has {pattern!r}, {_why_none(matched, called, network_name)}; it has "
-                    f"{_listed([name for name in frozen if name in called])}"
+                    f"{few([name for name in frozen if name in called], NAMES_SHOWN)}"
                 )
             chosen += [name for name in usable if name not in chosen]
         return self._fitting(chosen, layers)
@@ -168,8 +169,3 @@ def _why_none(matched: list[str], called: set[str], network: str) -> str:
 
 def _is_called(*_: object) -> None:
     """A hook makes `nn.TransformerEncoderLayer` call its layers instead of reading their weights."""
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more

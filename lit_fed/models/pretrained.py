@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
+from lit_fed.system.names import few
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -38,9 +39,7 @@ def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], 
     fit_weights(network, given, weights, f"torchvision's {versions.__name__.removesuffix('_Weights')}", (classifier,))
 
 
-def fit_weights(
-    network: nn.Module, given: dict[str, Tensor], weights: str, name: str, classifier: tuple[str, ...]
-) -> None:
+def fit_weights(network: nn.Module, given: Leaves, weights: str, name: str, classifier: tuple[str, ...]) -> None:
     """Load a state dict into a network; a classifier of a different size keeps its weights.
 
     Args:
@@ -63,18 +62,13 @@ def fit_weights(
         "of another shape": sorted(name for name in unlike if not name.startswith(classifier)),
     }
     if any(faults.values()):
-        what = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults.items() if names)
+        what = "; ".join(f"{fault}: {few(names)}" for fault, names in faults.items() if names)
         raise ConfigError(
             f"--model.network.weights {weights} does not fit {name} ({what}); give a state dict of that network"
         )
 
 
-def _some(names: Collection[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(list(names)[:most]) + more
-
-
-def read_weights(weights: str) -> dict[str, Tensor]:
+def read_weights(weights: str) -> Leaves:
     """Read the state dict at a path; a `ConfigError` says why it cannot be read."""
     path = given_path(weights, "--model.network.weights")
     if not path.is_file():
@@ -83,7 +77,7 @@ def read_weights(weights: str) -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=1)  # each component is built from the same weights
-def _read_once(path: Path, modified: int) -> dict[str, Tensor]:
+def _read_once(path: Path, modified: int) -> Leaves:
     option, fix = f"--model.network.weights {path}", "write one with torch.save(network.state_dict(), path)"
     try:
         given = torch.load(path, map_location="cpu", weights_only=True)
@@ -95,7 +89,7 @@ def _read_once(path: Path, modified: int) -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=1)
-def _download(weights: str, versions: type[WeightsEnum]) -> dict[str, Tensor]:
+def _download(weights: str, versions: type[WeightsEnum]) -> Leaves:
     if weights not in versions.__members__:
         raise ConfigError(
             f"--model.network.weights is {weights}; give one of {', '.join(versions.__members__)}, or the path of a "

@@ -54,7 +54,7 @@ def _curve(group: Group, metric: str) -> _Curve:
     table = pd.concat(known, axis=1, join="inner").sort_index()
     sent = pd.concat([one["sent"] for one in histories], axis=1).loc[table.index].mean(axis=1)
     values = style.percent(metric)[0] * table.to_numpy(dtype=float).T
-    return _Curve(_cut(group.name), table.index.to_numpy() + 1, sent.to_numpy(), values)
+    return _Curve(style.short_name(group.name, LONGEST_NAME), table.index.to_numpy() + 1, sent.to_numpy(), values)
 
 
 def _curves(groups: Sequence[Group], metric: str, *, bytes_sent: bool) -> Any:
@@ -106,7 +106,10 @@ def _clients(groups: Sequence[Group], metric: str) -> Any:
             if len(clients):
                 _box(axes, height + level, factor * clients, colour, label)
                 label = None
-    axes.set_yticks(range(len(groups)), [textwrap.fill(_cut(group.name), 18) for group in reversed(groups)])
+    axes.set_yticks(
+        range(len(groups)),
+        [textwrap.fill(style.short_name(group.name, LONGEST_NAME), 18) for group in reversed(groups)],
+    )
     axes.set(xlabel=f"test {metric} of a client{unit}", ylim=(-0.6, len(groups) - 0.4))
     axes.grid(visible=False, axis="y")
     style.legend_above(figure)
@@ -124,7 +127,3 @@ def _box(axes: Any, height: float, values: np.ndarray, colour: str, label: str |
     look = {"color": colour, "edgecolor": "0.4", "linewidth": 0.8, "zorder": 2}  # above the line
     axes.barh(height, third - first, left=first, height=0.26, label=label, **look)
     axes.vlines(middle, height - 0.13, height + 0.13, color="0.2", linewidth=1.4)
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

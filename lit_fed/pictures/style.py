@@ -174,15 +174,15 @@ def legend_above(figure: Any, columns: int = 2) -> None:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def short_name(name: Any) -> str:
-    """The name of a client, shortened for a figure.
+def short_name(name: Any, most: int = LONGEST_NAME) -> str:
+    """The name of a client or a run, shortened for a figure.
 
     Example:
         >>> short_name("anna"), short_name("hospital_of_the_north_4")
         ('anna', 'hospital_of_t…')
     """
     text = str(name)
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def name_clients(axes: Any, names: Sequence[Any] | np.ndarray | None, num_clients: int, most: int = 30) -> None:

@@ -28,7 +28,7 @@ PACKAGES = (
     "lit_fed.data.poison", "lit_fed.callbacks", "lit_fed.wrappers", "lit_fed.wrappers.compression.codecs",
     "lit_fed.wrappers.robust.rules", "lit_fed.wrappers.robust.attacks", "lit_fed.deployment",
 )  # fmt: skip
-"""Those of lit_fed; `deployment` may be absent."""
+"""Those of lit_fed; `deployment` or a feature may be absent."""
 
 GROUPS = ("lit_fed.algorithms", "lit_fed.data")
 """Groups of entry points by which other packages bring algorithms, data sets and partitions."""
@@ -159,12 +159,12 @@ def import_all() -> None:
 
 
 def _rooms() -> dict[str, dict[str, str]]:
-    """The names of all packages, which are imported; a module that one of them lacks is an error."""
+    """The names of all packages that are there, which are imported; a module that one of them lacks is an error."""
     for package in PACKAGES:
         try:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
-            if error.name != package:
+            if not lies_below(package, error.name or "?"):
                 raise
     return ROOMS
 

@@ -10,7 +10,16 @@ from typing import Any
 
 from lit_fed.errors import ConfigError
 
-__all__ = ["LONGEST_SHOWN", "check_library_options", "did_you_mean", "import_path", "lies_below", "names_in", "nearest"]
+__all__ = [
+    "LONGEST_SHOWN",
+    "check_library_options",
+    "did_you_mean",
+    "few",
+    "import_path",
+    "lies_below",
+    "names_in",
+    "nearest",
+]
 
 LONGEST_SHOWN = 100
 """Characters of a foreign text that a message repeats."""
@@ -56,6 +65,18 @@ def did_you_mean(
     """
     near = list(first) or nearest(name, known, cutoff, most)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def few(names: Iterable[object], most: int = 3, between: str = ", ") -> str:
+    """The first of some names, and how many more there are.
+
+    Example:
+        >>> few("abcd", 2), few("abcd", 2, "; "), few("ab", 2)
+        ('a, b and 2 more', 'a; b; and 2 more', 'a, b')
+    """
+    texts = [*map(str, names)]
+    more = f"{between.rstrip(', ')} and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def import_path(path: str) -> Any:

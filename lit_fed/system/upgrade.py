@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_fed.errors import ConfigError
 
-__all__ = ["GONE", "instead_of", "upgraded"]
+__all__ = ["GONE", "facts_of_today", "instead_of", "upgraded"]
 
 PAGE = "docs/upgrade.md has the line to write for each option of version 0.2"
 
@@ -103,6 +103,18 @@ def upgraded(entry: dict[str, Any], place: str) -> dict[str, Any]:
     today = {name: _today(entry[name], averages, place) for name in ("identity", "arguments")}
     today["arguments"] = _without(today["arguments"], "data.public")  # null for every algorithm that is left
     return entry | today
+
+
+OF_CLIENTS = {"lr_factors": "client_lr", "work_shares": "client_work", "batch_sizes": "client_batch_size"}
+"""Facts of version 0.2 → the option whose values they hold."""
+
+
+def facts_of_today(facts: Any) -> Any:
+    """The facts of a training in a checkpoint, with those of version 0.2 in today's names; unchecked."""
+    if not isinstance(facts, dict) or not OF_CLIENTS.keys() & facts.keys():
+        return facts
+    given = {option: facts[name] for name, option in OF_CLIENTS.items() if facts.get(name) is not None}
+    return {name: one for name, one in facts.items() if name not in OF_CLIENTS} | {"of_clients": given}
 
 
 def _without(settings: dict[str, Any], option: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -23,7 +23,7 @@ from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.names import LONGEST_SHOWN
 from lit_fed.system.readers import FormError, Reader, keyed, list_of, optional, record, text, whole
-from lit_fed.system.upgrade import upgraded
+from lit_fed.system.upgrade import facts_of_today, upgraded
 
 __all__ = [
     "CHECKPOINT_KEY", "WORD", "AtomicCheckpointIO", "DamagedCheckpointError", "clients_folder", "keep_harmless",
@@ -43,6 +43,10 @@ WORD = re.compile(r"[\w-]*")
 
 
 # ---------------------------------------------------------------------- types of entries
+MOST = 2**62
+"""Upper limit of lists and objects, which the size of the file bounds."""
+
+
 def _of(*kinds: type) -> Reader:
     """Read a value of one of these types."""
 
@@ -62,6 +66,10 @@ def _fields_of(kind: Any) -> Reader:
     """
     readers = {}
     for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is dict:
+            key, value = get_args(hint)
+            readers[name] = keyed(_of(key), _of(value), MOST)
+            continue
         kinds = [*(get_args(hint) or (hint,)), *((int,) if hint is float else ())]
         readers[name] = _of(*kinds) if {*kinds} <= {int, float, str, Tensor, type(None)} else _of(object)
     given = inspect.signature(kind).parameters.values()
@@ -87,7 +95,6 @@ def _without_text(value: Any, place: str) -> Any:
     return value
 
 
-MOST = 2**62
 ANY, TEXT, STEP = _of(object), _of(str), whole(0)
 DICT, TENSORS = keyed(TEXT, ANY, MOST), keyed(TEXT, _of(Tensor), MOST)
 
@@ -256,6 +263,7 @@ def load_checkpoint(
         raise ConfigError(f"{option} {path} lacks {', '.join(lacks)}; {fix}")
     if resumable and any(key not in content for key in TRAINING_ENTRIES):
         raise ConfigError(f"--ckpt_path {path} holds models alone, from which no run can go on; give its last.ckpt")
+    content[CHECKPOINT_KEY]["serving"] = facts_of_today(content[CHECKPOINT_KEY]["serving"])
     _check_types(content, f"{option} {path}", fix)
     today = upgraded(content[CHECKPOINT_KEY], f"{option} {path}")
     if values and today != content[CHECKPOINT_KEY]:

@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from lit_fed.core import tree
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.task import Task
-from lit_fed.core.types import ModelState, Tree
+from lit_fed.core.types import Leaves, ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.facts import TrainingFacts
@@ -132,7 +132,7 @@ class PersonalModel(nn.Module):
         self.eval()
 
     @property
-    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def arguments(self) -> tuple[tuple[Tensor, ...], Leaves]:
         """Inputs of the right shape and type, by position and by name."""
         return (self.example,), {}
 
@@ -174,7 +174,7 @@ class NamedPersonalModel(PersonalModel):
         self.inputs = inputs
 
     @property
-    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def arguments(self) -> tuple[tuple[Tensor, ...], Leaves]:
         return self.inputs.arguments(self.example)
 
     def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
@@ -343,9 +343,7 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
     )
 
 
-def _traced(
-    model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Tensor], *, name: str
-) -> torch.export.ExportedProgram:
+def _traced(model: nn.Module, inputs: tuple[Any, ...], named: Leaves, *, name: str) -> torch.export.ExportedProgram:
     """The program of a module for any number of samples.
 
     Raises:

@@ -422,11 +422,7 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
         usual = one.usual_weighting() or usual
     seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
     facts = data.facts(weighting=settings.weighting or usual, seed=seed, num_rounds=num_rounds)
-    facts = facts._replace(
-        lr_factors=solver.by_client("client_lr", names),
-        work_shares=solver.by_client("client_work", names),
-        batch_sizes=solver.by_client("client_batch_size", names, data.batch_size),
-    )
+    facts = facts._replace(of_clients=solver.of_clients(names, data.batch_size))
     if settings.loss is not None and settings.loss.counts_classes:
         learned = (*facts.learned, "the class frequencies of --model.loss")
         facts = facts._replace(class_counts=data.class_counts(), learned=learned)

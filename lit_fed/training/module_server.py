@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lit_fed.core import tree
 from lit_fed.core.networks.start import digest_of
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Leaves, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import buffer_names
 
@@ -84,7 +84,7 @@ class FrozenPart(nn.Module):
         source: description of the network, for messages.
     """
 
-    def __init__(self, leaves: dict[str, Tensor], source: str) -> None:
+    def __init__(self, leaves: Leaves, source: str) -> None:
         super().__init__()
         self.leaves, self.source = leaves, source
         for name, leaf in leaves.items():

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from lit_fed.core.networks.start import Start, digest_of
 from lit_fed.core.task import Task
-from lit_fed.core.types import ModelState
+from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import quote
@@ -28,8 +26,8 @@ class WarmStart(NamedTuple):
     path: str
     algorithm: str
     rounds: int
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+    parameters: Leaves
+    buffers: Leaves
     digest: str  # of the frozen part; "" without one
     spent: dict[str, Any] | None  # its privacy guarantee, see `spent_by`; None: it has none
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT
 from lit_fed.core.context import Context
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, Message, Reduced, Tree
 
 __all__ = [
     "AlgorithmWrapper", "WrappedShared", "WrappedState", "WrappedWork", "WrapperSettings", "averages_statistics",
@@ -93,7 +93,7 @@ class AlgorithmWrapper:
 
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
-    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+    ) -> tuple[Message, Tree, Leaves]:
         """The message that a client sends in place of the algorithm's.
 
         Args:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from lit_fed.core.local_solver import BY_CLIENT
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import lies_below
 from lit_fed.wrappers.base import innermost
@@ -23,8 +24,7 @@ __all__ = ["REASONS", "facts_of_data", "reasons", "refuse_incompatible", "table"
 REASONS = {
     "size_sampling": "--data.client_sampling size",
     "loss": "--model.loss",
-    "client_lr": "--model.solver.client_lr",
-    "client_batch": "--model.solver.client_batch_size",
+    **{name: f"--model.solver.{name}" for name in BY_CLIENT},
     "deployment": "clients on machines of their own",
 }
 """Keys of `Algorithm.incompatible` that are about no feature, and what each is about."""
@@ -50,10 +50,10 @@ REFUSED: dict[str, str] = {
     "loss refuses_loss": (
         "--model.loss is {loss}, and {name} {refuses_loss}; leave it out, or choose another --model.algorithm"
     ),
-    "client_lr refuses_client_lr": "--model.solver.client_lr is given, and {name} {refuses_client_lr}; leave it out",
-    "client_batch refuses_client_batch": (
-        "--model.solver.client_batch_size is given, and {name} {refuses_client_batch}; leave it out"
-    ),
+    **{
+        f"{one} refuses_{one}": f"--model.solver.{one} is given, and {{name}} {{refuses_{one}}}; leave it out"
+        for one in BY_CLIENT
+    },
     "counted_classes deployed": (
         "--model.loss.weight is inverse_frequency, and nodes do not tell how many labels of each class they have; give "
         "a list of weights"

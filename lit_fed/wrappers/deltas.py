@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Chosen, ModelState, Tree
+from lit_fed.core.types import Chosen, Leaves, ModelState, Tree
 
 __all__ = [
     "delta_of", "map_parameter_trees", "names_of_parameters", "parameter_trees", "reference_of", "shares_of",
@@ -49,8 +49,7 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
     if isinstance(value, dict):
         return {key: _counterpart(part, models) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_counterpart(part, models) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return tree.with_children(value, [_counterpart(part, models) for part in value])
     return None if value is None else torch.zeros_like(value)
 
 
@@ -94,7 +93,7 @@ def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
     return isinstance(value, dict) and bool(value) and value.keys() <= names
 
 
-def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor]]:
+def parameter_trees(value: Tree, names: frozenset[str]) -> list[Leaves]:
     """The trees of parameters in a message: of models, gradients or controls, by name.
 
     Buffers of models and shares of `Chosen` are in none of them; the models of `Chosen` are, times their shares.
@@ -112,9 +111,7 @@ def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor
     )
 
 
-def map_parameter_trees(
-    change: Callable[[int, dict[str, Tensor]], dict[str, Tensor]], value: Tree, names: frozenset[str]
-) -> Tree:
+def map_parameter_trees(change: Callable[[int, Leaves], Leaves], value: Tree, names: frozenset[str]) -> Tree:
     """The message with each of its `parameter_trees` replaced.
 
     Args:
@@ -130,8 +127,7 @@ def map_parameter_trees(
         if _holds_parameters(part, names):
             return change(next(places), part)
         if isinstance(part, tuple | list):
-            children = [changed(child) for child in part]
-            return type(part)(*children) if hasattr(part, "_fields") else type(part)(children)
+            return tree.with_children(part, [changed(child) for child in part])
         return part
 
     return changed(value)

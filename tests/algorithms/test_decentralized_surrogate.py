@@ -178,17 +178,6 @@ def test_samples_weigh_a_clients_surrogate(surrogate, trainer):
 
 
 # ---------------------------------------------------------------------- who takes part
-@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0)], ids=repr)
-def test_absent_clients_keep_everything(surrogate, client_trainer):
-    algorithm = DecentralizedSurrogate(surrogate, **CHAIN)
-    federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=1)
-    before = tree.map_leaves(torch.clone, (federation.shared.each, federation.states))
-    federation.round([0, 3, 2])
-    after = (federation.shared.each, federation.states)
-    assert same_bits(tree.index(after, 1), tree.index(before, 1))
-    assert all(distance(tree.index(after, one), tree.index(before, one)) > 1e-4 for one in (0, 2, 3))
-
-
 @pytest.mark.parametrize(("surrogate", "num_models"), [(MixtureSurrogate(4), 4), (MoreauSurrogate(), 1)], ids=str)
 def test_all_models_go_along_each_edge_in_both_directions(surrogate, num_models, client_trainer):
     federation = Federation(DecentralizedSurrogate(surrogate, **CHAIN), make_clients(SIZES), trainer=client_trainer)

@@ -203,17 +203,6 @@ def test_samples_weigh_a_clients_loss(trainer):
 
 
 # ---------------------------------------------------------------------- who takes part
-def test_absent_clients_keep_everything(client_trainer):
-    federation = run_rounds(DFedEM(3, **CHAIN), client_trainer, make_clients(SIZES), rounds=1)
-    shared, states = federation.shared, federation.states
-    federation.round([0, 3, 2])
-    assert same_bits(tree.index(federation.shared.each, 1), tree.index(shared.each, 1))
-    assert same_bits(tree.index(federation.states, 1), tree.index(states, 1))
-    for one in (0, 2, 3):
-        assert distance(tree.index(federation.shared.each, one), tree.index(shared.each, one)) > 1e-3
-        assert distance(federation.states.mixture[one], states.mixture[one]) > 1e-6
-
-
 def test_whose_neighbours_are_absent_trains_alone(client_trainer):
     """On a chain 0 - 1 - 2 - 3 client 0 hears of nobody when 1 is away."""
     options = {"train": make_clients(SIZES), "trainer": client_trainer, "rounds": 1, "cohorts": [[0, 2, 3]]}

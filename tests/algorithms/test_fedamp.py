@@ -81,7 +81,3 @@ def test_a_step_with_negative_weights_is_refused():
     assert Federation(FedAMP(sigma=3.0, step_size=1.5), make_clients(SIZES))
     with pytest.raises(ConfigError, match=r"step_size is 2\.0, .*; give at most sigma/\(T − 1\) = 1\.5, or null"):
         Federation(FedAMP(sigma=3.0, step_size=2.0), make_clients(SIZES))
-
-
-def test_bytes_are_a_model_each_way():
-    assert run_rounds(FedAMP(), None, make_clients(SIZES), rounds=1).bits.tolist() == [3 * 5 * 64] * 2

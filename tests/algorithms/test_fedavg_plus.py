@@ -40,15 +40,6 @@ def test_unseen_clients_are_tuned_alike(client_trainer):
 
 
 # ---------------------------------------------------------------------- limits
-@pytest.mark.parametrize("algorithm", [FedAvgPlus(fine_tune_lr=0.0), FedAvgPlus(fine_tune_epochs=0)], ids=repr)
-def test_without_tuning_it_is_fedavg(algorithm, client_trainer):
-    train = make_clients([5, 2, 8])
-    options = {"solver": LocalSolver(momentum=0.9, weight_decay=0.1)}
-    tuned, plain = (run_rounds(one, client_trainer, train, **options) for one in (algorithm, FedAvg()))
-    assert same_bits(tuned.shared, plain.shared)
-    assert distance(tuned.predictions(), plain.predictions()) < 1e-14
-
-
 def test_training_is_fedavg_whatever_the_tuning():
     train = make_clients([5, 2, 8])
     assert same_bits(run_rounds(FedAvgPlus(3, 0.7), None, train).shared, run_rounds(FedAvg(), None, train).shared)

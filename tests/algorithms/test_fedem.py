@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from federated_round import (
-    BINARY,
-    MULTICLASS,
     Federation,
     as_arrays,
     batch_orders,
@@ -30,7 +28,6 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.types import LocalWork, Split
-from lit_fed.models import MLP, Linear
 
 LOSSES = torch.tensor([[0.1, 2.3], [1.2, 0.4]], dtype=torch.float64)
 HALVES = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -143,20 +140,6 @@ def test_large_losses_do_not_underflow():
 
 
 # ---------------------------------------------------------------------- limits
-@pytest.mark.parametrize("options", SOLVERS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
-@pytest.mark.parametrize("algorithm", [FedEM, SHUFFLED, ResponsibilityFedEM], ids=["FedEM", "shuffled", "by use"])
-def test_one_component_is_fedavg_bit_for_bit(options, dtype, trainer, algorithm):
-    train = make_clients([5, 2, 8, 1], dtype=dtype)
-    options = {"solver": LocalSolver(**options, local_epochs=2), "task": make_task(dtype=dtype), "batch_size": 3}
-    mixed = run_rounds(algorithm(1), trainer(), train, **options)
-    plain = run_rounds(FedAvg(), trainer(), train, **options)
-    assert same_bits(mixed.shared, plain.shared)
-    assert (mixed.states.mixture == 1).all()
-    assert same_bits(mixed.predictions(), plain.predictions())
-
-
 def test_equal_components_stay_equal_and_move_with_their_share_of_the_rate(client_trainer):
     train = make_clients([7])
     task = make_task(init_seeds=(5, 5, 5))
@@ -258,14 +241,6 @@ def test_weights_start_uniform_and_components_differ():
     assert federation.states.mixture.tolist() == [[1 / 3] * 3] * 2
     assert federation.states.mixture.dtype == torch.float64
     assert min(distance(federation.weights[a], federation.weights[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 0.01
-
-
-def test_absent_clients_keep_their_weights():
-    federation = run_rounds(FedEM(), None, make_clients([5, 2, 8]), rounds=2, cohorts=[[0, 1], [1]])
-    first = run_rounds(FedEM(), None, make_clients([5, 2, 8]), rounds=1, cohorts=[[0, 1]])
-    assert torch.equal(federation.states.mixture[0], first.states.mixture[0])
-    assert federation.states.mixture[2].tolist() == [1 / 3] * 3
-    assert distance(federation.states.mixture[1], first.states.mixture[1]) > 1e-6
 
 
 @pytest.mark.parametrize("em_steps", [1, 4])
@@ -372,23 +347,6 @@ def test_a_component_that_a_client_does_not_use_costs_no_bits(client_trainer):
     with_mixtures(federation, [[1, 0, 0], [0, 0.5, 0.5], [1, 0, 0]])
     federation.round()
     assert federation.bits.tolist() == [4 * 5 * 64 + 3 * 3 * 64, 3 * 3 * 5 * 64]
-
-
-@pytest.mark.parametrize("target", [BINARY, MULTICLASS], ids=["linear", "mlp"])
-def test_the_trainers_agree_on_averages_by_responsibility(target):
-    network = {BINARY: Linear, MULTICLASS: lambda shape, outputs: MLP(shape, outputs, (3,))}[target]
-    options = {
-        "train": make_clients([9, 1, 40, 3], target=target), "task": make_task(target, network=network),
-        "cohorts": [[0, 1, 2, 3], [2, 0, 2], [3, 1]], "solver": LocalSolver(lr=0.2, momentum=0.5), "rounds": 3,
-    }  # fmt: skip
-    runs = [
-        run_rounds(ResponsibilityFedEM(4), trainer(), **options, clients_per_block=size)
-        for trainer in (SequentialTrainer, VectorizedTrainer)
-        for size in (None, 1)
-    ]
-    for other in runs[1:]:
-        assert distance((runs[0].shared, runs[0].states), (other.shared, other.states)) < 1e-10
-        assert runs[0].bits.tolist() == other.bits.tolist()
 
 
 def test_clients_are_served_alike_whatever_the_average():

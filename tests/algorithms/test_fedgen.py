@@ -77,7 +77,7 @@ def test_a_client_with_batches_of_its_size_draws_the_features_that_it_draws_wher
     own = torch.full((len(SIZES),), width, dtype=torch.float64)
     common, differing = (
         run_rounds(FedGen(0.7, **SMALL), client_trainer, train, solver=solver, **terms)
-        for terms in ({"batch_size": width}, {"batch_size": 3, "batch_sizes": own})
+        for terms in ({"batch_size": width}, {"batch_size": 3, "of_clients": {"client_batch_size": own}})
     )
     assert same_bits(common.shared, differing.shared)
 

@@ -287,7 +287,7 @@ def test_float32_loses_nothing_over_many_steps(client_trainer):
 def test_one_client_alone_moves_the_server_by_its_own_move(prox_weight, client_trainer):
     """At its own rate, up to the limit of that rate: ημ = 1 with its factor of 2."""
     train, solver = make_clients([6]), LocalSolver(lr=0.1, local_steps=5)
-    terms = {"solver": solver, "lr_factors": torch.tensor([2.0], dtype=torch.float64), "rounds": 1}
+    terms = {"solver": solver, "of_clients": {"client_lr": torch.tensor([2.0], dtype=torch.float64)}, "rounds": 1}
     both = FedNova(prox_weight), FedProx(prox_weight)
     nova, prox = (run_rounds(one, client_trainer, train, **terms) for one in both)
     assert distance(nova.shared, prox.shared) < 1e-14
@@ -298,8 +298,10 @@ def test_one_client_alone_moves_the_server_by_its_own_move(prox_weight, client_t
 def test_the_limit_is_that_of_the_fastest_client(factor, most):
     solver, factors = LocalSolver(lr=0.2), torch.tensor([0.5, factor], dtype=torch.float64)
     with pytest.raises(ConfigError, match=rf"at most {most}, at a client whose .*client_lr is {factor:g}; give"):
-        Federation(FedNova(4.0), make_clients([5, 2]), solver=solver, lr_factors=factors)
-    Federation(FedNova(4.0), make_clients([5, 2]), solver=solver, lr_factors=torch.ones(2, dtype=torch.float64))
+        Federation(FedNova(4.0), make_clients([5, 2]), solver=solver, of_clients={"client_lr": factors})
+    Federation(
+        FedNova(4.0), make_clients([5, 2]), solver=solver, of_clients={"client_lr": torch.ones(2, dtype=torch.float64)}
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from federated_round import (
     batch_orders,
     distance,
     flat,
+    least_squares,
     make_clients,
     make_task,
     quadratics,
@@ -109,15 +110,6 @@ def test_one_gradient_step_per_round_converges_too():
 
 
 # ---------------------------------------------------------------------- the optimum
-def least_squares(train, weights):
-    """argmin_θ Σ_i weights_i·f_i(θ) of regressions with bias."""
-    H, g = 0, 0
-    for (x, y), weight in zip(as_arrays(train), weights, strict=True):
-        features = np.concatenate([x, np.ones((len(x), 1))], axis=1)
-        H, g = H + weight * features.T @ features / len(y), g + weight * features.T @ y / len(y)
-    return np.linalg.solve(H, g)
-
-
 @pytest.mark.parametrize(
     ("num", "algorithm", "weighting", "rounds", "within"),
     [

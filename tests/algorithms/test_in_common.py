@@ -20,6 +20,7 @@ TRAFFIC = [
     (a.FedAdagrad(), 5, 5),
     (a.FedAdam(), 5, 5),
     (a.FedYogi(), 5, 5),
+    (a.FedAMP(), 5, 5),
     (a.FedAvg(), 5, 5),
     (a.FedAvgM(), 5, 5),
     (a.FedAvgPlus(), 5, 5),  # tuning is not counted as traffic
@@ -31,8 +32,10 @@ TRAFFIC = [
     (a.FedSGD(), 5, 5),
     (a.FML(), 5, 5),  # the meme model alone
     (a.Local(), 0, 0),
+    *((a.MixtureADMM(form=form), 5, 5) for form in ("alternating_prox", "jacobi", "copies", "gauss_seidel")),
     (a.PerFedAvg(), 5, 5),
     (a.PFedMe(), 5, 5),
+    (a.ProxAvg(), 5, 5),
     (a.QFedAvg(), 6, 5),
     (a.QFedSGD(), 6, 5),
     (a.SCAFFOLD(), 2 * 5, 2 * 5),
@@ -59,8 +62,13 @@ def test_what_each_sampled_client_sends_and_gets(algorithm, up, down, client_tra
     [
         (a.APFL(), 1e-4),
         (a.ConsensusADMM(), 1e-3),
+        (a.DecentralizedSurrogate(MixtureSurrogate(2)), 1e-4),
+        (a.DecentralizedSurrogate(MoreauSurrogate(2.0)), 1e-4),
+        (a.DFedEM(3), 1e-3),
         (a.Ditto(), 1e-3),
         (a.EASGD(momentum=0.9), 1e-3),
+        (a.FedEM(), 1e-6),
+        (a.FedU(0.3), 1e-3),
         (a.FML(), 1e-3),
         (a.Local(), 1e-3),
         (a.MixtureADMM(form="alternating_prox"), 1e-3),
@@ -71,16 +79,20 @@ def test_what_each_sampled_client_sends_and_gets(algorithm, up, down, client_tra
         (a.ProxAvg(1.0, "sgd"), 1e-3),
         (a.ProxAvg(1.0, "exact"), 1e-3),
         (a.SCAFFOLD(), 1e-3),
+        (a.SurrogateOptimization(MixtureSurrogate(3)), 1e-3),
+        (a.SurrogateOptimization(MoreauSurrogate()), 1e-3),
     ],
     ids=repr,
 )
-def test_absent_clients_keep_their_states(algorithm, gap, client_trainer):
+def test_absent_clients_keep_what_is_theirs(algorithm, gap, client_trainer):
+    """Their states and, where each client has a model of its own at the server or none, that."""
     federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=1, num_rounds=2)
-    before = federation.states
+    before = tree.map_leaves(torch.clone, (federation.states, getattr(federation.shared, "each", ())))
     federation.round([1])
+    after = federation.states, getattr(federation.shared, "each", ())
     for one in (0, 2):
-        assert same_bits(tree.index(federation.states, one), tree.index(before, one))
-    models = [getattr(states, "models", states) for states in (before, federation.states)]
+        assert same_bits(tree.index(after, one), tree.index(before, one))
+    models = [getattr(own[0], "models", own) for own in (before, after)]
     assert distance(*(tree.index(one, 1) for one in models)) > gap
 
 

@@ -27,7 +27,6 @@ from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, OfficialFedEM, PFedMe, SurrogateOptimization
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
@@ -173,14 +172,6 @@ def test_rounds_go_to_the_minimum_of_the_envelopes(client_trainer):
     assert served.models.parameters["weight"].item() == pytest.approx(1.9, abs=1e-9)
 
 
-def test_the_trainers_agree_on_the_envelopes():
-    options = {"train": make_clients([40, 1, 9, 3]), "cohorts": COHORTS, "solver": LocalSolver(lr=0.1, momentum=0.5)}
-    one, other = (run_rounds(MOREAU, trainer(), **options) for trainer in (SequentialTrainer, VectorizedTrainer))
-    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
-    unseen = make_clients([5, 1], seed=9, first_id=4)
-    assert distance(*(run.predictions(unseen, seen=False) for run in (one, other))) < 1e-10
-
-
 def test_a_network_too_large_for_an_exact_solve_is_refused():
     task = make_task(network=lambda shape, outputs: MLP(shape, outputs, (2000,)))
     with pytest.raises(ConfigError, match="an exact local solve needs the Hessian"):
@@ -242,17 +233,6 @@ def test_a_surrogate_of_ones_own_is_fedprox(client_trainer):
 
 
 # ---------------------------------------------------------------------- state, traffic, settings
-@pytest.mark.parametrize("algorithm", [MIXTURE, MOREAU], ids=["mixture", "moreau"])
-def test_absent_clients_keep_their_variables(algorithm, client_trainer):
-    train = make_clients(SIZES)
-    first = run_rounds(algorithm, client_trainer, train, rounds=1, cohorts=[[0, 1, 2]])
-    start, kept = Federation(algorithm, train).states, first.states
-    first.round([1, 3])
-    assert same_bits(tree.index(first.states, torch.tensor([0, 2])), tree.index(kept, torch.tensor([0, 2])))
-    assert distance(tree.index(kept, 3), tree.index(start, 3)) == 0
-    assert distance(tree.index(first.states, 3), tree.index(start, 3)) > 1e-3
-
-
 def test_the_surrogate_says_models_and_weights():
     assert (SurrogateOptimization(MixtureSurrogate(5)).num_models, MIXTURE.participation.weighting) == (5, "samples")
     assert (MOREAU.num_models, MOREAU.participation.weighting) == (1, "uniform")

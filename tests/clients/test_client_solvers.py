@@ -51,8 +51,8 @@ def test_a_round_by_hand(client_trainer):
     """½(w − 4)² from 1, twice: a step of 0.2·½ leaves 0.9 of the way to the target, two of 0.2 leave 0.8²."""
     train, options = quadratics([1.0, 1.0], [4.0, 4.0]), {"batch_size": 0, "trainer": client_trainer}
     task = make_task(REGRESSION, network=Scale)
-    terms = {"lr_factors": torch.tensor([0.5, 1.0]), "work_shares": torch.tensor([0.5, 1.0])}
-    terms = {name: factors.double() for name, factors in terms.items()}
+    halves = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    terms = {"of_clients": {"client_lr": halves, "client_work": halves}}
     federation = Federation(FedAvg(), train, task=task, solver=LocalSolver(lr=0.2, local_steps=2), **options, **terms)
     away = float(federation.weights) - 4
     federation.round()
@@ -60,7 +60,7 @@ def test_a_round_by_hand(client_trainer):
 
 
 def test_averages_weigh_clients_by_their_samples(client_trainer):
-    train, terms = make_clients([9, 3]), {"lr_factors": torch.tensor([0.5, 2.0], dtype=torch.float64)}
+    train, terms = make_clients([9, 3]), {"of_clients": {"client_lr": torch.tensor([0.5, 2.0], dtype=torch.float64)}}
     both, *alone = (
         run_rounds(FedAvg(), client_trainer, train, rounds=1, cohorts=[cohort], **terms).weights
         for cohort in ([0, 1], [0], [1])
@@ -81,7 +81,8 @@ def left_behind(federation):
 def test_clients_at_once_equal_clients_one_by_one(algorithm, stragglers):
     solver = LocalSolver(lr=0.2, momentum=0.9, local_epochs=3, persist_optimizer=True, straggler_fraction=stragglers)
     options = {"task": make_task(MULTICLASS, network=small_mlp), "cohorts": [list(range(8)), [7, 2, 5, 1]]}
-    terms = {"lr_factors": RATES, "work_shares": SHARES, "batch_sizes": BATCHES, "solver": solver, "rounds": 2}
+    each = {"client_lr": RATES, "client_work": SHARES, "client_batch_size": BATCHES}
+    terms = {"of_clients": each, "solver": solver, "rounds": 2}
     train = make_clients(RAGGED, target=MULTICLASS)
     one, other, cut = (
         run_rounds(algorithm, trainer, train, **options, **terms)
@@ -94,8 +95,8 @@ def test_clients_at_once_equal_clients_one_by_one(algorithm, stragglers):
 def test_each_takes_its_share_and_begins_with_the_same_batches(client_trainer):
     solver = LocalSolver(local_epochs=4, momentum=0.5, persist_optimizer=True)
     some, whole = (
-        Federation(Local(), make_clients(RAGGED), solver=solver, trainer=client_trainer, work_shares=shares)
-        for shares in (SHARES, None)
+        Federation(Local(), make_clients(RAGGED), solver=solver, trainer=client_trainer, of_clients=each)
+        for each in ({"client_work": SHARES}, {})
     )
     some.round()
     steps = [4 * -(-size // 4) for size in RAGGED]
@@ -111,7 +112,7 @@ def test_each_takes_its_share_and_begins_with_the_same_batches(client_trainer):
 def test_each_takes_batches_of_its_size(client_trainer):
     """As it does alone where they are common."""
     options = {"solver": LocalSolver(local_epochs=2, momentum=0.5), "trainer": client_trainer}
-    mixed = Federation(Local(), make_clients(RAGGED), batch_sizes=BATCHES, **options)
+    mixed = Federation(Local(), make_clients(RAGGED), of_clients={"client_batch_size": BATCHES}, **options)
     mixed.round()
     for width in set(BATCHES.tolist()):
         common = Federation(Local(), make_clients(RAGGED), batch_size=int(width), **options)
@@ -122,16 +123,16 @@ def test_each_takes_batches_of_its_size(client_trainer):
 
 def test_no_clients_have_no_batch_sizes():
     """As on a rank that holds none of a block."""
-    ctx = Federation(Local(), make_clients(RAGGED), batch_sizes=BATCHES).context("train")
-    assert ctx.batch_sizes_of([], 4).tolist() == []
-    assert ctx.batch_sizes_of([2, 8, 7], 4).tolist() == [0, 4, 16]  # 8 is unseen
+    ctx = Federation(Local(), make_clients(RAGGED), of_clients={"client_batch_size": BATCHES}).context("train")
+    assert ctx.batch_sizes_of([]).tolist() == []
+    assert ctx.batch_sizes_of([2, 8, 7]).tolist() == [0, 4, 16]  # 8 is unseen
 
 
 def test_factors_of_1_change_no_bit(client_trainer):
     train, ones = make_clients(RAGGED), torch.ones(8, dtype=torch.float64)
     plain, same = (
         run_rounds(FedEM(2), client_trainer, train, **terms)
-        for terms in ({}, {"lr_factors": ones, "work_shares": ones, "batch_sizes": 4 * ones})
+        for terms in ({}, {"of_clients": {"client_lr": ones, "client_work": ones, "client_batch_size": 4 * ones}})
     )
     assert same_bits(left_behind(plain), left_behind(same))
 
@@ -139,7 +140,9 @@ def test_factors_of_1_change_no_bit(client_trainer):
 def test_unseen_clients_adapt_at_the_common_rate(client_trainer):
     train, unseen = make_clients([5, 3]), make_clients([4], seed=3, first_id=2)
     quarter = torch.tensor([0.25, 0.25], dtype=torch.float64)
-    some = run_rounds(FedAvgPlus(), client_trainer, train, rounds=0, lr_factors=quarter, work_shares=quarter)
+    some = run_rounds(
+        FedAvgPlus(), client_trainer, train, rounds=0, of_clients={"client_lr": quarter, "client_work": quarter}
+    )
     plain = run_rounds(FedAvgPlus(), client_trainer, train, rounds=0)
     assert same_bits(some.serve(unseen, seen=False), plain.serve(unseen, seen=False))
     slow = run_rounds(FedAvgPlus(), client_trainer, train, rounds=0, solver=LocalSolver(lr=0.025))
@@ -149,12 +152,12 @@ def test_unseen_clients_adapt_at_the_common_rate(client_trainer):
 # ---------------------------------------------------------------------- settings
 def test_patterns_of_names():
     solver = LocalSolver(client_lr={"site_*": 0.5, "site_b": 2, "*": 1.0, "home": 0.1})
-    assert solver.by_client("client_lr", ["site_a", "site_b", "home"]).tolist() == [1, 1, 0.1]
-    assert solver.by_client("client_work", ["site_a"]) is None
+    names = ["site_a", "site_b", "home"]
+    assert {option: one.tolist() for option, one in solver.of_clients(names, 32).items()} == {"client_lr": [1, 1, 0.1]}
     with pytest.raises(ConfigError, match=r"client_lr has 'site_\*', which matches no client of the training; .* x, y"):
-        solver.by_client("client_lr", ["x", "y"])
-    assert solver.by_client("client_batch_size", ["site_a"], 32) is None
-    assert LocalSolver(client_batch_size={"a": 8}).by_client("client_batch_size", ["a", "b"], 32).tolist() == [8, 32]
+        solver.of_clients(["x", "y"], 32)
+    sizes = LocalSolver(client_batch_size={"a": 8}).of_clients(["a", "b"], 32)
+    assert sizes["client_batch_size"].tolist() == [8, 32]
     for field, value in (
         ("client_lr", 0),
         ("client_work", 0),
@@ -178,10 +181,10 @@ def test_a_run_goes_on_with_the_same_solvers_alone(tmp_path):
         lr=0.1, local_epochs=2, client_lr={"1": 0.5}, client_work={"[23]": 0.5}, client_batch_size={"0": 16}
     )
     module = fitted(tmp_path, solver)
-    assert module.facts.lr_factors.tolist() == [1, 0.5, 1, 1]
-    assert module.facts.work_shares.tolist() == [1, 1, 0.5, 0.5]
-    assert module.facts.batch_sizes.tolist() == [16, 128, 128, 128]
-    assert module.facts.public.batch_sizes is module.facts.public.lr_factors is module.facts.public.work_shares is None
+    assert {option: one.tolist() for option, one in module.facts.of_clients.items()} == {
+        "client_lr": [1, 0.5, 1, 1], "client_work": [1, 1, 0.5, 0.5], "client_batch_size": [16, 128, 128, 128]
+    }  # fmt: skip
+    assert module.facts.public.of_clients == {}
     last = str(tmp_path / "run/version_0/checkpoints/last.ckpt")
     straight, resumed = (
         fitted(tmp_path, solver, name, 2, **arguments).state_dict()
@@ -222,9 +225,9 @@ def test_private_steps_are_alike_for_all(solver, words):
 def test_a_share_of_the_steps_is_rounded_up(steps, share, taken, client_trainer):
     """½(w − 4)² from 0 at rate 0.2: `taken` steps leave 0.8^taken of the way."""
     train, task = quadratics([1.0], [4.0]), make_task(REGRESSION, network=Scale)
-    shares = torch.tensor([share], dtype=torch.float64)
+    terms = {"of_clients": {"client_work": torch.tensor([share], dtype=torch.float64)}, "rounds": 1}
     solver = LocalSolver(lr=0.2, local_steps=steps)
-    federation = run_rounds(FedAvg(), client_trainer, train, task=task, solver=solver, work_shares=shares, rounds=1)
+    federation = run_rounds(FedAvg(), client_trainer, train, task=task, solver=solver, **terms)
     assert float(federation.weights) == pytest.approx(4 - 4 * 0.8**taken, abs=1e-12)
 
 
@@ -236,7 +239,7 @@ def test_passes_that_measure_are_whole_for_clients_that_take_fewer_steps(algorit
     """Gradients and traces are sums over all batches: a part of them would be another objective or another weight."""
     train, task = make_clients([9, 4], target=MULTICLASS), make_task(MULTICLASS, network=small_mlp)
     terms = {"task": task, "batch_size": 2}
-    shares = {"work_shares": torch.full((2,), 0.3, dtype=torch.float64)} if fewer == "share" else {}
+    shares = {"of_clients": {"client_work": torch.full((2,), 0.3, dtype=torch.float64)}} if fewer == "share" else {}
     slow = LocalSolver(lr=0.2, local_steps=1, straggler_fraction=float(fewer == "stragglers"))
     a = run_rounds(algorithm, client_trainer, train, solver=slow, **terms, **shares)
     b = run_rounds(algorithm, client_trainer, train, solver=LocalSolver(lr=0.2, local_steps=1), **terms)

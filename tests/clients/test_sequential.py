@@ -211,7 +211,7 @@ def test_no_clients_at_all(client_trainer):
     )
     assert client_scores(client_trainer, job).rows().shape == (0, 3)
     block = ClientBlock(Phase("adapt", ids, LocalWork()), torch.ones(0).double(), federation.train)
-    job = TrainJob(federation.algorithm, make_context(federation.task), federation.shared, block, states, None, 4)
+    job = TrainJob(federation.algorithm, make_context(federation.task), federation.shared, block, states, None)
     assert list(client_trainer.train(job)) == []
 
 

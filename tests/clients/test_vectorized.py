@@ -161,7 +161,9 @@ def test_whole_local_sets_among_batches_count_in_the_memory():
         job = federation.job(federation.context("train"), ClientBlock(phase, torch.ones(5).double(), federation.train))
         return [one.rows for one in VectorizedTrainer(8_000).train(job)]
 
-    assert rows(batch_sizes=torch.tensor([0, 1, 1, 1, 1], dtype=torch.float64)) == rows(batch_size=0)
+    assert rows(of_clients={"client_batch_size": torch.tensor([0, 1, 1, 1, 1], dtype=torch.float64)}) == rows(
+        batch_size=0
+    )
     assert rows(batch_size=0) != rows(batch_size=1)
 
 

@@ -49,9 +49,6 @@ STEERED_BY_NOISY_STATE = {
 """Of these what clients keep steers what they send: it came from noisy steps, is noised, or depends on no sample."""
 
 
-OTHER_SERVER_STEPS = {"FedAdagrad", "FedAdam", "FedYogi"}
-
-
 def name_of(algorithm):
     return type(algorithm).__name__
 

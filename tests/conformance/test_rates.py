@@ -24,23 +24,23 @@ ALL = {
 BINARY_ALONE = ("MOCHA",)
 
 
-def rounds_of(name, rounds, trainer, own_rate=None, **options):
-    """Rounds of two clients: the shared state, the clients' states, and predictions."""
+def a_round_of(name, trainer, own_rate=None, **options):
+    """A round of two clients: the shared state, the clients' states, and predictions."""
     settings = SMALL.get(name, {}) | ({OWN[name]: own_rate} if name in OWN and own_rate else {})
     options |= {"network": Linear} if name in BINARY_ALONE else {"network": small_mlp, "target": MULTICLASS}
     train = make_clients([5, 7], target=options.get("target", BINARY))
-    found = after_rounds(ALL[name](**settings), train, rounds, trainer=trainer, **options)
+    found = after_rounds(ALL[name](**settings), train, 1, trainer=trainer, **options)
     return found.shared, found.states, found.predictions()
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_factor_on_all_clients_is_another_rate(name, client_trainer):
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    a = rounds_of(name, 2, client_trainer, 0.08, solver=LocalSolver(lr=0.4), lr_factors=half)
-    b = rounds_of(name, 2, client_trainer, 0.04, solver=LocalSolver(lr=0.2))
+    a = a_round_of(name, client_trainer, 0.08, solver=LocalSolver(lr=0.4), of_clients={"client_lr": half})
+    b = a_round_of(name, client_trainer, 0.04, solver=LocalSolver(lr=0.2))
     assert distance(a, b) < 1e-13
     if name in OWN:
-        other = rounds_of(name, 2, client_trainer, 0.08, solver=LocalSolver(lr=0.2))
+        other = a_round_of(name, client_trainer, 0.08, solver=LocalSolver(lr=0.2))
         assert distance(a, other) > 1e-6, "the rate of its own matters"
 
 
@@ -49,14 +49,14 @@ def test_the_rate_of_a_round_is_that_of_its_schedule(name, client_trainer):
     """1/(t + 1) in round 1 is half of the rate; adaptation has one of its own."""
     options = {"round_idx": 1, "num_rounds": 4}
     solvers = LocalSolver(lr=0.4, schedule="linear", adapt_lr=0.1), LocalSolver(lr=0.2, adapt_lr=0.1)
-    a, b = (rounds_of(name, 1, client_trainer, solver=solver, **options) for solver in solvers)
+    a, b = (a_round_of(name, client_trainer, solver=solver, **options) for solver in solvers)
     assert distance(a, b) < 1e-13
 
 
 def test_a_factor_is_on_a_rate_beside_one_of_zero(client_trainer):
     train, half = make_clients([5, 7]), torch.full((2,), 0.5, dtype=torch.float64)
     terms = {"trainer": client_trainer, "solver": LocalSolver(lr=0.0), "network": Linear}
-    a = after_rounds(FedAlt(personal_lr=0.4), train, 2, lr_factors=half, **terms)
+    a = after_rounds(FedAlt(personal_lr=0.4), train, 2, of_clients={"client_lr": half}, **terms)
     b = after_rounds(FedAlt(personal_lr=0.2), train, 2, **terms)
     assert distance(a.states, b.states) == 0
     assert distance(a.states, after_rounds(FedAlt(personal_lr=0.4), train, 2, **terms).states) > 1e-6

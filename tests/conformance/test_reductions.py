@@ -14,7 +14,7 @@ from federated_round import (
     small_mlp,
 )
 
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM, ResponsibilityFedEM
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
@@ -35,19 +35,28 @@ def problem(request):
 @pytest.mark.parametrize(
     "solver", [PLAIN, MOMENTUM, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "momentum", "adam"]
 )
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-def test_fedem_with_one_component_is_fedavg(problem, trainer, solver, aggregation):
+@pytest.mark.parametrize(
+    ("algorithm", "aggregation"),
+    [
+        (FedEM(1), "renormalised"),
+        (FedEM(1), "stale_fill"),
+        (OfficialFedEM(1, refresh_mixture_at_eval=False), "stale_fill"),
+        (ResponsibilityFedEM(1), "renormalised"),
+    ],
+    ids=["FedEM", "stale", "official", "by use"],
+)
+def test_fedem_with_one_component_is_fedavg(problem, trainer, solver, algorithm, aggregation):
     options = {**problem, "cohorts": COHORTS, "solver": LocalSolver(**solver), "aggregation": aggregation}
-    mixed, plain = (run_rounds(one, trainer, **options) for one in (FedEM(1), FedAvg()))
+    mixed, plain = (run_rounds(one, trainer, **options) for one in (algorithm, FedAvg()))
     assert same_bits(mixed.shared, plain.shared)
     assert same_bits(mixed.predictions(), plain.predictions())
-    assert mixed.bits.tolist() == plain.bits.tolist()
 
 
 def test_fedem_with_one_component_is_fedavg_with_kept_momentum(problem, trainer):
     options = {**problem, "cohorts": COHORTS, "solver": LocalSolver(**MOMENTUM, persist_optimizer=True)}
     mixed, plain = (run_rounds(one, trainer, **options) for one in (FedEM(1), FedAvg()))
     assert same_bits((mixed.shared, mixed.optimizers), (plain.shared, plain.optimizers))
+    assert mixed.bits.tolist() == plain.bits.tolist()
 
 
 @pytest.mark.parametrize("cohorts", [None, [[0, 1, 2, 3], [2, 0], [1, 3]]], ids=["all", "sampled"])

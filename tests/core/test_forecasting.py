@@ -109,6 +109,7 @@ def test_a_mixture_of_forecasts_trains(trainer):
     ("given", "message"),
     [
         ({"levels": (0.9, 0.5)}, "rising numbers in"),
+        ({"levels": (0.5, 1.0)}, "rising numbers in"),
         ({"levels": (0.1, 0.9)}, "with 0.5 among them"),
         ({"scale": 0.0}, "scale is 0.0"),
     ],

@@ -27,7 +27,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_step
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.networks.start import choose_trained
-from lit_fed.core.targets import ModelView, Objective
+from lit_fed.core.objective import ModelView, Objective
 from lit_fed.core.types import Batch, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear, Network

@@ -17,7 +17,7 @@ from lightning.pytorch import seed_everything
 from lit_fed import FedAvg, FedAvgPlus, FedEM, FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import BY_CLIENT, LocalSolver
 from lit_fed.core.segmentation import Segmentation, flat_masks
 from lit_fed.core.types import Population
 from lit_fed.data import ClientFolder
@@ -177,10 +177,14 @@ def test_a_node_is_told_of_its_own_clients_solvers_alone(folders, tmp_path):
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     fit(tmp_path / "run", InProcessFederation(transport), module)
     questions = [(node, from_bytes(data).facts) for node, data, _ in transport.log]
+
+    def own(*values):
+        return dict(zip(BY_CLIENT, values, strict=True))
+
     assert {node: facts["settings"]["solvers"] for node, facts in questions if "settings" in facts} == {
-        "anna": {"a1": [1.0, 0.5, 4], "a2": [1.0, 1.0, 4]},
-        "ben": {"b1": [0.5, 1.0, 4], "b2": [0.5, 1.0, 4]},  # b9 is unseen
-        "carl": {"c1": [2.0, 1.0, 3]},
+        "anna": {"a1": own(1.0, 0.5, 4), "a2": own(1.0, 1.0, 4)},
+        "ben": {"b1": own(0.5, 1.0, 4), "b2": own(0.5, 1.0, 4)},  # b9 is unseen
+        "carl": {"c1": own(2.0, 1.0, 3)},
     }
 
 

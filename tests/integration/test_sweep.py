@@ -13,7 +13,6 @@ import pytest
 import yaml
 from optuna.distributions import FloatDistribution, IntDistribution
 from running import forking, run, start
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from lit_fed.cli import arguments_of, main
 from lit_fed.command_line.sweep import SweepFolder, _Run, number_of_points
@@ -268,6 +267,8 @@ def test_pictures(tmp_path, keys):
 # ---------------------------------------------------------------------- W&B's own form
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_files_are_what_wandb_passes(path):
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
     content, sweep = yaml.safe_load(path.read_text()), read_sweep(path)
     assert {"program", "method", "metric", "parameters", "command"} <= content.keys()
     assert create_sweep_command(content["command"])[:5] == ["${env}", "python", "-m", "lit_fed", "fit"]
@@ -282,6 +283,7 @@ def test_shipped_files_are_what_wandb_passes(path):
 
 def test_a_point_runs_offline_as_wandb_starts_it(tmp_path):
     import wandb
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     values = {
         "model.algorithm": "OfficialFedEM", "model.algorithm.num_components": 2, "model.algorithm.start": None,

@@ -49,7 +49,7 @@ def own(tmp_path, monkeypatch):
         ({"algorithm": "lit_fed.algorithms.FedProx"}, FedProx()), ({"solver": "LocalSolver"}, LocalSolver()),
         ({"solver": LocalSolver}, LocalSolver()), ({"network": "MLP"}, MLP), ({"network": MLP}, MLP),
         ({"network": "torch.nn.Linear"}, torch.nn.Linear), ({"target": "Regression"}, Regression()),
-        ({"target": Regression}, Regression()), ({"privacy": None}, None),
+        ({"target": Regression}, Regression()), ({"loss": None}, None),
     ],
     ids=str,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from quiet import assert_same_state, quiet_trainer
 from running import history, numbers
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, OfficialFedEM
+from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.local_solver import LocalSolver
@@ -84,16 +84,6 @@ def test_drawn_clients_give_the_numbers_of_held_ones(tmp_path, client_trainer, o
         for place, dataset in enumerate((DRAWN, Held()))
     ]
     assert_same(*runs)
-
-
-@pytest.mark.parametrize("algorithm", [OfficialFedEM(shuffle_per_component=False), FedAvgPlus()])
-def test_sequential_equals_vectorised(tmp_path, algorithm):
-    runs = [fit(tmp_path / name, algorithm=algorithm, client_trainer=name)[0] for name in ("sequential", "vectorized")]
-    for key, leaf in runs[0].state_dict().items():
-        torch.testing.assert_close(leaf, runs[1].state_dict()[key], rtol=1e-4, atol=1e-5, msg=key)
-    assert runs[0].results.keys() == runs[1].results.keys()
-    for key, value in runs[0].results.items():
-        assert runs[1].results[key] == pytest.approx(value, abs=1e-4), key
 
 
 def test_the_size_of_blocks_changes_nothing(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lit_fed.data.data_sets.base import Normalisation
-from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, rows_of_frame, typed
+from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, typed
+from lit_fed.data.data_sets.rows import rows_of_frame
 from lit_fed.errors import ConfigError
 from lit_fed.training.export import PersonalModel, save_program
 

@@ -17,16 +17,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local, OfficialFedEM, ResponsibilityFedEM
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.algorithms import FedAvg, FedEM, Local, OfficialFedEM, ResponsibilityFedEM
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 
 SIZES = [6, 9, 3]
 NORM = {"layers.2.weight", "layers.2.bias", "layers.2.running_mean", "layers.2.running_var"}
-ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(num_components=2), Local()]
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
 
 
 def task(**fields):
@@ -50,22 +47,6 @@ def norm_leaves(models):
 def test_names_of_the_layer():
     assert task().norm_names == NORM | {"layers.2.num_batches_tracked"}
     assert make_task().norm_names == set()
-
-
-@every_algorithm
-def test_the_server_has_nothing_of_the_normalisation(algorithm):
-    federation = run_rounds(local_norm(algorithm), **settings())
-    start = Federation(algorithm, make_clients(SIZES), task()).shared
-    at_server = federation.shared.inner.models
-    assert not norm_leaves(at_server)
-    if not isinstance(algorithm, Local):  # whose models stay with the client as a whole
-        assert (
-            distance({name: start.models.parameters[name] for name in at_server.parameters}, at_server.parameters)
-            > 1e-3
-        )
-        own = kept_by(federation.states)["layers.2.running_mean"]
-        assert float((own - own[:1])[1:].abs().min()) > 0  # no two clients alike
-        assert distance(own, norm_leaves(start.models)["layers.2.running_mean"].expand_as(own)) > 1e-3
 
 
 def test_one_round_of_fedavg_by_hand():
@@ -100,19 +81,6 @@ def test_one_round_of_fedavg_by_hand():
         state = tree.index(kept_by(federation.states), client_id)
         for name, leaf in own.items():
             torch.testing.assert_close(state[name][0], leaf, rtol=0, atol=1e-12)
-
-
-@every_algorithm
-def test_sequential_is_vectorized(algorithm):
-    one, other = (
-        run_rounds(local_norm(algorithm), trainer, **settings())
-        for trainer in (SequentialTrainer(), VectorizedTrainer())
-    )
-    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
-    for seen in (True, False):
-        unseen_clients = make_clients([4, 7], seed=3, first_id=3)
-        data = None if seen else unseen_clients
-        assert distance(one.predictions(data, seen=seen), other.predictions(data, seen=seen)) < 1e-10
 
 
 def test_normalisation_is_not_counted_as_traffic():

@@ -18,7 +18,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, same_start
 from lit_fed.core.graphs.topology import Topology, adjacency, two_colours
 from lit_fed.core.solvers.penalised_solve import penalised_run
-from lit_fed.core.types import ClientData, LocalWork, ModelState, Phase, Tree
+from lit_fed.core.types import ClientData, Leaves, LocalWork, ModelState, Phase, Tree
 
 __all__ = [
     "CostedNetwork", "GroupNetwork", "augmented", "costed_network", "group_phases", "initial_network",
@@ -30,7 +30,7 @@ class GroupNetwork(NamedTuple):
     """The models sent and the multipliers."""
 
     peers: Peers  # last models sent by each client, leaves [T, 1, ...]
-    dual: dict[str, Tensor]  # α_i, leaves [T, 1, ...]; they sum to 0
+    dual: Leaves  # α_i, leaves [T, 1, ...]; they sum to 0
 
 
 class CostedNetwork(NamedTuple):

@@ -8,7 +8,7 @@ https://doi.org/10.1137/S0036144503423264
 """
 
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -206,7 +206,7 @@ class Gossiping(Served[Peers, State, Work]):
 
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", fills_in_absent=False)
-    incompatible: ClassVar[dict[str, str]] = {
+    incompatible = {
         "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
         "local_norm": "mixes all leaves of the peers' models",
     }

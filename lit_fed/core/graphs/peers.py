@@ -12,7 +12,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import ModelState, Tree
+from lit_fed.core.types import Leaves, ModelState, Tree
 
 __all__ = [
     "PeerMessage", "Peers", "combine", "draws", "links", "lone_peer", "models_of", "own_models", "put_models",
@@ -28,8 +28,8 @@ class Peers(NamedTuple):
     `parameters` and `buffers` are not a `ModelState`, since a client holds and sends one row only.
     """
 
-    parameters: dict[str, Tensor]  # leaves [T, M, ...]
-    buffers: dict[str, Tensor]  # leaves [T, M, ...]
+    parameters: Leaves  # leaves [T, M, ...]
+    buffers: Leaves  # leaves [T, M, ...]
     mean: ModelState  # mean over clients, the start of unseen clients, leaves [M, ...]
     client_ids: Tensor | None = None  # [k] int64, clients of the rows, without duplicates; None: all T clients
     shares: Tensor | None = None  # [T, M] float64, weights in averages from each client's last round; None: equal

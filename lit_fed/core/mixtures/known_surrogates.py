@@ -7,7 +7,7 @@ https://arxiv.org/abs/2108.10252, Section 3.4 and Appendices F and F.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectatio
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.solvers.newton import check_solvable, minimise
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.core.types import Batch, ClientData, Leaves, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = ["IdentitySurrogate", "MixtureSurrogate", "MoreauSurrogate"]
@@ -87,7 +87,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     def gradient(
         self, task: Task, bound: MixtureBound, local: Mixture, models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient of the mean over the batch of the losses, weighted by q."""
         return task.value_and_grad(models, batch, batch_weights(bound.responsibility, batch))[1:]
 
@@ -120,7 +120,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
         prox_weight: λ.
     """
 
-    weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    weighting = "uniform"
 
     prox_weight: float = 15.0
 
@@ -148,7 +148,7 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
 
     def gradient(
         self, task: Task, bound: MoreauBound, local: ProxPoint, models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient λ(w − θ_i), which is the same for every batch."""
         return Penalty(self.prox_weight, bound.point.parameters).gradient(models.parameters), models.buffers
 
@@ -191,7 +191,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
 
     def gradient(
         self, task: Task, bound: IdentityBound, local: tuple[()], models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient of the mean loss of the batch."""
         return task.value_and_grad(models, batch)[1:]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ModelState, Tree
+from lit_fed.core.types import Batch, ClientData, Leaves, ModelState, Tree
 
 __all__ = ["Surrogate"]
 
@@ -72,7 +72,7 @@ class Surrogate(ABC, Generic[Local, Bound]):
     @abstractmethod
     def gradient(
         self, task: Task, bound: Bound, local: Local, models: ModelState, batch: Batch
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Leaves, Leaves]:
         """The gradient of g(·, v) at u, estimated on a batch, and the buffers afterwards; leaves [M, ...]."""
 
     # ------------------------------------------------------------------ prediction

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -122,7 +123,7 @@ def working(network: nn.Module, resting: Sequence[nn.Module] | None = None) -> l
     return [one for one in network.modules() if id(one) not in known]
 
 
-def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:
+def frozen_leaves(network: nn.Module) -> Leaves:
     """Frozen parameters and constant buffers by name, sharing the network's memory.
 
     Constant buffers are those of modules at rest and, if any parameter is frozen, those outside the state dict, such as

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from torch.nn.functional import pad
 
+from lit_fed.core.types import Leaves
+
 __all__ = [
     "AffineMap", "LayerByLayer", "Layers", "affine_map", "full_precision", "grouped_layers", "grouped_outputs",
 ]  # fmt: skip
@@ -35,7 +37,7 @@ class AffineMap:
     weight: str
     bias: str
 
-    def outputs(self, parameters: dict[str, Tensor], x: Tensor, per_model: bool) -> Tensor:
+    def outputs(self, parameters: Leaves, x: Tensor, per_model: bool) -> Tensor:
         """Outputs [B, M, K] for inputs [B, ...], or [M, B, ...] if `per_model`: one product if models share inputs.
 
         Samples come last in memory, so that later operations work on long rows.
@@ -53,7 +55,7 @@ class AffineMap:
             outputs = product.view(*bias.shape, -1)
         return (outputs + bias.unsqueeze(2)).permute(2, 0, 1)
 
-    def gradient(self, x: Tensor, residual: Tensor, per_model: bool) -> dict[str, Tensor]:
+    def gradient(self, x: Tensor, residual: Tensor, per_model: bool) -> Leaves:
         """Gradients [M, K, D] and [M, K] from the gradient of the outputs [B, M, K]."""
         if per_model:
             weight = torch.bmm(residual.permute(1, 2, 0), x.flatten(2))
@@ -138,7 +140,7 @@ def grouped_layers(network: nn.Module) -> Layers:
     return layers if begins and plain and narrow else ()
 
 
-def grouped_outputs(layers: Layers, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+def grouped_outputs(layers: Layers, parameters: Leaves, x: Tensor) -> Tensor:
     """Outputs of M models for the same samples.
 
     A convolution with few channels leaves most vector registers empty; M models together fill them. A step

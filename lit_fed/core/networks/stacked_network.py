@@ -20,7 +20,7 @@ from lit_fed.core import tree
 from lit_fed.core.networks.layers import Head, TrainedEnd, drops_units, normalises_batches, train_mode, working
 from lit_fed.core.networks.products import AffineMap, Layers, affine_map, grouped_layers, grouped_outputs
 from lit_fed.core.seeds import seed_of
-from lit_fed.core.types import ModelState
+from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
@@ -53,7 +53,7 @@ class StackedNetwork:
 
     build: Callable[[], nn.Module]
     network: nn.Module
-    frozen: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    frozen: Leaves = field(default_factory=dict, compare=False)
     resting: list[nn.Module] = field(default_factory=list, compare=False)
     end: TrainedEnd | None = field(default=None, compare=False)
     template_seed: int | None = None
@@ -115,7 +115,7 @@ class StackedNetwork:
         tracks = any(one.track_running_stats for one in norms)
         return self.smallest_batch == 1 and not tracks and not drops_units(self.network)
 
-    def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
+    def statistics(self, models: ModelState, x: Tensor) -> Leaves:
         """Buffers, leaves [M, ...], with the running statistics of these samples [B, ...].
 
         With fewer samples than `smallest_batch` the buffers are unchanged.
@@ -266,24 +266,22 @@ class StackedNetwork:
         call, x = self._begun(x, **mode)
         return lambda *model: self.last.watched(lambda: call(*model)), x
 
-    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _call(self, parameters: Leaves, buffers: Leaves, x: Tensor) -> Tensor:
         """Outputs of one model, without a model axis, in the network's mode."""
         return functional_call(self.network, (parameters, buffers, self.frozen), (x,))  # type: ignore[no-any-return]
 
-    def _call_end(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], z: Tensor) -> Tensor:
+    def _call_end(self, parameters: Leaves, buffers: Leaves, z: Tensor) -> Tensor:
         """Outputs of one model from the inputs of the trained end."""
         assert self.end is not None
         return self.end.outputs(parameters | buffers | self.frozen, z)
 
-    def _call_parts(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _call_parts(self, parameters: Leaves, buffers: Leaves, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and features of one model by the two parts of the network's `split`."""
         leaves = parameters | buffers | self.frozen
         features = self.last.features(leaves, x)
         return self.last.outputs(leaves, features), features
 
-    def _call_head(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], features: Tensor) -> Tensor:
+    def _call_head(self, parameters: Leaves, buffers: Leaves, features: Tensor) -> Tensor:
         """Outputs of one model from features [B, ...]."""
         return self.last.outputs(parameters | buffers | self.frozen, features)
 
@@ -294,7 +292,7 @@ class StackedNetwork:
             if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 layer.eval()
 
-    def _stacked(self, models: ModelState) -> dict[str, Tensor]:
+    def _stacked(self, models: ModelState) -> Leaves:
         """All parameters, leaves [M, ...]; frozen ones are views."""
         num_models = num_models_of(models)
         return models.parameters | {name: leaf.expand(num_models, *leaf.shape) for name, leaf in self.frozen.items()}
@@ -360,7 +358,7 @@ def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype)
     return network
 
 
-def fresh_leaves(build: Callable[[], nn.Module], seed: int, purpose: str, dtype: torch.dtype) -> dict[str, Tensor]:
+def fresh_leaves(build: Callable[[], nn.Module], seed: int, purpose: str, dtype: torch.dtype) -> Leaves:
     """Fresh parameters of a network beside the models, such as a generator of the server."""
     network = fresh_network(build, int(seed_of(seed, 0, 0, purpose).generate_state(1)[0]), dtype)
     return {name: leaf.detach() for name, leaf in network.named_parameters()}

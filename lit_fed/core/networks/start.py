@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.core.networks.layers import last_layer, last_layers
-from lit_fed.core.types import ModelState
+from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
-from lit_fed.system.names import did_you_mean
+from lit_fed.system.names import did_you_mean, few
 
 __all__ = ["HEAD", "NetworkCopies", "Start", "choose_trained", "digest_of", "leaves_named", "start_of"]
 
@@ -186,20 +186,19 @@ class Start:
             {name: taken(name, leaf, self.models.buffers[name]) for name, leaf in fresh.buffers.items()},
         )
 
-    def _check_leaves(self, wanted: dict[str, Tensor], given: dict[str, Tensor], network: str) -> None:
+    def _check_leaves(self, wanted: Leaves, given: Leaves, network: str) -> None:
         faults = [f"{name} is missing" for name in wanted if name not in given]
         faults += [f"{name} is not in the network" for name in given if name not in wanted]
         both = ((name, given[name].shape[1:], wanted[name].shape[1:]) for name in wanted if name in given)
         faults += [f"{name} is {list(there)}, and {list(here)} here" for name, there, here in both if there != here]
         if faults:
-            more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
             raise ConfigError(
-                f"{self.source} does not fit {network}: {'; '.join(faults[:4])}{more}. Give the network and labels of "
+                f"{self.source} does not fit {network}: {few(faults, 4, '; ')}. Give the network and labels of "
                 "those models, or leave it out"
             )
 
 
-def _together(models: ModelState) -> dict[str, Tensor]:
+def _together(models: ModelState) -> Leaves:
     return {**models.parameters, **models.buffers}
 
 

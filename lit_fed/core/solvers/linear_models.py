@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.task import Task
-from lit_fed.core.types import ModelState
+from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -64,13 +64,13 @@ def with_constant(x: Tensor, constant: Tensor | float = 1.0) -> Tensor:
     return torch.cat([rows, torch.ones_like(rows[:, :1]) * constant], dim=1)
 
 
-def to_columns(parameters: dict[str, Tensor]) -> Tensor:
+def to_columns(parameters: Leaves) -> Tensor:
     """Matrix [..., K, d] and biases [..., K] side by side, [..., K, d + 1]."""
     bias, weight = sorted(parameters.values(), key=lambda leaf: leaf.ndim)
     return torch.cat([weight, bias.unsqueeze(-1)], dim=-1)
 
 
-def from_columns(columns: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+def from_columns(columns: Tensor, like: Leaves) -> Leaves:
     """The inverse of `to_columns`, with the names and types of `like`."""
     widest = max(leaf.ndim for leaf in like.values())
     return {

@@ -11,7 +11,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.networks.products import full_precision
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.core.types import Batch, ClientData, Leaves, ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = ["MOST_PARAMETERS", "check_solvable", "minimise", "solvable_start"]
@@ -119,6 +119,6 @@ def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, it
     return models._replace(parameters=_shaped(flat, models.parameters))
 
 
-def _shaped(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+def _shaped(flat: Tensor, like: Leaves) -> Leaves:
     parts = torch.split(flat, [leaf.numel() for leaf in like.values()])
     return {name: part.view(leaf.shape) for (name, leaf), part in zip(like.items(), parts, strict=True)}

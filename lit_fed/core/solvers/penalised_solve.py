@@ -11,7 +11,7 @@ from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Personal, 
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
-from lit_fed.core.types import Batch, ClientData, LocalWork, ModelState, Tree
+from lit_fed.core.types import Batch, ClientData, Leaves, LocalWork, ModelState, Tree
 
 __all__ = ["LocalSolve", "PenalisedSolve", "PersonalSolve", "ProximalSplitting", "penalised_run"]
 
@@ -22,9 +22,7 @@ Shared = TypeVar("Shared", bound=Any)
 State = TypeVar("State", bound=Any)
 
 
-def penalised_run(
-    ctx: Context, state: Tree, curvature: Tensor | float, linear: dict[str, Tensor], share: Tensor
-) -> LocalRun:
+def penalised_run(ctx: Context, state: Tree, curvature: Tensor | float, linear: Leaves, share: Tensor) -> LocalRun:
     """Work on f_i(x) + curvature/2·‖x‖² + ⟨linear, x⟩ from `state.models`; `extra` holds this penalty and the state.
 
     Args:

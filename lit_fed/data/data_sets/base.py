@@ -158,7 +158,7 @@ class PooledDataSet(DataSet):
 class ClientDataSet(DataSet):
     """Clients with their own training and test samples."""
 
-    natural: ClassVar[bool] = True
+    natural = True
 
     @abstractmethod
     def load(self) -> tuple[Population, Population | None]:

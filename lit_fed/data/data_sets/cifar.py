@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ __all__ = ["CIFAR10", "CIFAR100"]
 class _CIFAR(TorchvisionSet):
     """Common base: pickled rows of 3 x 32 x 32 bytes."""
 
-    image_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
+    image_shape = (3, 32, 32)
 
     def _torchvision_class(self) -> Any:
         """The class of torchvision that reads the files."""
@@ -52,8 +52,8 @@ class CIFAR10(_CIFAR):
         seed: seed of that sample, independent of the training seed.
     """
 
-    num_classes: ClassVar[int | None] = 10
-    normalisation: ClassVar[Normalisation] = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    num_classes = 10
+    normalisation = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 @dataclass(frozen=True)
@@ -70,5 +70,5 @@ class CIFAR100(_CIFAR):
         seed: seed of that sample, independent of the training seed.
     """
 
-    num_classes: ClassVar[int | None] = 100
-    normalisation: ClassVar[Normalisation] = Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    num_classes = 100
+    normalisation = Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

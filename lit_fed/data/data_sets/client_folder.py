@@ -42,7 +42,7 @@ class ClientArrays(NamedTuple):
     name: str
     arrays: dict[str, Any]  # x_train [n, ...], y_train [n] or [n, L], …; x a dict of inputs until it is packed
     sources: dict[str, str]  # origin of each split, for error messages
-    stored: dict[str, str] = {}  # noqa: RUF012 - original type of each array of inputs
+    stored: dict[str, str] = {}
     inputs: NamedInputs | None = None  # that x holds one after another; None: it is one input
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +22,7 @@ FILE = "datasets/data/digits.csv.gz"
 class Digits(PooledDataSet):
     """scikit-learn's digits: x [1797, 1, 8, 8] float32 in 0..1, y [1797] int64 in 0..9."""
 
-    num_classes: ClassVar[int | None] = 10
+    num_classes = 10
 
     def load(self) -> Samples:
         table = _table()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.torchvision_set import Pictures, TorchvisionSet
@@ -38,8 +38,8 @@ class EMNIST(TorchvisionSet):
 
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
 
-    normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
-    image_shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)
+    normalisation = Normalisation((0.1307,), (0.3081,))
+    image_shape = (1, 28, 28)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]  # the base promises one number for the whole class

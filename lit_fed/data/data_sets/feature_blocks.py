@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class FeatureBlocks(ClientDataSet):
     num_parties: int = 3
     root: str = ""
 
-    divided_by: ClassVar[Literal["samples", "features"]] = "features"
+    divided_by = "features"
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=PLACE, num_parties=">= 1")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -51,8 +50,8 @@ class FEMNIST(PooledDataSet):
     seed: int = 0
     min_samples: int = 3
 
-    num_classes: ClassVar[int | None] = NUM_CLASSES
-    normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
+    num_classes = NUM_CLASSES
+    normalisation = Normalisation((0.1307,), (0.3081,))
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=PLACE, fraction="(0, 1]", seed=ANY_SEED, min_samples=">= 1")

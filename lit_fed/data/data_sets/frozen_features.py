@@ -111,14 +111,10 @@ class RowFeatures:
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """Populations with features as inputs."""
-        return self._encoded(seen), None if unseen is None else self._encoded(unseen)
+        return seen.with_splits(self._encoded), None if unseen is None else unseen.with_splits(self._encoded)
 
-    def _encoded(self, population: Population) -> Population:
-        train, val, test = (
-            Split(self.features[split.x], split.y, split.offsets)
-            for split in (population.train, population.val, population.test)
-        )
-        return population._replace(train=train, val=val, test=test)
+    def _encoded(self, split: Split) -> Split:
+        return Split(self.features[split.x], split.y, split.offsets)
 
 
 @contextmanager

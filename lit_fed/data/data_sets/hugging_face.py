@@ -15,7 +15,6 @@ import numpy as np
 
 from lit_fed.core.targets import IGNORED
 from lit_fed.data.data_sets.base import PLACE, Labels, Names, PooledDataSet, Samples, names_of, require
-from lit_fed.data.data_sets.columns import TableRows, named
 from lit_fed.data.data_sets.hugging_face_columns import (
     ColumnPart,
     InputKind,
@@ -25,6 +24,7 @@ from lit_fed.data.data_sets.hugging_face_columns import (
     picture_column,
     table_of,
 )
+from lit_fed.data.data_sets.rows import TableRows
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
@@ -274,7 +274,7 @@ class HuggingFace(PooledDataSet):
             require(several, f"{rows.source}: column {first!r} {need}")
             return held_classes(rows, first, len(listed.names)), tuple(listed.names)
         if kind_of(feature) == "text" and not several and not others:
-            return named(rows, first)
+            return rows.named(first)
         each = [dense(rows, name) for name in columns.labels]
         y = np.stack(each, axis=1) if others else each[0]
         if several:
@@ -310,7 +310,7 @@ def _owners(rows: TableRows, column: str, features: dict[str, Any]) -> tuple[np.
         str(getattr(feature, "dtype", "")).removeprefix("large_").startswith(("string", "int", "uint", "bool")),
         f"{PLACE}.client_column {column}: {rows.source} has {feature} there; store a text or a whole number",
     )
-    declared, (owner, names) = getattr(feature, "names", None), named(rows, column)
+    declared, (owner, names) = getattr(feature, "names", None), rows.named(column)
     return owner, [declared[int(one)] for one in names] if declared else list(names)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.data.data_sets.base import picture_array, require, stacked_samples, with_words
-from lit_fed.data.data_sets.columns import TableRows, is_numeric, joined, missing_values
+from lit_fed.data.data_sets.rows import TableRows, is_numeric, joined, missing_values
 from lit_fed.errors import ConfigError
 
 __all__ = ["ColumnPart", "InputKind", "dense", "held_classes", "kind_of", "picture_column", "table_of"]

@@ -63,7 +63,7 @@ class _Found(NamedTuple):
     owner: np.ndarray | None = None  # [n] int64
     names: list[str] | None = None  # of the owners
     unseen: tuple[str, ...] = ()  # owners held out of training
-    bare: list[tuple[Path, int]] = []  # noqa: RUF012 - pictures without a label, and their owners
+    bare: list[tuple[Path, int]] = []
 
 
 @dataclass(frozen=True)

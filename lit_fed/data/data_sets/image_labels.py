@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from lit_fed.data.data_sets.base import PLACE, require
-from lit_fed.data.data_sets.columns import is_number, numbers, read_rows, texts
+from lit_fed.data.data_sets.rows import as_numbers, read_rows
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
+from lit_fed.system.names import few
 
 __all__ = ["IMAGES", "MASKS", "TABLE", "check_masks", "mask_of", "read_masks", "read_targets"]
 
@@ -56,12 +57,10 @@ def check_masks(images: Sequence[Path], masks: Sequence[Path]) -> None:
         require(mask.suffix == ".png", f"{mask}: a mask has to be a .png file; other formats change classes")
     there = set(masks)
     lacking = [image for mask, image in wanted.items() if mask not in there]
-    require(
-        not lacking,
-        f"{_some(lacking)}: without a mask {mask_of(lacking[0]) if lacking else ''}; add it, or move the image away",
-    )
+    first = mask_of(lacking[0]) if lacking else ""
+    require(not lacking, f"{few(lacking, SHOWN)}: without a mask {first}; add it, or move the image away")
     alone = sorted(there - wanted.keys())
-    require(not alone, f"{_some(alone)}: no image of this name in {IMAGES}; add it, or remove the mask")
+    require(not alone, f"{few(alone, SHOWN)}: no image of this name in {IMAGES}; add it, or remove the mask")
 
 
 def read_masks(images: Sequence[Path], image_size: int) -> np.ndarray:
@@ -137,27 +136,22 @@ def read_targets(images: Sequence[Path]) -> np.ndarray:
     rows = read_rows([(str(client / TABLE), f"{LAYOUT} targets:") for client in clients])
     first, *columns = rows.frame.columns
     require(
-        bool(columns) and not any(map(is_number, columns)),
+        bool(columns) and bool(as_numbers(rows.frame.columns[1:].to_series()).isna().all()),
         f"{rows.source}: the first line is {','.join([first, *columns])!r}; it has to name the columns, such as "
         "file,weight",
     )
     found: dict[Path, int] = {}
     owner = [client for client, (_, size) in zip(clients, rows.files, strict=True) for _ in range(size)]
-    for row, (client, name) in enumerate(zip(owner, texts(rows, first), strict=True)):
+    for row, (client, name) in enumerate(zip(owner, rows.texts(first), strict=True)):
         image = client / IMAGES / name.strip()
         if found.setdefault(image, row) != row:
             raise rows.error(row, first, f"{name!r} is named a second time; remove a row")
     lacking = [image for image in images if image not in found]
     say = f"without a row in {TABLE} beside {IMAGES}; add it, or move the image away"
-    require(not lacking, f"{_some(lacking)}: {say}")
+    require(not lacking, f"{few(lacking, SHOWN)}: {say}")
     alone = sorted(found.keys() - set(images))
-    require(not alone, f"{_some(alone)}: {TABLE} has a row, but there is no such image; add it, or remove the row")
+    require(not alone, f"{few(alone, SHOWN)}: {TABLE} has a row, but there is no such image; add it, or remove the row")
     whole = all(rows.frame[name].dtype.kind in "iu" for name in columns)
-    each = [rows.frame[name].to_numpy() if whole else numbers(rows, name).astype(np.float32) for name in columns]
+    each = [rows.frame[name].to_numpy() if whole else rows.numbers(name).astype(np.float32) for name in columns]
     targets = np.stack(each, axis=1)[[found[image] for image in images]]
     return targets[:, 0] if targets.shape[1] == 1 else targets
-
-
-def _some(paths: Sequence[Path]) -> str:
-    shown = ", ".join(map(str, paths[:SHOWN]))
-    return shown if len(paths) <= SHOWN else f"{shown} and {len(paths) - SHOWN} more"

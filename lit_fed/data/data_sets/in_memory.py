@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from lit_fed.core.named_inputs import Given
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, given_array, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked, packed
-from lit_fed.data.data_sets.columns import TableRows, rows_of_frame
+from lit_fed.data.data_sets.rows import TableRows, rows_of_frame
 from lit_fed.data.data_sets.table import Table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class _Arrays(PooledDataSet):
     labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
     num_classes: int | None = None  # type: ignore[misc]
 
-    natural: ClassVar[bool] = True
+    natural = True
 
     def load(self) -> Samples:
         return self.samples
@@ -41,8 +41,8 @@ class _FrameTable(Table):
 
     frame: Any = field(default=None, repr=False, compare=False)
 
-    def _read(self) -> tuple[TableRows, int]:
-        return rows_of_frame(self.frame), len(self.frame)
+    def _read(self) -> TableRows:
+        return rows_of_frame(self.frame)
 
 
 def data_set_of_arrays(

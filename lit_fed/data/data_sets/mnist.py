@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -40,9 +39,9 @@ class MNIST(TorchvisionSet):
 
     by_writer: bool = False
 
-    num_classes: ClassVar[int | None] = 10
-    normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
-    image_shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)
+    num_classes = 10
+    normalisation = Normalisation((0.1307,), (0.3081,))
+    image_shape = (1, 28, 28)
 
     def _files(self, train: bool) -> list[str]:
         files = [f"{FOLDER}/{name}" for name in FILES]  # torchvision requires all four for each part

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class OfficeHome(PooledDataSet):
     seed: int = 0
     by_domain: bool = False
 
-    num_classes: ClassVar[int | None] = NUM_CLASSES
+    num_classes = NUM_CLASSES
 
     def __post_init__(self) -> None:
         require(

@@ -13,7 +13,7 @@ import math
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Shakespeare(ClientDataSet):
     min_sequences: int = 2
     max_clients: int | None = None
 
-    num_classes: ClassVar[int | None] = len(VOCABULARY)
+    num_classes = len(VOCABULARY)
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("sequence_length", "stride", "min_sequences", "max_clients"), ">= 1")

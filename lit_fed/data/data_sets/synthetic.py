@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class Synthetic(ClientDataSet):
     samples_per_client: int | None = None
     on_demand: bool = False
 
-    num_classes: ClassVar[int | None] = 2
+    num_classes = 2
 
     def __post_init__(self) -> None:
         counts = ("num_clients", "num_components", "dimension", "test_size", "samples_per_client")

@@ -10,28 +10,10 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
-from lit_fed.data.data_sets.columns import (
-    DatePart,
-    Feature,
-    TableColumns,
-    TableEncoder,
-    TableRows,
-    encode,
-    fill_in,
-    is_numeric,
-    is_table_file,
-    missing_values,
-    named,
-    numbers,
-    prepared,
-    read_rows,
-    refuse_mixed,
-    require_values,
-    split_roles,
-    table_name,
-    typed,
-)
+from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
 from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, table_name
+from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.system.files import given_path
 
 __all__ = ["Table", "read_later"]
@@ -134,12 +116,17 @@ class Table(PooledDataSet):
                 part in get_args(DatePart) and bool(self.date_columns),
                 f"{PREFIX}.date_parts is {part!r}; give some of {', '.join(get_args(DatePart))}, and date_columns",
             )
-        names = ("client_column", "label_column", "split_column", "query_column")
-        roles = [(name, getattr(self, name)) for name in names if getattr(self, name)]
+        roles = list(self.roles.items())
         features = [("feature_columns", one) for one in self.feature_columns or ()]
         for position, (name, column) in enumerate(roles):
             for other, its in roles[:position] + features:
                 require(column != its, f"{PREFIX}.{name} is {column!r}, and so is one of {other}; choose another")
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns that are no inputs, by their options."""
+        names = ("client_column", "label_column", "split_column", "query_column")
+        return {name: column for name in names if (column := getattr(self, name))}
 
     @property
     def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class
@@ -153,7 +140,7 @@ class Table(PooledDataSet):
 
     def load(self) -> Samples:
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
-        rows, num_own = self._read()
+        rows = self._read()
         self._check_columns(rows)
         columns = TableColumns(
             tuple(map(Feature, self._inputs(rows))), self.label_column, self.client_column, self.split_column,
@@ -166,23 +153,17 @@ class Table(PooledDataSet):
         public = self._public(rows, columns)
         labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
-        categories = names_of(self.category_columns)
-        encoder = TableEncoder(
-            rows, columns, categories, self.standardize, public, self.impute, self.impute_value, self.indicators,
-            self.standardize_labels and class_names is None and self.query_column is None,
-        )  # fmt: skip
-        split = None if self.split_column is None else split_roles(rows, self.split_column)
-        unseen = self._unseen(rows, owner, names, num_own)
+        has_scale = self.standardize_labels and class_names is None and self.query_column is None
+        encoder = TableEncoder(self, rows, columns, public, has_scale)
+        split = None if self.split_column is None else rows.split_roles(self.split_column)
+        unseen = self._unseen(rows, owner, names)
         return Samples(np.arange(len(rows.frame)), labels, owner, names, class_names, split, unseen, encoder)
 
-    def _read(self) -> tuple[TableRows, int]:
-        """The rows of all files, and the number of those that are not of `unseen_path`."""
+    def _read(self) -> TableRows:
+        """The rows of all files, those of `unseen_path` last."""
         require(bool(self.path), f"Table: path is not set; pass {PREFIX}.path FILE")
-        files = [(path, f"{PREFIX}.path") for path in self._files()]
-        own = read_rows(files, self.separator)
-        if self.unseen_path is None:
-            return own, len(own.frame)
-        return read_rows([*files, (self.unseen_path, f"{PREFIX}.unseen_path")], self.separator), len(own.frame)
+        later = [] if self.unseen_path is None else [(self.unseen_path, f"{PREFIX}.unseen_path")]
+        return read_rows([*((path, f"{PREFIX}.path") for path in self._files()), *later], self.separator)
 
     def _files(self) -> list[str]:
         """The paths in `path`: one, several with commas, or those of the tables in a folder."""
@@ -202,7 +183,7 @@ class Table(PooledDataSet):
         option = f"{PREFIX}.constants"
         public = read_rows([(self.constants, option)], self.separator)
         public = prepared(public, columns, f"{option} must have the column", self.label_column)
-        require_values(public, self.label_column)
+        public.require_values(self.label_column)
         return public
 
     def _check_columns(self, rows: TableRows) -> None:
@@ -210,15 +191,14 @@ class Table(PooledDataSet):
             bool(self.label_column),
             f"label_column is not set; give one of the columns {', '.join(map(str, rows.frame.columns[:20]))}",
         )
-        for name in ("client_column", "label_column", "split_column", "query_column"):
-            column = getattr(self, name)
-            rows.require_columns([column] if column else [], name)
+        for name, column in self.roles.items():
+            rows.require_columns([column], name)
         for name in ("feature_columns", "ignored_columns", "category_columns", "date_columns"):
             rows.require_columns(getattr(self, name) or (), name)
 
     def _inputs(self, rows: TableRows) -> tuple[str, ...]:
         """Names of the input columns."""
-        taken = {self.client_column, self.label_column, self.split_column, self.query_column, *self.ignored_columns}
+        taken = {*self.roles.values(), *self.ignored_columns}
         given = names_of(self.feature_columns or ())
         parts = {name: [f"{name} {part}" for part in self.date_parts] or [name] for name in self.date_columns}
         given = given or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
@@ -234,37 +214,34 @@ class Table(PooledDataSet):
 
     def _with_kind(self, rows: TableRows, name: str) -> Feature:
         """An input column; categories, and what takes the place of missing values, are learned later."""
-        category = name in self.category_columns or not is_numeric(rows.frame[name])
-        if category and name not in self.category_columns:
-            refuse_mixed(rows, name)
+        category = name in self.category_columns or not rows.holds_numbers(name)
         empty = "" if category else float("nan")
         return Feature(name, () if category else None, None if self.impute is None else empty)
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Labels [n], float32, or int64 with class names, those of the public rows if given."""
-        require_values(rows, self.label_column)
-        values = rows.frame[self.label_column]
-        floating = is_numeric(values) and values.dtype.kind == "f"
+        rows.require_values(self.label_column)
+        floating = rows.frame[self.label_column].dtype.kind == "f"
         if (self.task or ("regression" if floating else "classification")) == "regression":
-            y = numbers(rows, self.label_column).astype(np.float32)
+            y = rows.numbers(self.label_column).astype(np.float32)
             if self.query_column is None:
                 return y, None
-            return np.stack([y, numbers(rows, self.query_column).astype(np.float32)], 1), None
+            return np.stack([y, rows.numbers(self.query_column).astype(np.float32)], 1), None
         require(
             self.query_column is None,
             f"{PREFIX}.query_column is {self.query_column!r}, and labels are classes; give --model.target Ranking",
         )
         if self.task is None:
-            refuse_mixed(rows, self.label_column)
-        y, names = named(rows, self.label_column)
+            rows.holds_numbers(self.label_column)  # refuses a mixture
+        y, names = rows.named(self.label_column)
         require(
             len(names) > 1,
             f"{rows.source}: all labels in column {self.label_column!r} are {names[0]!r}; give two classes",
         )
         if public is None:
             return y, names
-        _, names = named(public, self.label_column)
-        return named(rows, self.label_column, names, f"is no label in {self.constants}; add a row")
+        _, names = public.named(self.label_column)
+        return rows.named(self.label_column, names, f"is no label in {self.constants}; add a row")
 
     def _owners(self, rows: TableRows) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each row [n], and the clients' names in order."""
@@ -272,12 +249,10 @@ class Table(PooledDataSet):
             sizes = [size for _, size in rows.files]
             own = [table_name(Path(path)) for path, _ in rows.files]
             return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
-        owner, names = named(rows, self.client_column)
+        owner, names = rows.named(self.client_column)
         return owner, list(names)
 
-    def _unseen(
-        self, rows: TableRows, owner: np.ndarray | None, names: list[str] | None, num_own: int
-    ) -> tuple[str, ...]:
+    def _unseen(self, rows: TableRows, owner: np.ndarray | None, names: list[str] | None) -> tuple[str, ...]:
         if owner is None or names is None:
             return ()
         for name in self.unseen_clients:
@@ -285,6 +260,7 @@ class Table(PooledDataSet):
                 name in names,
                 f"unseen_clients: no row of {rows.source} is of a client {name!r}; there are {', '.join(names[:20])}",
             )
+        num_own = len(owner) - (rows.files[-1][1] if self.unseen_path is not None else 0)
         second = {names[number] for number in owner[num_own:]}
         both = sorted(second & {names[number] for number in owner[:num_own]})
         require(
@@ -324,19 +300,19 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
     rows = typed(prepared(rows, columns, f"{OPTION} {path}, column", *filter(None, roles)), columns, "--")
     x, labelled = encode(rows, columns), ~missing_values(rows.frame[label])
     if class_names is None:
-        y = np.where(labelled, numbers(rows, label, may_miss=True), 0).astype(np.float32)
+        y = np.where(labelled, rows.numbers(label, may_miss=True), 0).astype(np.float32)
     else:
         wrong = f"is not a class of the training ({', '.join(class_names)}); correct it"
-        y, _ = named(rows, label, class_names, wrong, may_miss=True)
+        y, _ = rows.named(label, class_names, wrong, may_miss=True)
     if columns.query_column is not None:
-        y = np.stack([y, numbers(rows, columns.query_column).astype(np.float32)], 1)
+        y = np.stack([y, rows.numbers(columns.query_column).astype(np.float32)], 1)
     owner, names = np.zeros(len(x), dtype=np.int64), [table_name(path)]
     if client is not None:
-        names = sorted(named(rows, client)[1])
-        owner, _ = named(rows, client, names)
+        names = sorted(rows.named(client)[1])
+        owner, _ = rows.named(client, names)
     split = None if labelled.all() else np.where(labelled, 0, 2)
     if columns.split_column is not None:
-        split = split_roles(rows, columns.split_column)
+        split = rows.split_roles(columns.split_column)
         bare = (split == 0) & ~labelled
         row = int(bare.argmax())
         require(not bare.any(), f"{rows.place(row)}: a training row without a label; label it, or mark it as test")

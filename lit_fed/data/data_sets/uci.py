@@ -39,7 +39,7 @@ ZERO_IS_MISSING = ("trestbps=0", "chol=0")
 class _Archived(PooledDataSet):
     """Files of UCI's archive."""
 
-    natural: ClassVar[bool] = True
+    natural = True
     folder: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
 
@@ -79,8 +79,8 @@ class Parkinsons(_Archived):
     download: bool = False
     label: str = "motor_UPDRS"
 
-    folder: ClassVar[str] = "parkinsons/telemonitoring"
-    files: ClassVar[tuple[str, ...]] = ("parkinsons_updrs.data",)
+    folder = "parkinsons/telemonitoring"
+    files = ("parkinsons_updrs.data",)
 
     def load(self) -> Samples:
         """The recordings; age, sex and time say who and when, and are left out."""
@@ -106,9 +106,9 @@ class HeartDisease(_Archived):
     root: str = "data/heart"
     download: bool = False
 
-    num_classes: ClassVar[int | None] = 2
-    folder: ClassVar[str] = "heart-disease"
-    files: ClassVar[tuple[str, ...]] = tuple(f"processed.{name}.data" for name in HOSPITALS)
+    num_classes = 2
+    folder = "heart-disease"
+    files = tuple(f"processed.{name}.data" for name in HOSPITALS)
 
     def load(self) -> Samples:
         """The patients, by hospital."""

@@ -112,13 +112,13 @@ def with_labels(population: Population, target: Target) -> Population:
         f"labels are the classes {', '.join((names or ())[:4])}, and --model.target {target.name} is for numbers; give "
         "--data.dataset.task or labels regression, or another target",
     )
-    train, val, test = (
-        split
-        if type(split) is not Split  # drawn when needed, or on other machines
-        else Split(split.x, target.as_labels(split.y), split.offsets, split.first_id, split.ids)
-        for split in (population.train, population.val, population.test)
+    return population.with_splits(
+        lambda split: (
+            split
+            if type(split) is not Split  # drawn when needed, or on other machines
+            else Split(split.x, target.as_labels(split.y), split.offsets, split.first_id, split.ids)
+        )
     )
-    return population._replace(train=train, val=val, test=test)
 
 
 def _quantities(population: Population) -> Population:
@@ -134,10 +134,9 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
         client_ids: ascending ids [m] of at least one client.
     """
     positions = torch.from_numpy(client_ids)
-    train, val, test = (split.subset(positions) for split in (population.train, population.val, population.test))
     names = [population.names[client_id] for client_id in client_ids]
     groups = None if population.groups is None else population.groups[positions]
-    return population._replace(train=train, val=val, test=test, names=names, groups=groups)
+    return population.with_splits(lambda split: split.subset(positions))._replace(names=names, groups=groups)
 
 
 def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels = "auto") -> Target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import outlier
+from lit_fed.system.names import few
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
@@ -392,13 +393,8 @@ def find_client(client: str, populations: Mapping[str, Population | None]) -> tu
         position = int(client) - population.train.first_id if client.isdecimal() else -1
         if 0 <= position < population.train.num_clients:
             return name, position
-    known = "; ".join(f"{name}: {_some(population.names)}" for name, population in there.items())
+    known = "; ".join(f"{name}: {few(population.names)}" for name, population in there.items())
     raise ConfigError(f"--client {client or 'is not set and'} names no client; give one of them ({known})")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def fingerprint(*populations: Population | None) -> str:
@@ -409,7 +405,7 @@ def fingerprint(*populations: Population | None) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for population in populations:
         digest.update(b"none" if population is None else b"population")
-        for split in () if population is None else (population.train, population.val, population.test):
+        for split in () if population is None else population.splits:
             tensors = [split.offsets]
             if isinstance(split, DrawnSplit):
                 digest.update(split.origin.encode())

@@ -165,18 +165,11 @@ def with_validation(
     if val_fraction == 0 or own_validation:
         return seen, unseen
     first_unseen = seen.train.num_clients  # unseen clients continue the numbering of streams
-    return (
-        cut_validation(seen, val_fraction, seed, range(first_unseen), stratified=stratified),
-        None
-        if unseen is None
-        else cut_validation(
-            unseen,
-            val_fraction,
-            seed,
-            range(first_unseen, first_unseen + unseen.train.num_clients),
-            stratified=stratified,
-        ),
-    )
+    seen = cut_validation(seen, val_fraction, seed, range(first_unseen), stratified=stratified)
+    if unseen is not None:
+        streams = range(first_unseen, first_unseen + unseen.train.num_clients)
+        unseen = cut_validation(unseen, val_fraction, seed, streams, stratified=stratified)
+    return seen, unseen
 
 
 def cut_validation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
@@ -38,15 +38,15 @@ class CompressionFeature(Feature):
     downlink_compression: Codec | None = None
 
     order = 2
-    reasons: ClassVar[dict[str, str]] = {
+    reasons = {
         "encoded_broadcast": "--model.downlink_compression, which encodes changes of the server's last models",
         "ef21": "--model.compression_feedback ef21",
     }
-    acts: ClassVar[dict[str, str]] = {
+    acts = {
         "compression": "--model.compression" + ENCODES,
         "downlink": "--model.downlink_compression" + ENCODES,
     }
-    refused: ClassVar[dict[str, str]] = {
+    refused = {
         "downlink refuses_encoded_broadcast": (
             "--model.downlink_compression encodes changes of the server's last models, and {name} "
             "{refuses_encoded_broadcast}; leave it out"

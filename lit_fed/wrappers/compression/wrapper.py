@@ -38,7 +38,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import ClientData, ClientResult, Leaves, Message, ModelState, Reduced, Tree
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.compression.codecs.base import (
     Chances,
@@ -96,9 +96,6 @@ def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, delta: Tensor) -> t
     return sent, known + sent.decoded
 
 
-Leaves = dict[str, Tensor]
-
-
 class SentPart(NamedTuple):
     """One encoded tree of parameters, whose vectors are [M, ...] each."""
 
@@ -146,7 +143,7 @@ class Compressed(AlgorithmWrapper):
 
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
-    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+    ) -> tuple[Message, Tree, Leaves]:
         """The decoded message, with its cost; messages without parameters are sent unchanged."""
         value, heard = message.value, self.broadcast_view(ctx, shared)
         reference = reference_of(self.inner, heard, value)
@@ -244,7 +241,7 @@ NEVER = -2  # no message directly follows it
 class Broadcast(NamedTuple):
     """The server's memory of its broadcasts."""
 
-    parameters: dict[str, Tensor]  # w, leaves [M, ...]
+    parameters: Leaves  # w, leaves [M, ...]
     saved: Tensor  # [] float64, bits that the last message saves
     number: Tensor  # [] int64, of the last message
     heard: Tensor  # [T] int64, number of the last message that each client received
@@ -313,7 +310,7 @@ class CompressedBroadcast(AlgorithmWrapper):
             new, Broadcast(told, saved, number + 1, shared.own.heard.index_fill(0, client_ids, int(number)))
         )
 
-    def _told(self, ctx: Context, new: dict[str, Tensor], old: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    def _told(self, ctx: Context, new: Leaves, old: Leaves) -> tuple[Leaves, Tensor]:
         """The decoded broadcast, and the bits that it saves."""
         changes = delta_of(new, old)
         vectors, zero = vectors_of(changes, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
@@ -327,11 +324,11 @@ class CompressedBroadcast(AlgorithmWrapper):
             one: Encoded = encode_each(encode, (vector,), stream)
             decoded[name] = one.decoded
             saved = saved + 8 * ctx.task.dtype.itemsize * vector.numel() - one.bits.sum()
-        told: dict[str, Tensor] = with_delta(new, old, changes, changes | leaves_of(decoded, changes, self.scope))
+        told: Leaves = with_delta(new, old, changes, changes | leaves_of(decoded, changes, self.scope))
         return told, saved
 
 
-def _with_first(shared: Tree, parameters: dict[str, Tensor]) -> tuple[Tree, bool]:
+def _with_first(shared: Tree, parameters: Leaves) -> tuple[Tree, bool]:
     """The tree with these parameters in its first models, and whether it holds models."""
     if isinstance(shared, ModelState):
         return shared._replace(parameters=parameters), True
@@ -345,4 +342,4 @@ def _with_first(shared: Tree, parameters: dict[str, Tensor]) -> tuple[Tree, bool
         new, here = (child, False) if found else _with_first(child, parameters)
         children.append(new)
         found = found or here
-    return (type(shared)(*children) if hasattr(shared, "_fields") else type(shared)(children)), found
+    return tree.with_children(shared, children), found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.wrappers.faults.wrapper import Faults
@@ -30,9 +30,9 @@ class FaultsFeature(Feature):
 
     order = 1
     callbacks = ("ClientFaults",)
-    acts: ClassVar[dict[str, str]] = {"average": AVERAGES}
-    kinds: ClassVar[dict[str, str]] = dict.fromkeys(KINDS, "does not average models")
-    refused: ClassVar[dict[str, str]] = {
+    acts = {"average": AVERAGES}
+    kinds = dict.fromkeys(KINDS, "does not average models")
+    refused = {
         "by_positions faults": (
             "--model.weighting is positions, and --model.faults weighs absent clients by their samples; give samples "
             "or uniform"

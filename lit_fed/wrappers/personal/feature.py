@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from lit_fed.core.algorithm import takes_steps
 from lit_fed.core.context import Context
@@ -46,14 +46,14 @@ class PersonalFeature(Feature):
     personal_unseen_epochs: int | None = None
 
     order = 0
-    reasons: ClassVar[dict[str, str]] = {
+    reasons = {
         "local_norm": "--model.batch_norm local",
         "personal_parts": "--model.personal",
     }
-    acts: ClassVar[dict[str, str]] = {"personal": PARTS}
+    acts = {"personal": PARTS}
     accepts = frozenset({"multiples"})
-    kinds: ClassVar[dict[str, str]] = {"rows": "combines the whole models of single clients"}
-    refused: ClassVar[dict[str, str]] = {
+    kinds = {"rows": "combines the whole models of single clients"}
+    refused = {
         "local_norm refuses_local_norm": "--model.batch_norm is local, and {name} {refuses_local_norm}; leave it out",
         "personal refuses_personal_parts": PARTS % "{refuses_personal_parts}",
         "alternating noisy_steps": (

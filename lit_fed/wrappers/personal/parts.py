@@ -44,7 +44,7 @@ from lit_fed.core.partial_models import (
     rate_of,
     whole_models,
 )
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Stage, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Phase, Stage, Tree
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.deltas import shares_of
 
@@ -259,7 +259,7 @@ class _PartSolver(LocalSolver):
         moving = self.moving if moving is None else self.moving & moving
         return self.solver.step(*given, moving=moving, **options)
 
-    def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _clip(self, gradient: Leaves) -> Leaves:
         """Norm of the moving leaves, in a gradient that an algorithm computed itself."""
         moving = tree.named(gradient, self.moving)
         return gradient | super()._clip(moving) if moving else gradient
@@ -287,8 +287,7 @@ def _mapped(value: Tree, of_models: Callable[[ModelState], ModelState], of_leave
     if isinstance(value, dict):
         return of_leaves(value) if value else value
     if isinstance(value, tuple | list):
-        parts = [_mapped(part, of_models, of_leaves) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return tree.with_children(value, [_mapped(part, of_models, of_leaves) for part in value])
     return value
 
 
@@ -340,6 +339,5 @@ def _with_personal(value: Tree, source: Tree, names: frozenset[str]) -> Tree:
         pairs = zip(value, source, strict=True)
         return ModelState(*({n: new[n] if n in names else leaf for n, leaf in old.items()} for old, new in pairs))
     if isinstance(value, tuple | list):
-        parts = [_with_personal(*both, names) for both in zip(value, source, strict=True)]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return tree.with_children(value, [_with_personal(*both, names) for both in zip(value, source, strict=True)])
     return value

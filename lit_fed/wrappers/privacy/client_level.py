@@ -34,7 +34,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
-from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import ClientData, Leaves, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
@@ -161,7 +161,7 @@ class PrivateAverage(Private):
 
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
-    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+    ) -> tuple[Message, Tree, Leaves]:
         """The message with its delta scaled down to the bound."""
         bounds = self._bounds(shared.own)
         reference = reference_of(self.inner, self.broadcast_view(ctx, shared), message.value)

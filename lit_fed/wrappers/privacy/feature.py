@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_fed.core.context import Context
 from lit_fed.data.facts import TrainingFacts
@@ -49,16 +49,16 @@ class PrivacyFeature(Feature):
     callbacks = ("Guarantees",)
     is_private = True  # clients.csv holds mixture weights, which ε does not cover
     own_options = ("privacy.init_args.noise_seed",)
-    reasons: ClassVar[dict[str, str]] = {
+    reasons = {
         "privacy": "--model.privacy that adds noise to one average of messages a round",
         "noise_in_steps": (
             "--model.privacy ExamplePrivacy; the reason is what clients fit to their samples without noise"
         ),
         "noise_in_steps_alone": "the same, unless its mixture_noise covers what the reason names",
     }
-    acts: ClassVar[dict[str, str]] = {"clips": CLIPS, "noisy_steps": STEPS}
-    kinds: ClassVar[dict[str, str]] = {"multiples": "sends models times numbers that are private"}
-    refused: ClassVar[dict[str, str]] = {
+    acts = {"clips": CLIPS, "noisy_steps": STEPS}
+    kinds = {"multiples": "sends models times numbers that are private"}
+    refused = {
         "by_positions privacy": (
             "--model.weighting is positions, and --model.privacy bounds weights by samples; give samples or uniform"
         ),
@@ -70,7 +70,7 @@ class PrivacyFeature(Feature):
             "--model.solver.client_work is given, and --model.privacy ExamplePrivacy counts as many steps for all "
             "clients; leave it out"
         ),
-        "client_batch noisy_steps": (
+        "client_batch_size noisy_steps": (
             "--model.solver.client_batch_size is given, and --model.privacy ExamplePrivacy draws batches by "
             "sample_rate; leave it out"
         ),

@@ -27,7 +27,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
-from lit_fed.core.types import ClientData, Message, Tree
+from lit_fed.core.types import ClientData, Leaves, Message, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
@@ -101,7 +101,7 @@ class NoisyClients(Private):
 
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
-    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+    ) -> tuple[Message, Tree, Leaves]:
         """The message with its delta scaled down to the bound, and noise on each number."""
         assert self.privacy.clip_norm is not None
         reference = reference_of(self.inner, self.broadcast_view(ctx, shared), message.value)

@@ -25,10 +25,10 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, StepInputs
 from lit_fed.core.networks.stacked_network import num_models_of
 from lit_fed.core.noise import protecting_normals
+from lit_fed.core.objective import Objective
 from lit_fed.core.seeds import Secret
-from lit_fed.core.targets import Objective
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ModelState
+from lit_fed.core.types import Batch, Leaves, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.privacy.clipping import clip_factor
 
@@ -49,7 +49,7 @@ class PrivateTask(Task):
     def clipped_sum(
         self, models: ModelState, batch: Batch, weight: Tensor | None, bound: float,
         objective: Objective | None = None, moving: frozenset[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, Leaves]:  # fmt: skip
         """Σ_s f_s·g_s, where g_s is the gradient of sample s for all models as one vector and f_s scales it down.
 
         Every sample passes through the network separately, so g_s depends only on s.
@@ -96,7 +96,7 @@ class PrivateTask(Task):
 
     def _by_norms(
         self, models: ModelState, batch: Batch, weight: Tensor, bound: float, moving: frozenset[str] | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Leaves]:
         """The same if norms have a closed form; one gradient of the weighted sum is then enough."""
         affine: Any = self.closed_form
         with torch.autocast(batch.x.device.type, enabled=False):  # coarse rounding would make terms longer than C
@@ -117,14 +117,14 @@ class PrivateTask(Task):
         call: Callable[..., Any],
         objective: Objective | None,
         moving: frozenset[str] | None,
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[Leaves, Tensor]:
         """Gradients of b samples, leaves [b, M, ...], and their losses [b, M]."""
         count = num_models_of(models)
         constants, rows = ([], []) if objective is None else objective.operands(count)
 
         def one(
             model: ModelState, constants: list[Tensor], x: Tensor, y: Tensor, rows: list[Tensor]
-        ) -> tuple[dict[str, Tensor], Tensor]:
+        ) -> tuple[Leaves, Tensor]:
             share = x.new_ones(1, dtype=self.dtype)
             own = None if objective is None else objective.with_operands(constants, [row.unsqueeze(0) for row in rows])
             operands = (model.buffers, x.unsqueeze(0), y.unsqueeze(0), share, call, own)
@@ -207,7 +207,7 @@ class PrivateSolver(LocalSolver):
         """The same solver with private gradients."""
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
-    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def _gradient(self, task: Task, given: StepInputs) -> tuple[Tensor, Leaves, Leaves]:
         """The clipped and noised gradient, divided by the expected batch size; buffers are unchanged."""
         if not isinstance(task, PrivateTask):
             refuse_gradient()

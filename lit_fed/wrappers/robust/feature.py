@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
@@ -32,9 +32,9 @@ class RobustFeature(Feature):
 
     order = 5
     callbacks = ("RobustRounds",)
-    reasons: ClassVar[dict[str, str]] = {"robust": "--model.robust_aggregation or --model.attack"}
-    acts: ClassVar[dict[str, str]] = {"robust": JUDGES}
-    refused: ClassVar[dict[str, str]] = {
+    reasons = {"robust": "--model.robust_aggregation or --model.attack"}
+    acts = {"robust": JUDGES}
+    refused = {
         "by_positions robust": (
             "--model.weighting is positions, and {robust} bounds weights by samples; give samples or uniform"
         ),

@@ -26,7 +26,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Chosen, Reduced, Tree
+from lit_fed.core.types import Chosen, Leaves, Reduced, Tree
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, averages_statistics
 from lit_fed.wrappers.deltas import map_parameter_trees, names_of_parameters, parameter_trees, reference_of
@@ -39,7 +39,7 @@ __all__ = ["NEVER_JUDGED", "Judged", "RobustAverage"]
 
 NEVER_JUDGED = -1.0
 
-Starts = tuple[dict[str, Tensor], ...]
+Starts = tuple[Leaves, ...]
 
 
 class Judged(NamedTuple):

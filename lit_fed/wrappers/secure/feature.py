@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.wrappers.feature import Feature
@@ -30,13 +30,13 @@ class SecureFeature(Feature):
 
     order = 4
     callbacks = ("SecureRounds",)
-    reasons: ClassVar[dict[str, str]] = {"secure_sums": "--model.secure_aggregation, which cuts changes off at a range"}
-    acts: ClassVar[dict[str, str]] = {"secure": SUMS}
-    kinds: ClassVar[dict[str, str]] = {
+    reasons = {"secure_sums": "--model.secure_aggregation, which cuts changes off at a range"}
+    acts = {"secure": SUMS}
+    kinds = {
         "rows": "needs the message of every single client",
         "multiples": "sends models times numbers that no range bounds",
     }
-    refused: ClassVar[dict[str, str]] = {
+    refused = {
         "by_positions secure": (
             "--model.weighting is positions, and --model.secure_aggregation bounds weights by samples; give samples or "
             "uniform"

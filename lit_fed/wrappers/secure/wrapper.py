@@ -31,7 +31,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, uniforms
-from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Leaves, Message, Phase, Reduced, Tree
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, own_work
 from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.secure.fixed_point import FixedPoint
@@ -74,7 +74,7 @@ class SecureAverage(AlgorithmWrapper):
     # ------------------------------------------------------------------ at a client
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
-    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+    ) -> tuple[Message, Tree, Leaves]:
         """The changes times their weight and the weight itself, as integers; the message counts once."""
         changes = delta_of(message.value, reference_of(self.inner, self.broadcast_view(ctx, shared), message.value))
         points = self._points(ctx, shared, changes)
@@ -101,7 +101,7 @@ class SecureAverage(AlgorithmWrapper):
         bits = counts * self.settings.modulus_bits * numbers + keys
         return message._replace(value=value, weight=counts, bits_up=bits), memory, metrics
 
-    def _counts(self, ctx: Context, client_id: Tensor, metrics: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _counts(self, ctx: Context, client_id: Tensor, metrics: Leaves) -> tuple[Tensor, Leaves]:
         """1, or 0 for a client that drops out, [] float64; metrics with the share of dropouts."""
         counts = (~self._drops_out(ctx, client_id)).double()
         if self.settings.dropout_fraction:

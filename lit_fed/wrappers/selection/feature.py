@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.wrappers.feature import Feature
@@ -27,7 +27,7 @@ class SelectionFeature(Feature):
     selection: Selection | None = None
 
     order = -1
-    refused: ClassVar[dict[str, str]] = {
+    refused = {
         "selection serverless": IT % "{name} has no server to select them",
         "selection nothing": IT % "{name} sends nothing to a server",
         "selection needs_all": IT % "{name} needs every client in every round",

@@ -99,7 +99,7 @@ class PowerOfChoice(Selection):
 
     candidates: int = 20
 
-    usual_weighting: ClassVar[Literal["samples", "uniform"] | None] = "uniform"
+    usual_weighting = "uniform"
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=PLACE, candidates="> 0")

@@ -8,7 +8,7 @@ from torch import nn
 from lit_fed.core import task as tasks
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks import products, stacked_network
-from lit_fed.core.targets import Objective
+from lit_fed.core.objective import Objective
 from lit_fed.core.types import Batch
 from lit_fed.models import LeafCNN, LeNet5, Linear
 

@@ -9,8 +9,9 @@ from federated_round import facts as facts_of_training
 from lit_fed.core.likelihood import Ranking
 from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
-from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
+from lit_fed.data.data_sets.columns import Feature, TableColumns, standardisation
 from lit_fed.data.data_sets.fills import learned_fills
+from lit_fed.data.data_sets.rows import read_rows, rows_of_frame
 from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule

@@ -7,8 +7,9 @@ from torch import nn
 
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, Penalty
+from lit_fed.core.objective import Objective
 from lit_fed.core.seeds import Secret
-from lit_fed.core.targets import Objective, Regression
+from lit_fed.core.targets import Regression
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError

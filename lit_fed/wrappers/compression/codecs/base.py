@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_fed.core.grids import NUMBER_BITS
 from lit_fed.core.seeds import uniforms
+from lit_fed.core.types import Leaves
 
 __all__ = [
     "SMALLEST", "Chances", "Codec", "Encoded", "Feedback", "Scope", "encode_each", "if_any", "leaves_of",
@@ -100,7 +101,7 @@ SMALLEST = 64
 """Numbers of a leaf below which it goes as it is: biases and normalisation are worth more than they cost."""
 
 
-def vectors_of(leaves: dict[str, Tensor], codec: Codec, scope: Scope) -> dict[str, Tensor]:
+def vectors_of(leaves: Leaves, codec: Codec, scope: Scope) -> Leaves:
     """The vectors to encode from the parameters of M models, [M, ...] each, by name.
 
     Args:
@@ -114,7 +115,7 @@ def vectors_of(leaves: dict[str, Tensor], codec: Codec, scope: Scope) -> dict[st
     return large if codec.keeps_shape else {name: leaf.flatten(1) for name, leaf in large.items()}
 
 
-def leaves_of(vectors: dict[str, Tensor], leaves: dict[str, Tensor], scope: Scope) -> dict[str, Tensor]:
+def leaves_of(vectors: Leaves, leaves: Leaves, scope: Scope) -> Leaves:
     """The parameters replaced by these vectors; the inverse of `vectors_of`."""
     if scope == "whole":
         parts = vectors[scope].split([leaf[0].numel() for leaf in leaves.values()], 1)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Drive(Codec):
 
     scale: Literal["unbiased", "best"] = "unbiased"
 
-    randomness: ClassVar[Literal["none", "client", "common"]] = "client"
+    randomness = "client"
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=type(self).__name__)

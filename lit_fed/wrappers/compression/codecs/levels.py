@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class QSGD(Codec):
     bucket_size: int | None = None
     coding: Literal["plain", "sparse", "dense"] = "plain"
 
-    randomness: ClassVar[Literal["none", "client", "common"]] = "client"
+    randomness = "client"
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=type(self).__name__, levels=f"[1, {MOST_LEVELS}]", bucket_size=">= 1")
@@ -121,7 +121,7 @@ class TernGrad(Codec):
 
     clip_sigma: float | None = None
 
-    randomness: ClassVar[Literal["none", "client", "common"]] = "client"
+    randomness = "client"
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=type(self).__name__, clip_sigma="> 0")

@@ -1,7 +1,6 @@
 """Matrices as products of thin ones."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ class LowRank(Codec):
     rank: int = 2
     iterations: int = 1
 
-    randomness: ClassVar[Literal["none", "client", "common"]] = "common"
-    keeps_shape: ClassVar[bool] = True
+    randomness = "common"
+    keeps_shape = True
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=type(self).__name__, rank=">= 1", iterations=">= 1")

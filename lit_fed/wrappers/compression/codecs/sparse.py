@@ -1,7 +1,6 @@
 """A few of the numbers, and 0 for the others: the largest ones, or ones drawn at random."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -70,8 +69,8 @@ class RandomK(Sparse):
         k: number of values sent, instead of a share.
     """
 
-    randomness: ClassVar[Literal["none", "client", "common"]] = "common"
-    adds_up: ClassVar[bool] = True
+    randomness = "common"
+    adds_up = True
 
     @property
     def unbiased(self) -> bool:

@@ -1,7 +1,6 @@
 """Numbers on a uniform grid, with unbiased random rounding."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class Uniform(Codec):
 
     bits: int = 8
 
-    randomness: ClassVar[Literal["none", "client", "common"]] = "client"
+    randomness = "client"
 
     def __post_init__(self) -> None:
         check_settings(self, prefix=type(self).__name__, bits=f"[1, {NUMBER_BITS}]")

@@ -8,7 +8,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class Gaussian(Attack):
 
     std: float = 1.0
 
-    ranges: ClassVar[dict[str, str]] = {"std": "> 0"}
+    ranges = {"std": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """std·ξ, drawn on the CPU, so that all devices and ranks have the same noise."""

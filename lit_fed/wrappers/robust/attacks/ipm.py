@@ -8,7 +8,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -32,7 +31,7 @@ class IPM(Attack):
 
     epsilon: float = 0.1
 
-    ranges: ClassVar[dict[str, str]] = {"epsilon": "> 0"}
+    ranges = {"epsilon": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """−ε·mean(H)."""

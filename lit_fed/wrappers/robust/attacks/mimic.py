@@ -10,7 +10,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ class Mimic(Attack):
 
     client: int = 0
 
-    ranges: ClassVar[dict[str, str]] = {"client": ">= 0"}
+    ranges = {"client": ">= 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """Δ of the copied client; without honest clients the attackers' own changes."""

@@ -10,7 +10,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
@@ -30,7 +29,7 @@ class ModelReplacement(Attack):
 
     boost: float | None = None
 
-    ranges: ClassVar[dict[str, str]] = {"boost": "> 0"}
+    ranges = {"boost": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """γ·Δ_i."""

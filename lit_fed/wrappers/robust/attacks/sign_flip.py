@@ -8,7 +8,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
@@ -27,7 +26,7 @@ class SignFlip(Attack):
 
     scale: float = 1.0
 
-    ranges: ClassVar[dict[str, str]] = {"scale": "> 0"}
+    ranges = {"scale": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """−scale·Δ_i."""

@@ -15,7 +15,6 @@ Deviations:
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class Bulyan(Rule):
 
     by_coordinate = True
 
-    ranges: ClassVar[dict[str, str]] = {"num_attackers": ">= 0"}
+    ranges = {"num_attackers": ">= 0"}
 
     def against(self, num_attackers: int) -> int:
         """F."""

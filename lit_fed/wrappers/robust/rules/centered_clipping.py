@@ -15,7 +15,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class CenteredClipping(WholeRowRule):
     iterations: int = 1
     start: Literal["last", "zero"] = "last"
 
-    ranges: ClassVar[dict[str, str]] = {"clip_norm": "> 0", "iterations": ">= 1"}
+    ranges = {"clip_norm": "> 0", "iterations": ">= 1"}
 
     @property
     def starts_from_last(self) -> bool:  # type: ignore[override]

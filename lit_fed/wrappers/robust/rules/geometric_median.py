@@ -15,7 +15,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class GeometricMedian(WholeRowRule):
     smoothing: float = 1e-6
     start: Literal["mean", "zero"] = "mean"
 
-    ranges: ClassVar[dict[str, str]] = {"iterations": ">= 1", "smoothing": "> 0"}
+    ranges = {"iterations": ">= 1", "smoothing": "> 0"}
 
     def fewest(self, num_attackers: int) -> int:
         """More than half must be honest."""

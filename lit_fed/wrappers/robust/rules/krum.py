@@ -11,7 +11,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ class Krum(WholeRowRule):
     num_attackers: int | None = None
     num_selected: int = 1
 
-    ranges: ClassVar[dict[str, str]] = {"num_attackers": ">= 0", "num_selected": ">= 1"}
+    ranges = {"num_attackers": ">= 0", "num_selected": ">= 1"}
 
     def against(self, num_attackers: int) -> int:
         """F."""

@@ -14,7 +14,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -35,7 +34,7 @@ class MajorityVote(CoordinateRule):
 
     takes_signs = True
 
-    ranges: ClassVar[dict[str, str]] = {"server_lr": "> 0"}
+    ranges = {"server_lr": "> 0"}
 
     def fewest(self, num_attackers: int) -> int:
         """More than half must be honest."""

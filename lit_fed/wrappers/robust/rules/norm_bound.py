@@ -10,7 +10,6 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,7 +28,7 @@ class NormBound(WholeRowRule):
 
     clip_norm: float = 10.0
 
-    ranges: ClassVar[dict[str, str]] = {"clip_norm": "> 0"}
+    ranges = {"clip_norm": "> 0"}
 
     def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
         """p_i·min(1, C/‖X_i‖)."""

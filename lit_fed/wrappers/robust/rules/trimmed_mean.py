@@ -11,7 +11,6 @@ Deviations:
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class TrimmedMean(CoordinateRule):
 
     only_slows_minorities = True
 
-    ranges: ClassVar[dict[str, str]] = {"trim": ">= 0"}
+    ranges = {"trim": ">= 0"}
 
     def against(self, num_attackers: int) -> int:
         """B."""
