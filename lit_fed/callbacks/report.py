@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.scores import STATISTICS
+from lit_fed.metrics.scores import STATISTICS, Statistic
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
@@ -200,18 +200,24 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
         chosen: names of the chosen metrics.
     """
     printed = {suffix: one for suffix, one in STATISTICS.items() if one.printed and one.of is not None}
-    shown = {one.heading if suffix else hit: f"{hit}{suffix}" for suffix, one in printed.items()} | {"loss": "loss"}
+    shown = {f"{hit}{suffix}": one for suffix, one in printed.items()} | {"loss": printed[""]}
     rows = []
     for population in REPORTED:
-        cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
-        if cells[0] is not None:
-            rows.append([population, *("" if cell is None else f"{cell:.4f}" for cell in cells)])
+        found = {key: results.get(f"{split}/{population}/{key}") for key in shown}
+        if found[hit] is not None:
+            rows.append([population, *_cells(found, shown, "")])
     if not rows:
         sys.stdout.write(f"{split}: no client has samples in this split, so nothing was measured\n")
         return
     if chosen:  # asked for, so first
         _print_chosen(results, split, chosen)
-    print_rows(split, ["clients", *shown], rows)
+    headings = [key if key in (hit, "loss") else one.heading for key, one in shown.items()]
+    print_rows(split, ["clients", *headings], rows)
+
+
+def _cells(found: dict[str, float | None], shown: dict[str, Statistic], missing: str) -> list[str]:
+    """Statistics as text, in the order of the columns."""
+    return [missing if found[key] is None else f"{found[key]:.{one.digits}f}" for key, one in shown.items()]
 
 
 def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> None:
@@ -221,7 +227,6 @@ def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -
     for name, population in itertools.product(names, REPORTED):
         found = {suffix: results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown}
         if found["_undefined"] is not None:  # else the population was not measured
-            cells = ["–" if value is None else f"{value:.{shown[suffix].digits}f}" for suffix, value in found.items()]
-            rows.append([name, population, *cells])
+            rows.append([name, population, *_cells(found, shown, "–")])
     headings = ["metric", "clients", *(one.heading for one in shown.values())]
     print_rows(f"{split}, chosen metrics", headings, rows, words=2)
