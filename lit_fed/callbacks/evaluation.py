@@ -147,10 +147,11 @@ def _notice_chosen(module: FederatedModule, population: str, split: str, scores:
 class ClientMetrics(FederatedCallback):
     """Logs each round's training loss, local learning rate and time; after each evaluation statistics over clients.
 
-    Keys: `train/seen/loss`, `lr`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
-    `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise; and so
-    for each metric of `--model.metrics`, with the number of clients that have none as `<name>_undefined`. With
-    `--data.attackers` the same of the seen clients that do not attack, as `{split}/honest/…`.
+    Keys of a round: `train/seen/loss`, `lr`, `time/round_seconds`. Keys of an evaluation: `{split}/seen/loss`, and for
+    the accuracy (of a regression `mse`) each of `lit_fed.metrics.scores.STATISTICS`, `{split}/seen/accuracy`,
+    `{split}/seen/accuracy_decile` and so on. A metric of `--model.metrics` has the same, and two of its own: `_pooled`
+    and `_undefined`. With `--data.attackers` all keys of an evaluation are there once more as `{split}/honest/…`, of
+    the seen clients that do not attack.
     """
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:

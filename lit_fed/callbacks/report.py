@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.scores import STATISTICS, Statistic
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
@@ -198,28 +199,34 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
         hit: `accuracy` or `mse`.
         chosen: names of the chosen metrics.
     """
-    shown = {hit: hit, "worst decile": f"{hit}_decile", "worst client": f"{hit}_worst", "loss": "loss"}
+    printed = {suffix: one for suffix, one in STATISTICS.items() if one.printed and one.of is not None}
+    shown = {f"{hit}{suffix}": one for suffix, one in printed.items()} | {"loss": printed[""]}
     rows = []
     for population in REPORTED:
-        cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
-        if cells[0] is not None:
-            rows.append([population, *("" if cell is None else f"{cell:.4f}" for cell in cells)])
+        found = {key: results.get(f"{split}/{population}/{key}") for key in shown}
+        if found[hit] is not None:
+            rows.append([population, *_cells(found, shown, "")])
     if not rows:
         sys.stdout.write(f"{split}: no client has samples in this split, so nothing was measured\n")
         return
     if chosen:  # asked for, so first
         _print_chosen(results, split, chosen)
-    print_rows(split, ["clients", *shown], rows)
+    headings = [key if key in (hit, "loss") else one.heading for key, one in shown.items()]
+    print_rows(split, ["clients", *headings], rows)
+
+
+def _cells(found: dict[str, float | None], shown: dict[str, Statistic], missing: str) -> list[str]:
+    """Statistics as text, in the order of the columns."""
+    return [missing if found[key] is None else f"{found[key]:.{one.digits}f}" for key, one in shown.items()]
 
 
 def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> None:
     """Print a line for each chosen metric and population."""
-    suffixes = {"mean": "", "worst decile": "_decile", "worst client": "_worst", "pooled": "_pooled"}
-    shown = suffixes | {"undefined": "_undefined"}
+    shown = {suffix: one for suffix, one in STATISTICS.items() if one.printed}
     rows = []
     for name, population in itertools.product(names, REPORTED):
-        *found, undefined = (results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values())
-        if undefined is not None:
-            cells = ["–" if one is None else f"{one:.4f}" for one in found]
-            rows.append([name, population, *cells, f"{undefined:.0f}"])
-    print_rows(f"{split}, chosen metrics", ["metric", "clients", *shown], rows, words=2)
+        found = {suffix: results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown}
+        if found["_undefined"] is not None:  # else the population was not measured
+            rows.append([name, population, *_cells(found, shown, "–")])
+    headings = ["metric", "clients", *(one.heading for one in shown.values())]
+    print_rows(f"{split}, chosen metrics", headings, rows, words=2)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.metrics.paired import mean_difference
+from lit_fed.metrics.scores import STATISTICS
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
 from lit_fed.system.files import write_atomically
@@ -120,9 +121,9 @@ def compare(
 # ---------------------------------------------------------------------- table
 def columns_of(metric: str) -> dict[str, str]:
     """Keys of summary.json that are compared, and their headings."""
+    compared = {suffix: one.heading for suffix, one in STATISTICS.items() if one.compared}
     return {
-        f"test/seen/{metric}": "seen",
-        f"test/seen/{metric}_decile": "worst decile",
+        **{f"test/seen/{metric}{suffix}": heading if suffix else "seen" for suffix, heading in compared.items()},
         f"test/honest/{metric}": "honest",
         f"test/unseen/{metric}": "unseen",
         "rounds": "rounds",
@@ -184,24 +185,29 @@ def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
 
 def cells_of(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
     """Headings and cells for people: accuracies in percent, bytes in a unit, ± over seeds."""
-    factor, unit = style.percent(metric)
     shown = {key: heading for key, heading in columns_of(metric).items() if key in table}
     headings = ["run", *(["seeds"] if table["runs"].max() > 1 else [])]
-    headings += [heading + (unit if key.startswith("test/") else "") for key, heading in shown.items()]
+    headings += [f"{heading}{_unit_of(key)[1]}" for key, heading in shown.items()]
     lines = []
     for _, row in table.iterrows():
         cells = [str(row["name"]), *([str(row["runs"])] if "seeds" in headings else [])]
-        lines.append(cells + [_cell(key, row[key], row.get(f"{key} (std)"), factor) for key in shown])
+        lines.append(cells + [_cell(key, row[key], row.get(f"{key} (std)")) for key in shown])
     return headings, lines
 
 
-def _cell(key: str, value: float, deviation: float | None, factor: float) -> str:
+def _unit_of(key: str) -> tuple[float, str]:
+    """Factor and unit of a column, as of `style.percent`."""
+    return style.percent(key.rpartition("/")[2]) if key.startswith("test/") else (1.0, "")
+
+
+def _cell(key: str, value: float, deviation: float | None) -> str:
     if value != value:
         return ""
     if key == "bytes":
         return style.bytes_in_unit(value)
     if not key.startswith("test/"):
         return f"{value:.0f}"
+    factor, _ = _unit_of(key)
     digits = 2 if factor > 1 else 4
     spread = "" if deviation is None or deviation != deviation else f" ± {factor * deviation:.{digits}f}"
     return f"{factor * value:.{digits}f}{spread}"

@@ -114,7 +114,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     # Annotations here are not postponed: jsonargparse resolves those of a base in the module of the subclass, and one
     # name missing there would leave every field on the command line unchecked.
     message: ClassVar[MessageSpec] = MessageSpec()
-    """Content of messages, and how the server combines them. Wrappers support `models` and `changes` only."""
+    """Content of messages, and how the server combines them. All features accept `models` and `changes`; which other
+    kinds one accepts, it says itself."""
 
     participation: ClassVar[Participation] = Participation()
     """Which clients take part, and how they count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,10 +10,13 @@ from torch import Tensor
 
 from lit_fed.core.types import Leaves
 
-__all__ = ["USUAL", "ClientScores", "client_statistics", "outlier", "summarise"]
+__all__ = ["STATISTICS", "USUAL", "ClientScores", "Statistic", "client_statistics", "outlier", "summarise"]
 
 USUAL = {"accuracy": True, "mse": False, "loss": False}
-"""Metrics that are always measured, and whether larger is better."""
+"""The loss and the metrics of the usual targets, which need not be chosen, and whether larger is better.
+
+Statistics of them over clients are in `STATISTICS`.
+"""
 
 
 class ClientScores(NamedTuple):
@@ -74,20 +77,60 @@ class ClientScores(NamedTuple):
         return {f"pi_{m}": column.tolist() for m, column in enumerate(self.mixture.T)}
 
 
+class Statistic(NamedTuple):
+    """A statistic over clients of a metric."""
+
+    heading: str  # of its column
+    meaning: str  # as the documentation has it
+    of: Callable[[Tensor, Tensor], Tensor] | None  # values and weights [T] float64 → []; None: see `ChosenMetrics`
+    worst_first: bool = False  # order of the values; a metric without a direction has no such statistic
+    larger_is_better: bool | None = None  # None: as of the metric
+    in_its_unit: bool = True  # whether its unit is that of the metric
+    digits: int = 4  # behind the point
+    printed: bool = False  # whether it is a column of the table of a run
+    compared: bool = False  # whether it is a column of `compare`
+
+
+STATISTICS = {
+    "": Statistic(
+        "mean", "mean over clients, weighted by their samples",
+        lambda values, weights: (values * weights).sum() / weights.sum(), printed=True, compared=True,
+    ),
+    "_decile": Statistic(
+        "worst decile", "the max(1, ⌊T/10⌋)-th worst of T clients",
+        lambda values, _: values[max(1, len(values) // 10) - 1], worst_first=True, printed=True, compared=True,
+    ),
+    "_worst": Statistic(
+        "worst client", "the worst client", lambda values, _: values[0], worst_first=True, printed=True
+    ),
+    "_std": Statistic(
+        "standard deviation", "standard deviation over clients", lambda values, _: values.std(correction=0),
+        larger_is_better=False,
+    ),
+    "_unweighted": Statistic("plain mean", "plain mean over clients", lambda values, _: values.mean()),
+    "_pooled": Statistic("pooled", "the metric of the samples of all clients together", None, printed=True),
+    "_undefined": Statistic(
+        "undefined", "number of clients with samples but without a value", None, larger_is_better=False,
+        in_its_unit=False, digits=0, printed=True,
+    ),
+}  # fmt: skip
+"""The statistics, by the end of their key: that of `accuracy` with `_std` is `accuracy_std`.
+
+Those without a function are of chosen metrics alone. `larger_is_better/…` in summary.json has no statistics: their
+direction follows from that of the metric and this table.
+"""
+
+
 def client_statistics(
     values: Tensor, num_samples: Tensor, name: str, *, larger_is_better: bool | None = True
 ) -> dict[str, float]:
-    """Statistics over clients of a metric.
+    """The statistics over clients of a metric, by key.
 
     Args:
         values: the metric of each client, [T].
-        num_samples: test samples, [T]; clients without samples are left out.
+        num_samples: test samples, the weights, [T]; clients without samples are left out.
         name: name of the metric, such as `accuracy`.
-        larger_is_better: direction of the metric; None: unknown, and `_decile` and `_worst` are left out.
-
-    Returns:
-        `name`: mean weighted by samples; `_decile`: the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
-        `_unweighted`: plain mean.
+        larger_is_better: direction of the metric; None: unknown, and what needs the worst clients is left out.
 
     Example:
         >>> import torch
@@ -97,17 +140,12 @@ def client_statistics(
     held = num_samples > 0
     if not held.any():
         return {}
-    values, weight = values[held].double(), num_samples[held].double()
-    worst_first = values.sort(descending=larger_is_better is False).values
-    worst = {
-        f"{name}_decile": float(worst_first[max(1, len(values) // 10) - 1]),
-        f"{name}_worst": float(worst_first[0]),
-    }
+    values, weights = values[held].double(), num_samples[held].double()
+    ordered, order = values.sort(descending=larger_is_better is False)
     return {
-        name: float((values * weight).sum() / weight.sum()),
-        **({} if larger_is_better is None else worst),
-        f"{name}_std": float(values.std(correction=0)),
-        f"{name}_unweighted": float(values.mean()),
+        f"{name}{suffix}": float(one.of(ordered, weights[order]) if one.worst_first else one.of(values, weights))
+        for suffix, one in STATISTICS.items()
+        if one.of is not None and not (one.worst_first and larger_is_better is None)
     }
 
 

@@ -15,7 +15,7 @@ from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
-from lit_fed.metrics.scores import USUAL, client_statistics
+from lit_fed.metrics.scores import STATISTICS, USUAL
 from lit_fed.system.names import check_library_options, did_you_mean, import_path, lies_below, names_in
 from lit_fed.system.packages import imported_later
 
@@ -43,9 +43,6 @@ TASKS = {
 
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
 """Examples of metrics of numbers (True) and of classes."""
-
-SUFFIXES = "", "_decile", "_worst", "_std", "_unweighted", "_undefined", "_pooled"
-"""Ends of the keys of a metric."""
 
 COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker", "kept"}
 """Columns of clients.csv beside results and mixture weights."""
@@ -134,13 +131,12 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
         ['auroc', 'f1_score']
     """
     wanted = [_wanted(name, one) for name, one in _items(given)]
-    one_client = torch.ones(1), torch.ones(1)
-    known: set[str] = COLUMNS.union(*(client_statistics(*one_client, metric) for metric in USUAL))
+    known = COLUMNS | {f"{name}{suffix}" for name in USUAL for suffix, one in STATISTICS.items() if one.of is not None}
     for one in wanted:
         how = f"give it another name, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
         if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):
             raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
-        keys = {f"{one.name}{suffix}" for suffix in SUFFIXES}
+        keys = {f"{one.name}{suffix}" for suffix in STATISTICS}
         if one.name in ("accuracy", "mse"):
             raise ConfigError(f"{OPTION} has {one.shown}, but {one.name} is always measured; leave it out, or {how}")
         if keys & known:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.scores import USUAL
+from lit_fed.metrics.scores import STATISTICS, USUAL
 from lit_fed.pictures import style
 from lit_fed.system.packages import mpl, nx, pd
 from lit_fed.training.round_logger import evaluated_split, read_history
@@ -137,7 +137,7 @@ def _history(
         values = history.get(f"{split}/{population}/{metric}{suffix}")
         if values is not None and values.notna().any():
             known = values.notna()
-            name = f"{population}, {'worst decile' if suffix else 'mean'}"
+            name = f"{population}, {STATISTICS[suffix].heading}"
             style.draw_curve(axes, x[known].to_numpy(), factor * values[known].to_numpy(), label=name, **line)
             shown += values[known].tolist()
     axes.set(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_fed.metrics.scores import STATISTICS
 from lit_fed.system.files import whole_file
 
 __all__ = [
@@ -128,14 +129,16 @@ def bytes_in_unit(value: float) -> str:
     return f"{value / size:.3g} {name}" if value == value else ""
 
 
-def percent(metric: str) -> tuple[float, str]:
-    """The factor of a metric in figures, 100 for shares, and its unit.
+def percent(name: str) -> tuple[float, str]:
+    """The factor of a metric, or of a statistic of it, in figures, 100 for shares, and its unit.
 
     Example:
-        >>> percent("accuracy"), percent("mse")
-        ((100.0, ' (%)'), (1.0, ''))
+        >>> percent("accuracy"), percent("accuracy_std"), percent("mse")
+        ((100.0, ' (%)'), (100.0, ' (%)'), (1.0, ''))
     """
-    return (100.0, " (%)") if metric.startswith("accuracy") else (1.0, "")
+    units_of_their_own = tuple(suffix for suffix, one in STATISTICS.items() if not one.in_its_unit)
+    is_share = name.startswith("accuracy") and not name.endswith(units_of_their_own)
+    return (100.0, " (%)") if is_share else (1.0, "")
 
 
 def scale_of(values: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, Leaves, ModelState, Tree
 
 __all__ = [
-    "delta_of", "names_of_parameters", "parameter_trees", "reference_of", "shares_of", "with_delta",
-    "with_parameter_trees",
+    "delta_of", "map_parameter_trees", "names_of_parameters", "parameter_trees", "reference_of", "shares_of",
+    "with_delta",
 ]  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def shares_of(value: Tree) -> Tensor | None:
 
 
 def delta_of(value: Tree, reference: Tree) -> Tree:
-    """The changes value − reference, leaves in float64."""
+    """The changes value − reference of all leaves, in float64: of buffers, too, and of the shares of `Chosen`."""
     return tree.map_leaves(lambda new, old: new.double() - old.double(), value, reference)
 
 
@@ -93,7 +94,14 @@ def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
 
 
 def parameter_trees(value: Tree, names: frozenset[str]) -> list[Leaves]:
-    """The trees of parameters in a message: of models, gradients or controls, by name."""
+    """The trees of parameters in a message: of models, gradients or controls, by name.
+
+    Buffers of models and shares of `Chosen` are in none of them; the models of `Chosen` are, times their shares.
+
+    Args:
+        value: the message's value, or a delta of its structure.
+        names: see `names_of_parameters`.
+    """
     if isinstance(value, ModelState):
         return [value.parameters]
     if _holds_parameters(value, names):
@@ -103,12 +111,23 @@ def parameter_trees(value: Tree, names: frozenset[str]) -> list[Leaves]:
     )
 
 
-def with_parameter_trees(value: Tree, parts: Iterator[Leaves], names: frozenset[str]) -> Tree:
-    """The message with its `parameter_trees` replaced."""
-    if isinstance(value, ModelState):
-        return value._replace(parameters=next(parts))
-    if _holds_parameters(value, names):
-        return next(parts)
-    if isinstance(value, tuple | list):
-        return tree.with_children(value, [with_parameter_trees(child, parts, names) for child in value])
-    return value
+def map_parameter_trees(change: Callable[[int, Leaves], Leaves], value: Tree, names: frozenset[str]) -> Tree:
+    """The message with each of its `parameter_trees` replaced.
+
+    Args:
+        change: gets the place of a tree among them, from 0, and its leaves by name; returns the new leaves.
+        value: the message's value, or a delta of its structure.
+        names: see `names_of_parameters`.
+    """
+    places = count()
+
+    def changed(part: Tree) -> Tree:
+        if isinstance(part, ModelState):
+            return part._replace(parameters=change(next(places), part.parameters))
+        if _holds_parameters(part, names):
+            return change(next(places), part)
+        if isinstance(part, tuple | list):
+            return tree.with_children(part, [changed(child) for child in part])
+        return part
+
+    return changed(value)

@@ -35,8 +35,7 @@ class Feature:
 
     order: ClassVar[int]
     """Its place around the algorithm, from the inside out. At a client the innermost acts first, at the server the
-    outermost; clipping is the last step of a client before messages are summed, since its bound has to hold for the
-    summands."""
+    outermost. What changes a client's message stands within privacy, whose bound has to hold for what is summed."""
 
     reasons: ClassVar[dict[str, str]] = {}
     """Keys of `Algorithm.incompatible` that are about this feature → the feature in words."""

@@ -20,7 +20,7 @@ def test_every_step_of_a_way_is_a_function_or_class():
     ways = (ROOT / "docs/architecture.md").read_text().split("## 5. Six ways")[1]
     lines = [line for fence in ways.split("```text\n")[1:] for line in fence.split("\n```")[0].splitlines()]
     steps = STEP.findall("\n".join(lines))
-    assert len(steps) == len(lines) == 43
+    assert len(steps) == len(lines) == 44
     # a room that was taken out of this copy has no steps to look for
     there = [(file, name) for file, name in steps if (ROOT / "lit_fed" / file).parent.is_dir()]
     missing = [

@@ -4,8 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest
+import without_a_room
 
-PACKAGE = Path(__file__).parents[2] / "lit_fed"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "lit_fed"
 
 ROOMS = [
     "errors", "system", "core", "metrics", "models", "data", "wrappers", "algorithms", "clients", "rounds", "settings",
@@ -49,3 +51,13 @@ def test_an_arrow_that_points_back_is_found(tmp_path, line):
     (tmp_path / "clients.py").write_text("import lit_fed.core.tree\n")
     (tmp_path / "core/tree.py").write_text(f"def deep():\n    {line}\n")
     assert arrows_back(tmp_path, ["core", "clients"]) == ["core/tree.py imports clients"]
+
+
+@pytest.mark.parametrize("name", [path.parent.name for path in sorted(PACKAGE.glob("wrappers/*/feature.py"))])
+def test_a_feature_can_be_taken_out_and_is_on_the_pages(name):
+    """The lists of features that are kept by hand."""
+    assert f"wrappers/{name}" in {path for paths in without_a_room.ROOMS.values() for path in paths}
+    for page in ("docs/architecture.md", "lit_fed/wrappers/README.md"):
+        assert f"{name}/" in (ROOT / page).read_text()
+    reference = "".join(path.read_text() for path in (ROOT / "docs/reference").glob("*.md"))
+    assert f"::: lit_fed.wrappers.{name}.feature\n" in reference

@@ -26,6 +26,7 @@ from lit_fed.callbacks import RunReport
 from lit_fed.cli import main
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.metrics.scores import STATISTICS
 
 TEXTS = [*pages(), "CONTRIBUTING.md", "CHANGELOG.md"]
 MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}
@@ -263,6 +264,17 @@ def test_metric_keys_are_those_of_a_run(tmp_path):
     with (Path(trainer.log_dir) / "metrics.csv").open() as file:
         logged = set(next(csv.reader(file))) - {"step"}
     assert set(module.results) | logged == set(_documented_keys())
+
+
+@pytest.mark.parametrize(
+    ("page", "metric", "of_chosen"), [("run_folder", "accuracy", False), ("metrics", "auroc", True)]
+)
+def test_metric_keys_of_statistics_have_their_meaning_and_direction(page, metric, of_chosen):
+    text = (ROOT / f"docs/guides/{page}.md").read_text(encoding="utf-8")
+    for suffix, one in STATISTICS.items():
+        if (one.of is None) == of_chosen:
+            better = "smaller" if one.larger_is_better is False else "larger"  # as the accuracy and the AUROC
+            assert f"| `{{split}}/{{population}}/{metric}{suffix}` | {one.meaning} | {better} |\n" in text
 
 
 def _documented_keys():

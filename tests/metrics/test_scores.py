@@ -5,7 +5,8 @@ import torch
 
 from lit_fed.metrics import client_statistics, summarise
 from lit_fed.metrics.gathered import ClientTable
-from lit_fed.metrics.scores import ClientScores, outlier
+from lit_fed.metrics.scores import STATISTICS, ClientScores, outlier
+from lit_fed.pictures.style import percent
 
 
 def statistics(values, num_samples=None):
@@ -13,18 +14,25 @@ def statistics(values, num_samples=None):
     return client_statistics(torch.tensor(values), torch.tensor(num_samples), "accuracy")
 
 
+BY_HAND = {"": (0.5 + 3 + 1 + 1.5) / 10, "_decile": 0.25, "_worst": 0.25, "_std": (5 / 64) ** 0.5, "_unweighted": 0.625}
+"""Every statistic of accuracies 0.5, 1, 0.25 and 0.75 of clients with 1, 3, 4 and 2 samples."""
+
+
 def test_statistics_by_hand():
     found = statistics([0.5, 1.0, 0.25, 0.75], [1, 3, 4, 2])
-    assert found == pytest.approx(
-        {
-            "accuracy": (0.5 + 3 + 1 + 1.5) / 10,
-            "accuracy_decile": 0.25,
-            "accuracy_worst": 0.25,
-            "accuracy_std": (5 / 64) ** 0.5,
-            "accuracy_unweighted": 0.625,
-        },
-        abs=1e-12,
-    )
+    assert found == pytest.approx({f"accuracy{suffix}": value for suffix, value in BY_HAND.items()}, abs=1e-12)
+
+
+@pytest.mark.parametrize("suffix", STATISTICS)
+def test_a_statistic_of_accuracies_is_in_percent_if_it_is_in_their_unit(suffix):
+    assert (percent(f"accuracy{suffix}")[0] == 100) == STATISTICS[suffix].in_its_unit
+
+
+def test_without_a_direction_no_client_is_the_worst():
+    values, num_samples = torch.tensor([0.5, 1.0]), torch.tensor([1, 3])
+    found = client_statistics(values, num_samples, "speed", larger_is_better=None)
+    assert {"speed", "speed_std"} < found.keys()
+    assert not {"speed_decile", "speed_worst"} & found.keys()
 
 
 @pytest.mark.parametrize(
@@ -43,13 +51,9 @@ def test_clients_without_samples_take_no_part():
 
 
 def test_one_client_has_no_spread():
-    assert statistics([0.5], [7]) == {
-        "accuracy": 0.5,
-        "accuracy_decile": 0.5,
-        "accuracy_worst": 0.5,
-        "accuracy_std": 0.0,
-        "accuracy_unweighted": 0.5,
-    }
+    found = statistics([0.5], [7])
+    assert found["accuracy_std"] == 0
+    assert found["accuracy"] == found["accuracy_decile"] == found["accuracy_worst"] == 0.5
 
 
 def scores(rows, **columns):
@@ -66,7 +70,7 @@ def test_summary_of_a_classification():
 
 def test_summary_of_a_regression_ranks_by_the_largest_error():
     found = summarise(scores([[2, squared, 2 * squared] for squared in range(1, 21)]), "mse")  # errors 1 … 20
-    assert set(found) == {"loss", "mse", "mse_decile", "mse_worst", "mse_std", "mse_unweighted"}
+    assert set(found) == {"loss", *(f"mse{suffix}" for suffix in BY_HAND)}
     assert found["loss"] == pytest.approx(5.25)
     assert found["mse"] == found["mse_unweighted"] == pytest.approx(10.5)
     assert found["mse_worst"] == 20

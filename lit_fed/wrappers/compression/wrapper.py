@@ -52,12 +52,12 @@ from lit_fed.wrappers.compression.codecs.base import (
 )
 from lit_fed.wrappers.deltas import (
     delta_of,
+    map_parameter_trees,
     names_of_parameters,
     parameter_trees,
     reference_of,
     shares_of,
     with_delta,
-    with_parameter_trees,
 )
 
 __all__ = ["Broadcast", "Compressed", "CompressedBroadcast", "ef14", "ef21"]
@@ -157,8 +157,7 @@ class Compressed(AlgorithmWrapper):
         for place, part in enumerate(parts):
             kept = memory[place] if self.has_client_state else None
             sent.append(self._sent(ctx, part, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
-        encoded = iter([part | one.told for part, one in zip(parts, sent, strict=True)])
-        told = with_parameter_trees(changes, encoded, names)
+        told = map_parameter_trees(lambda place, part: part | sent[place].told, changes, names)
         plain = torch.full_like(message.weight, tree.bits(value)) if message.bits_up is None else message.bits_up
         saved, lost, squared = (torch.stack(each).sum() for each in list(zip(*sent, strict=True))[2:])
         metrics = {  # in float32, whose mean over clients does not depend on their order
@@ -224,7 +223,7 @@ class Compressed(AlgorithmWrapper):
         share = reduced.weight / ctx.total_weight
         added = vectors_of(leaves, self.codec, self.scope)
         mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
-        told = with_parameter_trees(changes, iter([leaves | leaves_of(mean, leaves, self.scope)]), names)
+        told = map_parameter_trees(lambda _, part: part | leaves_of(mean, part, self.scope), changes, names)
         return reduced._replace(value=tree.add(reference, told)), (mean,)
 
     def numbers_left_out(self, heard: Tree) -> int:

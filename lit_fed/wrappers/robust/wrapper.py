@@ -29,7 +29,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Chosen, Leaves, Reduced, Tree
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, averages_statistics
-from lit_fed.wrappers.deltas import names_of_parameters, parameter_trees, reference_of, with_parameter_trees
+from lit_fed.wrappers.deltas import map_parameter_trees, names_of_parameters, parameter_trees, reference_of
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 from lit_fed.wrappers.robust.rules import Aggregate, Rule
 from lit_fed.wrappers.robust.rules.base import Started
@@ -151,9 +151,7 @@ class RobustAverage(AlgorithmWrapper):
         if not start:
             return None
         names, zeros = names_of_parameters(self.inner_shared(shared)), _zeros(reference)
-        parts = zip(parameter_trees(zeros, names), start, strict=True)
-        laid = iter([{name: last[name] for name in part} for part, last in parts])
-        return with_parameter_trees(zeros, laid, names)
+        return map_parameter_trees(lambda place, part: {name: start[place][name] for name in part}, zeros, names)
 
     def _attacked(self, ctx: Context, reference: Tree, values: Tree, client_ids: Tensor) -> Tree:
         """The values with the attackers' messages replaced."""

@@ -314,11 +314,11 @@ REFUSED = [
         {"compression_scope": "whole"},
         "--model.compression_scope is whole, and there is no --model.compression",
     ),
-    (FedAvg(), {"compression": TopK(), "compression_scope": "all"}, "compression_scope is 'all'; give one of leaf, w"),
+    (FedAvg(), {"compression": TopK(), "compression_scope": "all"}, "compression_scope is all; give leaf or whole"),
     (
         FedAvg(),
         {"compression": TopK(), "compression_feedback": "ef"},
-        "compression_feedback is 'ef'; give one of none,",
+        "compression_feedback is ef; give none, ef14 or ef21",
     ),
     (
         FedAvg(),
