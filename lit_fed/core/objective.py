@@ -75,6 +75,7 @@ class Objective(NamedTuple):
     and gradient, penalties, clipping and optimizer treat them as the others.
 
     Example:
+        >>> import torch
         >>> def pulled(view):
         ...     means, share = view.constants
         ...     return view.losses + share * (view.features - means[view.y]).square().mean(-1)

@@ -24,12 +24,13 @@ def names(room, place):
     written = "".join(file.read_text() for file in files if "wrappers" in file.parts)
     classes = re.findall(r"^@dataclass\(frozen=True\)\nclass (\w+)\(", written, re.MULTILINE)  # that tests may name
     options = [rf"\b{name}=|model\.{name}\b|\"{name}\":" for name in OPTIONS.get(room, ())]
-    commands = [rf"\"{name}\"" for name in COMMANDS.get(room, ())]
-    named = re.compile("|".join([*(rf"\b{name}\b" for name in (*modules, *classes)), *options, *commands]))
+    named = re.compile("|".join([*(rf"\b{name}\b" for name in (*modules, *classes)), *options]))
+    commands = re.compile("|".join(rf"\"{name}\"" for name in COMMANDS.get(room, ())) or "$^")  # in a test
     every = {path for one in ("tests", "scripts") for path in (place / one).rglob("*.py")}
     every |= {*(place / "configs").rglob("*.yaml")}  # whose comments have words of other fields
     every -= {place / "tests/integration" / name for name in ("test_cut.py", "without_a_room.py")}
     found = {path for path in every if named.search(re.sub(r"^# .*", "", path.read_text(), flags=re.MULTILINE))}
+    found |= {path for path in every if path.name.startswith("test_") and commands.search(path.read_text())}
     while True:
         shared = "|".join(path.stem for path in found if path.stem != "__init__") or "-"
         imports = re.compile(rf"^(?:from|import) (?:references import )?(?:{shared})\b", re.MULTILINE)

@@ -96,7 +96,7 @@ def test_the_program_of_the_guide_gives_the_predictions_of_the_run(tmp_path, mon
     """With the tokens of the training: byte b is b + 1."""
     whole = partial(HuggingFaceCausalLM, config=GPT2 | {"vocab_size": 257, "n_positions": 32})
     module = FederatedModule(FedEM(num_components=2), network=whole, lora_rank=3)
-    module.build_shared(facts(Sequences(257), (9,), input_type=torch.int64, label_shape=(9,)))
+    module.build(facts(Sequences(257), (9,), input_type=torch.int64, label_shape=(9,)))
     with torch.no_grad():
         for name, leaf in module.named_parameters():
             if "lora" in name:
