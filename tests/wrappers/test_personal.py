@@ -336,7 +336,7 @@ def test_patterns(patterns, found):
         ({"personal": "head", "personal_lr": 0.1}, r"personal_lr is 0\.1, .* joint, .* give alternating"),
         ({"personal": "head", "personal_unseen_epochs": -1}, r"personal_unseen_epochs is -1; give a whole number >= 0"),
         ({"personal_training": "alternating"}, r"personal_training is alternating, and nothing is personal; add"),
-        ({"personal": "head", "personal_training": "no"}, r"personal_training is 'no'; give one of joint, alternating"),
+        ({"personal": "head", "personal_training": "no"}, r"personal_training is no; give joint or alternating"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused(options, message):
