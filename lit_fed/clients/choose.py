@@ -59,8 +59,10 @@ def choose_trainer(
         if name != "sequential" and not affine_map(network) and (why := alone()):
             notice(f"clients train one after another: {type(network).__name__} has {why}")
             name = "sequential"
-    elif name == "vectorized" and not affine_map(network) and (why := alone()):
-        raise refuse(why, name)
+    elif name == "vectorized":
+        VectorizedTrainer().check(network)  # by its layers, in plainer words
+        if not affine_map(network) and (why := alone()):
+            raise refuse(why, name)
     if name == "vectorized":
         if memory_format == "channels_last":
             raise ConfigError(
