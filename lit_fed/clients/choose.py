@@ -14,6 +14,7 @@ from lit_fed.clients.sequential import DebugTrainer, SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.networks.products import affine_map
+from lit_fed.data.data_sets.base import is_first_process
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.machine import keep_freed_memory
 
@@ -57,7 +58,8 @@ def choose_trainer(
     if name == "auto":
         name = _automatic(network, device)
         if name != "sequential" and not affine_map(network) and (why := alone()):
-            notice(f"clients train one after another: {type(network).__name__} has {why}")
+            if is_first_process():
+                notice(f"clients train one after another: {type(network).__name__} has {why}")
             name = "sequential"
     elif name == "vectorized":
         VectorizedTrainer().check(network)  # by its layers, in plainer words

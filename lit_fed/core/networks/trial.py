@@ -24,6 +24,9 @@ __all__ = ["TriedNetwork", "check_kind", "check_scores", "try_network", "why_alo
 UNLIKE = 1e-4
 """Relative difference above which values are other values, and not rounded otherwise."""
 
+SHIFT = 0.01
+"""Added to all trained parameters of a trial."""
+
 FACTORS = (1.0, 100.0, -100.0)
 """Factors on weights with which scores leave the range of probabilities."""
 
@@ -42,7 +45,7 @@ def check_kind(network: nn.Module) -> None:
         ConfigError: naming the module, and what to give instead.
     """
     for path, module in network.named_modules():
-        where = f"--model.network{f'.{path}' if path else ''} is {type(module).__name__}"
+        where = f"--model.network: {f'its layer {path}' if path else 'it'} is {type(module).__name__}"
         if isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(f"{where}, whose leaves cannot be replaced; give the module that was compiled")
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -67,9 +70,12 @@ def try_network(network: nn.Module, resting: Sequence[nn.Module], example: Tenso
     for training in (True, False):
         passes = _Passes(network, resting, training)
         outputs, buffers = passes.pure(one)
+        if _differ(outputs, passes.pure(one)[0]):  # then differences between other passes tell nothing
+            is_seeded = False
+            continue
+        passes.check_state(one)
         among_others, moved = passes.pure(other)
         mixes |= _differ(outputs[:2], among_others[:2]) or any(_differ(buffers[name], moved[name]) for name in buffers)
-        is_seeded &= passes.check_state(one)
     return TriedNetwork(mixes, is_seeded)
 
 
@@ -90,8 +96,10 @@ def check_scores(network: nn.Module, frozen: Mapping[str, Tensor], example: Tens
         each = [
             functional_call(network, {name: by * leaf for name, leaf in trained.items()}, (example,)) for by in FACTORS
         ]
-    rows = torch.cat([one.double().reshape(-1, one.shape[-1]) for one in each])
-    if bool(((rows >= 0) & (rows <= 1)).all()):
+    first, *others = (one.double().reshape(-1, one.shape[-1]) for one in each)
+    rows = torch.cat([first, *others])
+    # a last layer of zeros gives 0, which no softmax or sigmoid of these weights does
+    if bool((first > 0).all() and ((rows >= 0) & (rows <= 1)).all()):
         last = "softmax" if rows.shape[1] > 1 and not _differ(rows.sum(1), torch.ones_like(rows[:, 0])) else "sigmoid"
         raise ConfigError(
             f"{type(network).__name__} returns probabilities, in 0..1 whatever its weights are, as after a {last}; "
@@ -105,6 +113,10 @@ class _Passes:
 
     def __init__(self, network: nn.Module, resting: Sequence[nn.Module], training: bool) -> None:
         self.network, self.resting, self.training = network, resting, training
+        # a layer of zeros would hide what is before it
+        self.parameters = {
+            name: leaf.detach() + SHIFT for name, leaf in network.named_parameters() if leaf.requires_grad
+        }
         self.said = f"{type(network).__name__} "
 
     @contextmanager
@@ -137,18 +149,18 @@ class _Passes:
         Raises:
             ConfigError: if a pass writes its inputs or its parameters.
         """
-        parameters = {name: leaf.detach().clone() for name, leaf in self.network.named_parameters()}
         buffers = {name: leaf.clone() for name, leaf in self.network.named_buffers()}
         for _ in range(passes):
             given = x.clone()
             with self._restored():
-                outputs: Tensor = functional_call(self.network, parameters | buffers, (given,))
+                outputs: Tensor = functional_call(self.network, self.parameters | buffers, (given,))
             if _differ(given, x):
                 raise ConfigError(
                     f"{self.said}writes its inputs in place, and passes share them; write x = x.clone() first, or use "
                     "functions without a final underscore"
                 )
-        written = [name for name, leaf in self.network.named_parameters() if _differ(leaf.detach(), parameters[name])]
+        own = dict(self.network.named_parameters())
+        written = [name for name, leaf in self.parameters.items() if _differ(own[name].detach() + SHIFT, leaf)]
         if written:
             raise ConfigError(
                 f"{self.said}writes its parameter {written[0]} in its forward pass, where local steps have it from the "
@@ -156,8 +168,8 @@ class _Passes:
             )
         return outputs.clone(), buffers
 
-    def check_state(self, x: Tensor) -> bool:
-        """Refuse values that a pass leaves to the next one outside of its buffers; whether outputs are seeded.
+    def check_state(self, x: Tensor) -> None:
+        """Refuse values that a pass leaves to the next one outside of its buffers.
 
         Raises:
             ConfigError: naming them.
@@ -165,15 +177,13 @@ class _Passes:
         second, _ = self.pure(x, passes=2)
         with self._restored():
             before = _values(self.network)
-            self.network(x.clone())
-            torch.default_generator.manual_seed(0)
-            direct = self.network(x.clone())
+            for _ in range(2):
+                torch.default_generator.manual_seed(0)
+                direct: Tensor = functional_call(self.network, self.parameters, (x.clone(),))
             after = _values(self.network)
-        if not _differ(second, direct):
-            return True
         assigned = [name for name in before if name in after and _changed(before[name], after[name])]
-        if not assigned:
-            return False
+        if not assigned or not _differ(second, direct):  # a value that is kept, and not read, does no harm
+            return
         registered = f"register it by register_buffer, and write it in place: self.{assigned[0]}.copy_(...)"
         raise ConfigError(
             f"{self.said}assigns {', '.join(assigned)} in its forward pass, which would be lost or pass from client to "
@@ -197,7 +207,9 @@ def _values(network: nn.Module) -> dict[str, Any]:
 def _changed(before: Any, after: Any) -> bool:
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return before is not after and _differ(before, after)
-    return before is not after and isinstance(before, bool | int | float | NoneType) and before != after
+    if isinstance(before, bool | int | float | NoneType):
+        return type(before) is not type(after) or before != after
+    return False  # of other objects, such as caches, only outputs tell
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
@@ -213,18 +225,23 @@ def why_alone(network: nn.Module, frozen: Mapping[str, Tensor], resting: Sequenc
     """The reason why vmap cannot run local steps of several clients; "" if it can.
 
     Args:
-        network: the network, on the device of the example.
+        network: the network, on any device.
         frozen: its frozen leaves, by name.
         resting: as for `try_network`.
         example: samples [2, ...].
     """
     parameters, buffers = (
-        {name: leaf.detach().expand(2, *leaf.shape).clone() for name, leaf in part if name not in frozen}
+        {
+            name: leaf.detach().to(example.device).expand(2, *leaf.shape).clone()
+            for name, leaf in part
+            if name not in frozen
+        }
         for part in (network.named_parameters(), network.named_buffers())
     )
+    still = {name: leaf.to(example.device) for name, leaf in frozen.items()}
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(network, (parameters, buffers, dict(frozen)), (x,)).double().square().mean()  # type: ignore[no-any-return]
+        return functional_call(network, (parameters, buffers, still), (x,)).double().square().mean()  # type: ignore[no-any-return]
 
     train_mode(network, resting)
     try:

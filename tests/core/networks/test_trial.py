@@ -18,7 +18,8 @@ class Net(nn.Module):
 
     def __init__(self, change):
         super().__init__()
-        self.layer, self.change, self.memory, self.calls = nn.Linear(6, 2), change, torch.zeros(6), 0
+        self.layer, self.change, self.memory = nn.Linear(6, 2), change, torch.zeros(6)
+        self.calls, self.cache = 0, None
         self.register_buffer("mean", torch.zeros(6))
 
     def forward(self, x):
@@ -83,6 +84,11 @@ def test_what_a_pure_call_would_drop_or_share_is_refused(change, message):
     assert (network.calls, network.training) == (0, False)
 
 
+def cached(net, x):
+    net.cache, net.calls = x.detach(), x.sum().detach()
+    return x
+
+
 def last_seen(net, x):
     net.memory = x.detach().mean(0)  # kept for somebody to look at, and never read
     return x
@@ -93,12 +99,13 @@ def last_seen(net, x):
     [
         (lambda net, x: x, TriedNetwork()),
         (last_seen, TriedNetwork()),
+        (cached, TriedNetwork()),
         (lambda net, x: F.dropout(x, 0.5, net.training), TriedNetwork()),
         (lambda net, x: x - x.mean(0), TriedNetwork(mixes_samples=True)),
         (in_place, TriedNetwork(mixes_samples=True)),
-        (lambda net, x: x + np.random.default_rng().normal(), TriedNetwork(mixes_samples=True, is_seeded=False)),
+        (lambda net, x: x + np.random.default_rng().normal(), TriedNetwork(is_seeded=False)),
     ],
-    ids=["plain", "last seen", "dropout", "centred", "running mean", "NumPy's numbers"],
+    ids=["plain", "last seen", "cached", "dropout", "centred", "running mean", "NumPy's numbers"],
 )
 def test_findings(change, found):
     network = Net(change)
@@ -107,6 +114,15 @@ def test_findings(change, found):
     assert try_network(network, at_rest(network), EXAMPLE) == found
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(network.mean, torch.zeros(6))
+
+
+def test_a_last_layer_of_zeros_hides_nothing_and_is_no_probability():
+    network = Net(lambda net, x: x - x.mean(0)).eval()
+    for leaf in network.layer.parameters():
+        nn.init.zeros_(leaf)
+    assert tried(network) == TriedNetwork(mixes_samples=True)
+    check_scores(network, {}, EXAMPLE)
+    assert not network.layer.weight.any()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +179,7 @@ def test_probabilities_are_refused(end, outputs, last):
             marks=pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning"),
         ),
         (lambda: nn.DataParallel(nn.Linear(6, 2)), "give its .module"),
-        (lambda: nn.Sequential(nn.Embedding(9, 2, sparse=True)), r"network\.0 is Embedding with sparse gradients"),
+        (lambda: nn.Sequential(nn.Embedding(9, 2, sparse=True)), "its layer 0 is Embedding with sparse gradients"),
     ],
 )
 def test_kinds_that_no_client_trainer_runs_are_refused(network, message):
