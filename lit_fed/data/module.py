@@ -264,7 +264,7 @@ class FederatedDataModule(LightningDataModule):
         return seen, unseen
 
     def _that_teach(self, population: Population) -> Population:
-        """The clients without training samples that have no label at all, which a line tells the number of."""
+        """The clients with their labelled training samples; a line counts the others."""
         fewer, number = without_unlabelled(self.target, population)
         if number and (self.trainer is None or self.trainer.is_global_zero):
             notice(f"{number:,} of {population.train.num_samples:,} training samples have no label and are left out")

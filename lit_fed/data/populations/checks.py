@@ -73,9 +73,9 @@ def with_ignored(target: Target, seen: Population, unseen: Population | None = N
 
 
 def without_unlabelled(target: Target, population: Population) -> tuple[Population, int]:
-    """The clients without training samples that have no label at all, which teach nothing; and the number of these.
+    """The clients with their labelled training samples, and the number of samples without any label.
 
-    Samples that are read or generated on demand stay; the clients' masks leave them out.
+    Samples that are read or generated on demand all stay; the clients' masks leave out those without a label.
     """
     train = population.train
     if not target.partly_labelled or type(train) is not Split:
