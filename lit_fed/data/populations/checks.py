@@ -143,7 +143,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         return
     missing = _first_row(held != torch.arange(len(held)))
     own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
-    say = "--data.dataset.num_classes" if own else f"num_classes of {type(dataset).__name__}"
+    say = "--data.dataset.num_classes" if own else "--model.target Multiclass --model.target.num_classes"
     raise ConfigError(
         f"train split of seen client {_owner_name(seen, seen.train, row)!r}: label {largest} means {largest + 1} "
         f"classes, but no sample has class {len(held) if missing is None else missing}; number the classes 0, 1, 2, … "
