@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, require
+from lit_fed.data.data_sets.base import PLACE, Normalisation, require
 from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
 from lit_fed.data.data_sets.rows import SHOWN, Reading, TableRows, as_numbers, as_text, is_numeric, missing_values
 from lit_fed.system.names import few
@@ -197,7 +197,7 @@ def prepared(rows: TableRows, columns: TableColumns, option: str, *more: str) ->
     """
     inputs = [one.name for one in columns.features]
     rows.require_columns(columns.dates, option)
-    rows = _dated(rows, columns)
+    rows = _dated(rows, columns, f", or set {PLACE}.date_format" if option == PLACE else "")
     rows.require_columns([*inputs, *more], option)
     return _marked(rows, columns, inputs)
 
@@ -235,22 +235,23 @@ DatePart = Literal["year", "month", "day", "weekday", "hour"]
 OF_PANDAS = {"weekday": "day_of_week"}
 
 
-def _dated(rows: TableRows, columns: TableColumns) -> TableRows:
+def _dated(rows: TableRows, columns: TableColumns, or_set: str) -> TableRows:
     """The rows with dates as numbers, or with a column for each of their parts in place of theirs.
 
     Args:
         rows: the table.
         columns: columns of dates, in their format or stored as times, and their parts as of `DatePart`, the weekday
             from 0, Monday; (): days since 1970-01-01.
+        or_set: another fix for a value that is no date.
 
     Raises:
-        ConfigError: naming the first row whose value is no date.
+        ConfigError: naming the first row whose value is no date, or a part that is a column already.
     """
     import pandas as pd
 
     frame = rows.frame.copy(deep=False)
     iso = columns.date_format == "ISO8601"
-    fix = "write 2024-01-31, or 2024-01-31 13:00" if iso else f"write it as {columns.date_format}"
+    fix = f"write 2024-01-31, or 2024-01-31 13:00{or_set}" if iso else f"write it as {columns.date_format}"
     for name in columns.dates:
         values, missing = frame[name], missing_values(frame[name])
         known = values.mask(missing | is_numeric(values)).astype(object)  # numbers would count as nanoseconds
@@ -263,5 +264,8 @@ def _dated(rows: TableRows, columns: TableColumns) -> TableRows:
         place = list(frame.columns).index(name)
         frame = frame.drop(columns=name)
         for offset, part in enumerate(columns.date_parts):
+            require(
+                f"{name} {part}" not in frame, f"{rows.source}: there is a column '{name} {part}' already; rename it"
+            )
             frame.insert(place + offset, f"{name} {part}", getattr(found.dt, OF_PANDAS.get(part, part)))
     return rows._replace(frame=frame)

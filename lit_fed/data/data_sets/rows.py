@@ -29,7 +29,7 @@ ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx"
 SHOWN = 20
 """Number of columns listed in errors."""
 
-MISSING = "an empty cell, NA, nan, null and None count as missing"
+MISSING = "an empty cell counts as missing, in inputs also NA, nan, null and None"
 
 SIGN, UNIT = r"[-+\u2212]?\s*", r"(?:[€$£¥₹%‰]|EUR|USD|GBP|CHF|JPY)?"
 MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -115,7 +115,8 @@ class TableRows(NamedTuple):
             ConfigError: naming the first row with a missing value.
         """
         values, missing = self._cells(column, may_miss)
-        return np.array(["" if no else as_text(one) for one, no in zip(values, missing, strict=True)], dtype=object)
+        cells = zip(values.to_numpy(dtype=object), missing, strict=True)
+        return np.array(["" if no else as_text(one) for one, no in cells], dtype=object)
 
     def numbers(self, column: str, *, may_miss: bool = False) -> np.ndarray:
         """The values of a column as numbers, [n] float64; NaN where one is missing and `may_miss`.
@@ -125,8 +126,7 @@ class TableRows(NamedTuple):
         """
         values, missing = self._cells(column, may_miss)
         found = as_numbers(values).to_numpy(dtype=np.float64, na_value=np.nan)
-        wrong = np.isnan(found) & ~missing
-        self.refuse(column, wrong, f"is not a number; correct it{_hint(values[wrong])}", values.to_numpy())
+        self.refuse(column, np.isnan(found) & ~missing, "is not a number; correct it", values.to_numpy())
         with np.errstate(over="ignore"):
             infinite = ~np.isfinite(found.astype(np.float32)) & ~missing
         self.refuse(column, infinite, "is too large for float32; correct or scale it", found)
@@ -156,11 +156,13 @@ class TableRows(NamedTuple):
         """A sentence about a column of texts if most of them stand for dates or numbers, else None."""
         import pandas as pd
 
-        if isinstance(self.frame[column].dtype, pd.CategoricalDtype):
+        values = self.frame[column]
+        if is_numeric(values) or isinstance(values.dtype, pd.CategoricalDtype):
             return None
-        counts = self.frame[column].dropna().astype(str).str.strip().value_counts()
+        counts = values.dropna().astype(str).str.strip().value_counts()
+        others = counts[as_numbers(counts.index.to_series()).isna()]
         for pattern, what, fix in NOTATIONS:
-            found = counts[counts.index.str.fullmatch(pattern)]
+            found = others[others.index.str.fullmatch(pattern)]
             share = found.sum() / max(counts.sum(), 1)
             if share >= 0.5:
                 return f"column {column!r}: {share:.0%} of its texts are {what}, such as {found.index[0]!r}; {fix}"
@@ -234,7 +236,8 @@ def missing_values(values: pd.Series[Any]) -> np.ndarray:
     """Mask of missing values, [n] bool: None, NaN, or an empty text."""
     missing = values.isna().to_numpy(dtype=bool)
     if values.dtype.kind in "OU":
-        missing = missing | np.array([isinstance(one, str) and not one.strip() for one in values], dtype=bool)
+        cells = values.to_numpy(dtype=object)
+        missing = missing | np.array([isinstance(one, str) and not one.strip() for one in cells], dtype=bool)
     return missing
 
 
@@ -355,7 +358,7 @@ def _reason(error: Exception, path: Path, option: str, reading: Reading) -> str:
         with path.open("rb") as file:
             other = "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
         fix = f", or set {PLACE}.encoding {other}" if training else ""
-        return f"is not encoded in {reading.encoding} ({error}); save it as UTF-8{fix}"
+        return f"its text is not {reading.encoding.removesuffix('-sig')}; save it as UTF-8{fix}"
     if isinstance(error, pd.errors.ParserError | pd.errors.ParserWarning):
         line = re.search(r"in line (\d+)", str(error))
         fix = f", or if lines are ahead of the header, set {PLACE}.skip_lines to their number" if training else ""
@@ -383,8 +386,9 @@ def _csv(path: Path, place: str, reading: Reading) -> Callable[..., pd.DataFrame
     import pandas as pd
 
     separator = "\t" if table_name(path) + ".tsv" in (path.name, path.stem) else reading.separator
+    reader: Callable[..., Any] = pd.read_csv
     read = partial(
-        pd.read_csv, path, sep=separator, encoding=reading.encoding, decimal=reading.decimal,
+        reader, path, sep=separator, encoding=reading.encoding, decimal=reading.decimal,
         skiprows=reading.skip_lines, index_col=False, low_memory=False,
     )  # fmt: skip
     first, *more = read(header=None, nrows=1, **AS_WRITTEN).iloc[0].tolist()
@@ -404,8 +408,8 @@ def _workbook(path: Path, place: str, reading: Reading) -> Callable[..., pd.Data
         len(sheets) < 2,
         f"{place}: has {len(sheets)} sheets, {few(sheets, SHOWN)}; save the one to read, or each of them, as a file",
     )
-    sheet = next(iter(sheets), 0)
-    return partial(pd.read_excel, path, sheet_name=sheet, decimal=reading.decimal, skiprows=reading.skip_lines)
+    reader: Callable[..., Any] = pd.read_excel
+    return partial(reader, path, sheet_name=next(iter(sheets), 0), decimal=reading.decimal, skiprows=reading.skip_lines)
 
 
 def _read_cells(read: Callable[..., pd.DataFrame], place: str, reading: Reading) -> pd.DataFrame:
@@ -423,13 +427,15 @@ def _read_cells(read: Callable[..., pd.DataFrame], place: str, reading: Reading)
     if not kept:
         return frame
     written = read(usecols=kept, **AS_WRITTEN).set_axis(frame.columns[kept], axis=1)
-    for name in written:
+    for name in map(str, written):
         _keep_names(frame, name, written[name], place, reading)
     return frame
 
 
 def _keep_names(frame: pd.DataFrame, name: str, cells: pd.Series[Any], place: str, reading: Reading) -> None:
     """Put the names of one column into the frame as they are written, and say which cells are taken for one."""
+    import pandas as pd
+
     given, plain, exact = frame[name], cells.str.strip(), False
     if name != reading.label:
         numbers = plain[plain != ""].str.fullmatch(r"-?\d+(\.\d+)?").all()
@@ -439,8 +445,10 @@ def _keep_names(frame: pd.DataFrame, name: str, cells: pd.Series[Any], place: st
     else:
         found = given if is_numeric(given) else cells
         exact = given.dtype.kind == "f" and bool((given % 1).any())  # quantities
-    same = () if exact else next((one for one in plain.groupby(found.to_numpy()).unique() if len(one) > 1), ())
-    if len(same):
+    pairs = pd.DataFrame({"cell": plain, "name": found}).dropna().drop_duplicates()
+    again = pairs["name"][pairs["name"].duplicated()]
+    if len(again) and not exact:
+        same = pairs["cell"][pairs["name"] == again.iloc[0]]
         say(f"{place}: column {name!r}: {few(map(repr, same))} are one name")
     if name in reading.categories:
         found = found.where(given.notna())

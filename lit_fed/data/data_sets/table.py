@@ -235,13 +235,15 @@ class Table(PooledDataSet):
         """An input column; categories, and what takes the place of missing values, are learned later."""
         category = name in self.category_columns or not rows.holds_numbers(name)
         if category and name not in self.category_columns and (found := rows.other_notation(name)):
-            say(f"{rows.source}: {found}, or name categories in {PREFIX}.category_columns; each text is an input")
+            say(f"{rows.source}: {found}, or categories in {PREFIX}.category_columns; here each text is an input")
         empty = "" if category else float("nan")
         return Feature(name, () if category else None, None if self.impute is None else empty)
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Labels [n], float32, or int64 with class names, those of the public rows if given."""
         rows.require_values(self.label_column)
+        other = None if self.task == "classification" else rows.other_notation(self.label_column)
+        require(other is None, f"{rows.source}: {other}, or for classes give {PREFIX}.task classification")
         floating = rows.frame[self.label_column].dtype.kind == "f"
         if (self.task or ("regression" if floating else "classification")) == "regression":
             y = rows.numbers(self.label_column).astype(np.float32)
@@ -256,9 +258,8 @@ class Table(PooledDataSet):
             self.query_column is None,
             f"{PREFIX}.query_column is {self.query_column!r}, and labels are classes; give --model.target Ranking",
         )
-        if self.task is None and not rows.holds_numbers(self.label_column):  # which refuses a mixture
-            found = rows.other_notation(self.label_column)
-            require(found is None, f"{rows.source}: {found}, or for classes give {PREFIX}.task classification")
+        if self.task is None:
+            rows.holds_numbers(self.label_column)  # refuses a mixture
         y, names = rows.named(self.label_column)
         require(
             len(names) > 1,

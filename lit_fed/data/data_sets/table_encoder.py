@@ -60,8 +60,8 @@ class TableEncoder:
         )
         inputs = encode(rows, columns, option)
         clients = np.split(inputs[train_rows], ends)
-        own = rows.frame.iloc[train_rows][[one.name for one in columns.features]]
-        _say_constant_columns(own, [len(one) for one in clients], seen.names, self.rows.source)
+        given = rows.frame.iloc[train_rows][[one.name for one in columns.features]]
+        _say_constant_columns(given, [len(one) for one in clients], seen.names, self.rows.source)
         known = clients if public is None else [encode(public, columns, option)]
         if self.settings.impute is not None:
             columns = self._filled(columns, known)
@@ -184,7 +184,7 @@ def _say_constant_columns(rows: pd.DataFrame, clients: Sequence[int], names: Seq
     for name in columns:
         if name in never:
             continue
-        alone = np.flatnonzero(one_value[name] & (grouped.size() >= FEW_ROWS))
+        alone = np.flatnonzero(one_value[name] & (grouped.size() >= FEW_ROWS)).tolist()
         some = [f"{names[one]} ({_shown(rows[name].iloc[starts[one]])})" for one in alone]
         said += [f"{name} at {few(some)}"] if some else []
     if said:

@@ -228,6 +228,10 @@ def test_quantities_are_read_by_the_options_that_are_named(tmp_path):
     assert sorted(data.seen.train.x.tolist()) == wanted
     facts = facts_of(data)
     assert sorted(read_later(tmp_path / "t.csv", facts.columns, facts.class_names).x.tolist()) == wanted
+    with pytest.raises(ConfigError, match=r"'31.01.1970' is no date; write .* or set --data.dataset.date_format"):
+        loaded(table(tmp_path, text, **options | {"date_format": "ISO8601"}))
+    with pytest.raises(ConfigError, match="there is a column 'day month' already; rename it"):
+        loaded(table(tmp_path, text.replace("x;", "day month;"), **options, date_parts="month"))
     with pytest.raises(ConfigError, match=r"row 1, column 'day': '31.01.1970' is no date; write it as %Y"):
         loaded(table(tmp_path, text, **options | {"date_format": "%Y"}))
 
