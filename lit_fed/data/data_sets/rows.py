@@ -36,13 +36,13 @@ MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 
 NOTATIONS = (
     (
-        rf"(?i)\d{{1,4}}([-./])\d{{1,2}}\1\d{{1,4}}([T ].*)?|\d{{1,2}}:\d\d(:\d\d.*)?"
-        rf"|\d{{1,2}}[-. ]+{MONTH}[-., ]+\d{{2,4}}|{MONTH}[. ]+\d{{1,2}},? +\d{{4}}",
+        r"(?i)(\d{4}([-./])\d\d?\2\d\d?|\d\d?([-./])\d\d?\3(\d\d){1,2})([T ].*)?|\d\d?:\d\d(:\d\d.*)?"
+        rf"|\d\d?[-. ]+{MONTH}[-., ]+\d+|{MONTH}[. ]+\d\d?,? +\d+",
         "dates or times",
         f"name dates in {PLACE}.date_columns, with {PLACE}.date_format %d.%m.%Y if the day is first",
     ),
     (
-        rf"(?i){SIGN}{UNIT}\s*{SIGN}\d[\d.,'\u2019\s]*{UNIT}",
+        rf"(?i){SIGN}{UNIT}\s*{SIGN}\d+([.,'\u2019\s]\d{{3}})*([.,]\d+)?\s*{UNIT}",
         "numbers in another notation",
         f"write 1234.5; for decimal commas in CSV and .xlsx files set {PLACE}.decimal ,",
     ),
@@ -187,6 +187,8 @@ class TableRows(NamedTuple):
         found = self.texts(column, may_miss=may_miss)
         if names is None:
             names = sorted(set(found))
+            if self.frame[column].nunique() > len(names):
+                say(f"{self.source}: column {column!r}: values of different types are one name, such as 1 and '1'")
             numbers = as_numbers(pd.Series(names, dtype=object))
             names = [names[one] for one in np.argsort(numbers, kind="stable")] if numbers.notna().all() else names
         number = {name: position for position, name in enumerate(names)} | {"": 0}

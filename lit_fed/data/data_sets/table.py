@@ -17,6 +17,7 @@ from lit_fed.data.data_sets.rows import Reading, TableRows, is_table_file, missi
 from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
+from lit_fed.system.names import few
 
 __all__ = ["Table", "read_later"]
 
@@ -182,7 +183,12 @@ class Table(PooledDataSet):
         """The rows of all files, those of `unseen_path` last."""
         require(bool(self.path), f"Table: path is not set; pass {PREFIX}.path FILE")
         later = [] if self.unseen_path is None else [(self.unseen_path, f"{PREFIX}.unseen_path")]
-        return read_rows([*((path, f"{PREFIX}.path") for path in self._files()), *later], self._columns().reading)
+        files = self._files()
+        if isinstance(self.path, str) and (folder := given_path(self.path, f"{PREFIX}.path")).is_dir():
+            names = sorted(one.name for one in folder.iterdir() if str(one) not in files and one.name[0] != ".")
+            if names:
+                say(f"{folder}: {few(names)}: no table, and left out")
+        return read_rows([*((path, f"{PREFIX}.path") for path in files), *later], self._columns().reading)
 
     def _files(self) -> list[str]:
         """The paths in `path`: one, several with commas, or those of the tables in a folder."""
@@ -275,6 +281,8 @@ class Table(PooledDataSet):
         if self.client_column is None:
             sizes = [size for _, size in rows.files]
             own = [table_name(Path(path)) for path, _ in rows.files]
+            twice = next((one for one in own if own.count(one) > 1), None)
+            require(twice is None, f"{PREFIX}.path: two files are called {twice!r}, and name their clients; rename one")
             return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
         owner, names = rows.named(self.client_column)
         return owner, list(names)

@@ -108,6 +108,23 @@ def test_every_format_gives_the_same_clients(tmp_path, clients, ending):
     assert (data.seen.names, data.fingerprint) == (wanted.seen.names, wanted.fingerprint)
 
 
+def test_files_of_one_name_are_refused_and_other_files_named(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        table(tmp_path / name, "x,y\n1,no\n2,yes\n", name="oslo.csv")
+    with pytest.raises(ConfigError, match="two files are called 'oslo', and name their clients; rename one"):
+        loaded(Table(f"{tmp_path / 'a/oslo.csv'}, {tmp_path / 'b/oslo.csv'}", label_column="y"))
+    (tmp_path / "a/rome.xls").write_bytes(b"")
+    (tmp_path / "a/bern.csv").write_text("x,y\n1,no\n2,yes\n")
+    assert loaded(Table(str(tmp_path / "a"), label_column="y")).seen.names == ["bern", "oslo"]
+    assert "rome.xls: no table, and left out" in capsys.readouterr().err
+
+
+def test_values_that_become_one_name_in_a_frame_are_said(capsys):
+    assert of_frame(frame_of(["a", "b"]).assign(who=[1, "1", 2, 2])).seen.names == ["1", "2"]
+    assert "column 'who': values of different types are one name, such as 1 and '1'" in capsys.readouterr().err
+
+
 def test_files_of_different_types_keep_long_numbers(tmp_path):
     pytest.importorskip("pyarrow")
     frame_of([12345678901234567, 12345678901234569]).to_parquet(tmp_path / "a.parquet")
@@ -202,6 +219,9 @@ def test_separators_are_recognised(tmp_path, capsys, separator):
         (["3 May 2024", "5 June 2024"], "dates or times"),
         (["2024-01-31", "2024-02-28"], "name dates in --data.dataset.date_columns"),
         (["10-20", "20-30"], None),
+        (["10.0.0.1", "10.0.0.2"], None),
+        (["1.2.3", "1.10.0"], None),
+        (['"1 234,5"', "12'000"], "numbers in another notation"),
         (["A1", "B2"], None),
     ],
 )
