@@ -9,7 +9,16 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import PLACE, Normalisation, require
 from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
-from lit_fed.data.data_sets.rows import SHOWN, Reading, TableRows, as_numbers, as_text, is_numeric, missing_values
+from lit_fed.data.data_sets.rows import (
+    SHOWN,
+    Reading,
+    TableRows,
+    as_numbers,
+    as_text,
+    is_numeric,
+    missing_values,
+    whole,
+)
 from lit_fed.system.names import few
 
 __all__ = [
@@ -224,7 +233,10 @@ def _marked(rows: TableRows, encoding: TableColumns, columns: Sequence[str]) -> 
             found = frame[name].map(as_text, na_action="ignore") == text
             if found.any():
                 left = frame[name].mask(found)
-                numbers = left if name in encoding.reading.categories else as_numbers(left)
+                if name in encoding.reading.categories:
+                    frame[name] = whole(left.map(as_text, na_action="ignore").astype(object))
+                    continue
+                numbers = as_numbers(left)
                 unread = numbers.isna().to_numpy() & ~missing_values(left)
                 frame[name] = left if unread.any() else numbers
     return rows._replace(frame=frame)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHOWN", "Reading", "TableRows", "as_numbers", "as_text", "is_numeric", "is_table_file", "joined",
     "missing_values", "read_rows", "rows_of_frame", "say", "table_name",
+    "whole",
 ]  # fmt: skip
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx")
@@ -44,7 +45,7 @@ NOTATIONS = (
     (
         rf"(?i){SIGN}{UNIT}\s*{SIGN}\d+([.,'\u2019\s]\d{{3}})*([.,]\d+)?\s*{UNIT}",
         "numbers in another notation",
-        f"write 1234.5; for decimal commas in CSV and .xlsx files set {PLACE}.decimal ,",
+        f"write 1234.5, or set {PLACE}.decimal , for decimal commas of CSV and .xlsx files",
     ),
 )
 """Texts that stand for quantities: pattern, name, and how they are read as such."""
@@ -225,6 +226,13 @@ def as_text(value: Any) -> str:
     """A value as text; 3.0 and 3 are the same, since missing values turn integers into floats."""
     whole = isinstance(value, float | np.floating) and float(value).is_integer()
     return str(int(value)) if whole else str(value)
+
+
+def whole(cells: pd.Series[Any]) -> pd.Series[Any]:
+    """Texts without .0, as in `as_text`, if all are numbers; NaN where one is missing."""
+    plain = cells.str.strip()
+    numbers = plain[plain.fillna("") != ""].str.fullmatch(r"-?\d+(\.\d+)?").all()
+    return plain.str.replace(r"\.0+$", "", regex=True) if numbers else cells
 
 
 def as_numbers(values: pd.Series[Any]) -> pd.Series[Any]:
@@ -440,8 +448,7 @@ def _keep_names(frame: pd.DataFrame, name: str, cells: pd.Series[Any], place: st
 
     given, plain, exact = frame[name], cells.str.strip(), False
     if name != reading.label:
-        numbers = plain[plain != ""].str.fullmatch(r"-?\d+(\.\d+)?").all()
-        found = plain.str.replace(r"\.0+$", "", regex=True) if numbers else cells  # as in `as_text`
+        found = whole(cells)
     elif reading.classes is not None:
         found = given.astype(object).mask(cells.isin(reading.classes), cells)
     else:

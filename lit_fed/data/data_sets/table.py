@@ -13,7 +13,7 @@ from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of,
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
 from lit_fed.data.data_sets.fills import Imputation
-from lit_fed.data.data_sets.rows import Reading, TableRows, is_table_file, missing_values, read_rows, say, table_name
+from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, say, table_name
 from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
@@ -94,9 +94,9 @@ class Table(PooledDataSet):
     standardize_labels: bool = True
     standardize: bool = True
     unknown_categories: Literal["error", "zeros"] = "error"
-    separator: str = Reading().separator
-    encoding: str = Reading().encoding
-    decimal: str = Reading().decimal
+    separator: str = ","
+    encoding: str = "utf-8-sig"
+    decimal: str = "."
     skip_lines: int = 0
     missing_values: Names = ()
     impute: Imputation | None = None

@@ -94,6 +94,9 @@ def test_categories_stay_as_they_are_written(tmp_path):
     text = "who,zip,y\na,01,no\na,1,yes\nb,?,no\nb,1,yes\n"
     data = loaded(table(tmp_path, text, category_columns="zip", missing_values="?", impute="most_frequent"))
     assert data.seen.columns.input_names == ["zip=01", "zip=1"]
+    text = "who,zip,y\na,3.0,no\na,7.0,yes\nb,?,no\nb,7.0,yes\n"
+    data = loaded(table(tmp_path, text, category_columns="zip", missing_values="?", impute="most_frequent"))
+    assert data.seen.columns.input_names == ["zip=3", "zip=7"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather", "xlsx"])
