@@ -40,12 +40,12 @@ NOTATIONS = (
         r"(?i)(\d{4}([-./])\d\d?\2\d\d?|\d\d?([-./])\d\d?\3(\d\d){1,2})([T ].*)?|\d\d?:\d\d(:\d\d.*)?"
         rf"|\d\d?[-. ]+{MONTH}[-., ]+\d+|{MONTH}[. ]+\d\d?,? +\d+",
         "dates or times",
-        f"name dates in {PLACE}.date_columns, with {PLACE}.date_format %d.%m.%Y if the day is first",
+        "name dates in --data.dataset.date_columns, with --data.dataset.date_format %d.%m.%Y if the day is first",
     ),
     (
         rf"(?i){SIGN}{UNIT}\s*{SIGN}\d+([.,'\u2019\s]\d{{3}})*([.,]\d+)?\s*{UNIT}",
         "numbers in another notation",
-        f"write 1234.5, or set {PLACE}.decimal , for decimal commas of CSV and .xlsx files",
+        "write 1234.5, or set --data.dataset.decimal , for decimal commas of CSV and .xlsx files",
     ),
 )
 """Texts that stand for quantities: pattern, name, and how they are read as such."""
@@ -367,11 +367,11 @@ def _reason(error: Exception, path: Path, option: str, reading: Reading) -> str:
     if isinstance(error, UnicodeError):
         with path.open("rb") as file:
             other = "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
-        fix = f", or set {PLACE}.encoding {other}" if training else ""
+        fix = f", or set --data.dataset.encoding {other}" if training else ""
         return f"its text is not {reading.encoding.removesuffix('-sig')}; save it as UTF-8{fix}"
     if isinstance(error, pd.errors.ParserError | pd.errors.ParserWarning):
         line = re.search(r"in line (\d+)", str(error))
-        fix = f", or if lines are ahead of the header, set {PLACE}.skip_lines to their number" if training else ""
+        fix = ", or set --data.dataset.skip_lines 1 if a line is ahead of the header" if training else ""
         where = f"line {line[1]}" if line else "the first row"
         return f"cannot be read: {where} has more cells than the header; correct it, quote cells with separators{fix}"
     said = str(error).strip().partition("\n")[0] or type(error).__name__

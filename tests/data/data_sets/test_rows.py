@@ -183,8 +183,8 @@ def test_a_workbook_of_several_sheets_is_refused_by_their_names(tmp_path):
         (lambda text: text.encode("latin-1"), "--data.dataset.encoding latin-1", {"encoding": "latin-1"}),
         (
             lambda text: f"# exported, today\n{text}".encode(),
-            "the first row has more cells than the header; correct it, quote cells with separators, or if lines are "
-            "ahead of the header, set --data.dataset.skip_lines",
+            "the first row has more cells than the header; correct it, quote cells with separators, or set "
+            "--data.dataset.skip_lines 1 if a line is ahead of the header",
             {"skip_lines": 1},
         ),
         (lambda text: text.replace("0.5,no", "0.5,no,9", 1).encode(), "the first row has more cells", None),
