@@ -36,7 +36,8 @@ class Table(PooledDataSet):
     at most 20 integers, are classes and keep their names; labels with fractions are regression targets; for more
     integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming columns, counts
     and the first row (from 1, after the header), unless `impute` fills them in. Several names are a list, or one text
-    with commas: `age, sex`. Parquet needs `pip install "pyarrow>=15"`.
+    with commas: `age, sex`. Clients of CSV files and workbooks are called as they are written: 01 is not 1, and NA is a
+    name. Parquet needs `pip install "pyarrow>=15"`.
 
     Args:
         path: file with a header, .csv, .tsv (both also with .gz), .parquet, .feather or .xlsx; several with commas, or
