@@ -24,7 +24,14 @@ from lit_fed import commands
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
-from lit_fed.command_line.arguments import default_name, giving_way, options_in, prepared, with_values
+from lit_fed.command_line.arguments import (
+    default_name,
+    giving_way,
+    options_in,
+    prepared,
+    with_checkpoint,
+    with_values,
+)
 from lit_fed.command_line.classes import (
     check_modules,
     check_parsed,
@@ -154,13 +161,19 @@ class FederatedCLI(LightningCLI):
         self._keep_rounds = 0
         self._resume_version: int | None = None
         self._writer: FolderLock | None = None
+        self._settings_of: Path | None = None  # the checkpoint whose arguments are the defaults
         with ExitStack() as self._held:
             defaults = {"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True}
-            super().__init__(
-                FederatedModule, FederatedDataModule, save_config_callback=None, trainer_class=CommandTrainer,
-                trainer_defaults=defaults, seed_everything_default=0, parser_class=CommandParser,
-                auto_configure_optimizers=False, load_from_checkpoint_support=False, args=args,
-            )  # fmt: skip
+            try:
+                super().__init__(
+                    FederatedModule, FederatedDataModule, save_config_callback=None, trainer_class=CommandTrainer,
+                    trainer_defaults=defaults, seed_everything_default=0, parser_class=CommandParser,
+                    auto_configure_optimizers=False, load_from_checkpoint_support=False, args=args,
+                )  # fmt: skip
+            except ConfigError as error:
+                if self._settings_of is None:
+                    raise
+                raise ConfigError(with_checkpoint(_given(args), str(error), self._settings_of)) from error
 
     def _hold(self, folder: Path, **fix: str) -> None:
         """Lock a run's folder against other processes until this command is over; rank zero does so for all ranks."""
@@ -223,6 +236,7 @@ class FederatedCLI(LightningCLI):
             if path is not None and command != "fit":
                 stored = load_checkpoint(path, values=False)[CHECKPOINT_KEY]["arguments"]
                 check_modules(config.trust)
+                self._settings_of = path
                 stored = trusted_arguments(stored, path, classes_in(config), config.trust)
                 behind = given.index(command) + 1
                 parsed = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])

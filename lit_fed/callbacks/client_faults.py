@@ -7,6 +7,7 @@ from lightning.pytorch import Trainer
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import notice
 from lit_fed.metrics.summary import RunSummary
+from lit_fed.system.readers import MOST, instance, keyed, list_of, record, whole
 from lit_fed.training.hooks import FederatedCallback, data_of, log_round
 from lit_fed.training.module import FederatedModule
 
@@ -30,7 +31,9 @@ class ClientFaults(FederatedCallback):
     the failed clients with their rounds as `faults/failed_clients`. All counts survive a resume.
     """
 
-    kept = ("totals", "failed")
+    kept = {
+        "totals": record(dict.fromkeys(COUNTS, whole())), "failed": keyed(instance(str), list_of(whole(), MOST), MOST)
+    }  # fmt: skip
 
     def __init__(self) -> None:
         self.totals = dict.fromkeys(COUNTS, 0)

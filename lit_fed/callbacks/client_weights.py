@@ -13,6 +13,7 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import whole_file
+from lit_fed.system.readers import MOST, instance, keyed, list_of, whole
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import innermost
@@ -33,7 +34,11 @@ class ClientWeights(FederatedCallback):
         most_clients: weights between clients are stored up to this number of clients.
     """
 
-    kept = ("records", "spacing", "seen")
+    kept = {
+        "records": keyed(instance(str), list_of(instance(Tensor), MOST), MOST),
+        "spacing": whole(1),
+        "seen": whole(),
+    }
 
     def __init__(self, most_records: int = 16, most_clients: int = 200) -> None:
         if most_records < 2:

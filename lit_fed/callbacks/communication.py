@@ -5,10 +5,13 @@ from __future__ import annotations
 from lightning.pytorch import Trainer
 
 from lit_fed.core.types import RoundRecord
+from lit_fed.system.readers import number, record
 from lit_fed.training.hooks import FederatedCallback, log_round
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["CommunicationCost"]
+
+TOTALS = ("comm/total_bytes_down", "comm/total_bytes_up")
 
 
 class CommunicationCost(FederatedCallback):
@@ -18,10 +21,10 @@ class CommunicationCost(FederatedCallback):
     Bookkeeping between ranks does not count.
     """
 
-    kept = ("totals",)
+    kept = {"totals": record(dict.fromkeys(TOTALS, number(0)))}
 
     def __init__(self) -> None:
-        self.totals = {"comm/total_bytes_down": 0.0, "comm/total_bytes_up": 0.0}
+        self.totals = dict.fromkeys(TOTALS, 0.0)
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         sent = {"comm/bytes_down": record.bits_down / 8, "comm/bytes_up": record.bits_up / 8}

@@ -14,6 +14,7 @@ from lit_fed.core.types import RoundRecord
 from lit_fed.errors import DivergedError, notice
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.summary import RunSummary
+from lit_fed.system.readers import instance
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -38,7 +39,7 @@ class Divergence(FederatedCallback):
         found: the line; "" without one.
     """
 
-    kept = ("first",)
+    kept = {"first": instance(int, float)}  # also one that is not finite
 
     def __init__(self) -> None:
         self.first = math.inf

@@ -23,6 +23,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import STATISTICS, Statistic
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
+from lit_fed.system.readers import number
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import print_rows, write_table
@@ -83,7 +84,7 @@ class RunReport(FederatedCallback):
         formats: formats of the figures: `png`, `pdf`, `svg`.
     """
 
-    kept = ("seconds",)
+    kept = {"seconds": number(0)}
 
     def __init__(self, pictures: bool = True, formats: Sequence[Literal["png", "pdf", "svg"]] = ("png",)) -> None:
         if not formats or not set(formats) <= FORMATS:

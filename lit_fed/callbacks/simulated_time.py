@@ -12,6 +12,7 @@ from lit_fed.core import tree
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import PhaseTraffic, RoundRecord
 from lit_fed.errors import check_settings
+from lit_fed.system.readers import number
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 
@@ -37,7 +38,7 @@ class SimulatedTime(FederatedCallback):
         name: name of the system; with a name, `time/simulated/<name>` is logged.
     """
 
-    kept = ("time",)
+    kept = {"time": number(0)}
 
     def __init__(
         self, uplink_ratio: float = 1.0, compute_min: float = 1.0, compute_mean: float = 0.0,

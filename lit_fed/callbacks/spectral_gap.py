@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_fed.core.graphs.mixing import mixing_matrix, restrict, second_eigenvalue
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
+from lit_fed.system.readers import instance, optional, whole
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 
@@ -28,7 +29,7 @@ class SpectralGap(FederatedCallback):
     clients take T³ operations in each round.
     """
 
-    kept = ("squares", "num_rounds")
+    kept = {"squares": optional(instance(Tensor)), "num_rounds": whole()}
 
     def __init__(self) -> None:
         self.squares: Tensor | None = None  # Σ_k W_k², [T, T] float64
@@ -50,7 +51,9 @@ class SpectralGap(FederatedCallback):
         present = torch.zeros(num_clients, dtype=torch.bool).index_fill(0, record.client_ids.cpu(), True)
         matrix = matrix if present.all() else restrict(matrix, present)
         square = matrix @ matrix
-        self.squares = square if self.squares is None else self.squares + square
+        if self.squares is None or self.squares.shape != square.shape:  # as of a forged checkpoint
+            self.squares, self.num_rounds = torch.zeros_like(square), 0
+        self.squares += square
         self.num_rounds += 1
         mean_gap = 1 - second_eigenvalue(self.squares / self.num_rounds) ** 0.5
         module.results["graph/mean_spectral_gap"] = mean_gap

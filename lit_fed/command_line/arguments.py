@@ -18,7 +18,7 @@ from lit_fed.system.files import os_error_text, quote
 
 __all__ = [
     "CONFIG", "config_files", "configs_folder", "default_name", "giving_way", "options_in", "prepared", "shipped",
-    "with_place", "with_values",
+    "with_checkpoint", "with_place", "with_values",
 ]  # fmt: skip
 
 CONFIG = ("-c", "--config")
@@ -144,6 +144,21 @@ def with_place(given: Sequence[str], message: str) -> str:
                 if (line := _line_of(tree, option.split("."))) is not None:
                     return f"--config {file}, line {line}: {message}"
     return message
+
+
+def with_checkpoint(given: Sequence[str], message: str, checkpoint: Path) -> str:
+    """A message with the checkpoint that it is about, unless it names that, or an option of the command line.
+
+    Args:
+        given: arguments of the command.
+        message: it may name an option.
+        checkpoint: the checkpoint whose arguments the command takes.
+    """
+    here = {option.removeprefix("--") for option, _ in options_in(given)}
+    message = message.replace("--config.", "--", 1)
+    names = OPTION.findall(message)
+    is_told = str(checkpoint) in message or here.intersection(names[:1])
+    return message if is_told else f"--ckpt_path {checkpoint}: {message}"
 
 
 def _line_of(node: yaml.Node | None, names: Sequence[str]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,12 +13,106 @@ from torch import Tensor
 
 from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `from_plain` finds their targets
 from lit_fed.core.context import Terms
+from lit_fed.core.local_solver import BY_CLIENT
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
+from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.system.readers import (
+    FormError,
+    Reader,
+    instance,
+    keyed,
+    list_of,
+    number,
+    one_of,
+    optional,
+    record,
+    text,
+    tuple_of,
+    whole,
+)
 
-__all__ = ["TrainingFacts", "name_digests"]
+__all__ = [
+    "FACTS", "FLAG", "INPUTS", "LARGE", "MOST_CLASSES", "MOST_NUMBERS", "POSITIVE", "SAMPLES", "SEED", "SHAPE", "SHARE",
+    "TrainingFacts", "name_digests",
+]  # fmt: skip
+
+MOST_NUMBERS = 10_000_000
+"""Clients of a training."""
+
+MOST_CLASSES = 2**17
+"""Classes of a training: the last layer of the network has a row for each."""
+
+FLAG = one_of(True, False)
+LARGE = whole(0, 2**31)
+POSITIVE = whole(1, 2**31)
+SAMPLES = whole(0, 2**52)
+SEED = whole(0, 2**63)
+SHAPE = list_of(whole(1, 2**31 - 1), 8)  # of a sample
+SHARE = number(0, 1)
+INPUT = text(64, r"[0-9]+|[^\W\d]\w*")
+INPUTS = record(
+    {
+        "inputs": list_of(tuple_of(INPUT, SHAPE, one_of("float32", "int64", "bool", "uint8")), 64, 2),
+        "uneven": list_of(INPUT, 64),
+    }
+)  # fmt: skip
+"""Several inputs of a network, see `NamedInputs`."""
+
+TEXT = instance(str)
+NAMES = list_of(TEXT, MOST_NUMBERS)
+COLUMNS = record(
+    {
+        "features": list_of(
+            tuple_of(TEXT, optional(NAMES), optional(instance(str, int, float)), FLAG), MOST_NUMBERS, 1
+        ),
+        "unknown_categories": one_of("error", "zeros"), "skip_lines": LARGE,
+        **dict.fromkeys(("missing_values", "dates", "date_parts"), NAMES),
+        **dict.fromkeys(("label_column", "separator", "date_format", "encoding", "decimal"), TEXT),
+        **dict.fromkeys(("client_column", "split_column", "query_column"), optional(TEXT)),
+        "own_fills": optional(one_of(*get_args(Imputation))),
+    },
+    may_miss=tuple(TableColumns._field_defaults),
+)  # fmt: skip
+"""Columns of a table, see `TableColumns`."""
+
+
+def _target(value: Any, place: str) -> tuple[Any, ...]:
+    """Kind, number of classes (0 for some that settings name), positions or not, and a label to ignore, if any."""
+    ignored = [whole(-(2**31), 2**31)] if isinstance(value, list | tuple) and len(value) == 4 else []
+    read: tuple[Any, ...] = tuple_of(text(64), whole(0, MOST_CLASSES), FLAG, *ignored)(value, place)
+    return read
+
+
+def _type(value: Any, place: str) -> str:
+    """The name of a type of torch."""
+    name = text(16)(value, place)
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise FormError(f"{place} is not a type of tensors")
+    return str(name)
+
+
+def _vector(value: Any, place: str) -> Tensor:
+    """A tensor with one axis."""
+    if not isinstance(value, Tensor) or value.ndim != 1 or value.is_complex():
+        raise FormError(f"{place} is not a tensor with one axis")
+    return value
+
+
+FACTS: dict[str, Reader] = {
+    "input_shape": SHAPE, "input_type": _type, "label_shape": SHAPE, "target": _target,
+    "num_clients": whole(1, MOST_NUMBERS), "total_samples": SAMPLES, "most_samples": SAMPLES, "batch_size": LARGE,
+    "clients_per_block": POSITIVE, "weighting": one_of("samples", "positions", "uniform"), "seed": SEED,
+    "num_rounds": POSITIVE, "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)),
+    "class_names": optional(NAMES), "columns": optional(COLUMNS), "augment": optional(text(4096)),
+    "sampling_probability": SHARE, "capped_samples": SAMPLES, "total_positions": SAMPLES, "stored_type": text(16),
+    "learned": NAMES, "label_scale": optional(tuple_of(number(), number())), "inputs": optional(INPUTS),
+    **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(_vector)),
+    "of_clients": keyed(one_of(*BY_CLIENT), _vector, len(BY_CLIENT)),
+}  # fmt: skip
+"""Readers of the facts of a training, as `TrainingFacts.plain` writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,19 @@ from lit_fed.core.local_solver import BY_CLIENT, ByClient
 from lit_fed.core.named_inputs import NamedInputs
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
-from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.facts import (
+    FACTS,
+    FLAG,
+    INPUTS,
+    LARGE,
+    MOST_CLASSES,
+    MOST_NUMBERS,
+    POSITIVE,
+    SEED,
+    SHAPE,
+    SHARE,
+    TrainingFacts,
+)
 from lit_fed.deployment.wire import TYPES, Packet, checked_tree
 from lit_fed.errors import ConfigError
 from lit_fed.system.readers import (
@@ -46,25 +58,15 @@ __all__ = [
 SPLITS = ("train", "val", "test")
 POPULATIONS = ("seen", "unseen")
 
-MOST_CLIENTS, MOST_NUMBERS = 2**17, 10_000_000
-"""Clients of one node, and of a training: nodes keep an entry for each of them."""
-
-MOST_CLASSES = 2**17
-"""Classes of a training: the last layer of the network has a row for each."""
+MOST_CLIENTS = 2**17
+"""Clients of one node."""
 
 MOST_VALUES = 2**28
 """Numbers in one sample."""
 
 NOTHING = one_of(None)
-LARGE = whole(0, 2**31)
-POSITIVE = whole(1, 2**31)
-SEED = whole(0, 2**63)
-SAMPLES = whole(0, 2**52)
-SHARE = number(0, 1)
-FLAG = one_of(True, False)
 NAME = text(200, ".+")  # of a client
 RELEASE = text(64)  # of lit_fed
-SHAPE = list_of(whole(1, 2**31 - 1), 8)  # of a sample
 POPULATION = one_of(*POPULATIONS)
 CLIENT = whole(0, MOST_NUMBERS)
 CLIENTS = list_of(CLIENT, MOST_CLIENTS, 1)
@@ -125,16 +127,6 @@ def _sample(value: Any, place: str) -> tuple[str, list[int]]:
     return kind, shape
 
 
-INPUT = text(64, r"[0-9]+|[^\W\d]\w*")
-INPUTS = record(
-    {
-        "inputs": list_of(tuple_of(INPUT, SHAPE, one_of("float32", "int64", "bool", "uint8")), 64, 2),
-        "uneven": list_of(INPUT, 64),
-    }
-)  # fmt: skip
-"""Several inputs of a network, see `NamedInputs`."""
-
-
 def _inputs(value: Any, place: str) -> NamedInputs:
     return NamedInputs.from_plain(INPUTS(value, place))
 
@@ -150,27 +142,14 @@ NODE_FACTS = record(
 
 
 # ---------------------------------------------------------------------- facts of a training
-def _target(value: Any, place: str) -> tuple[Any, ...]:
-    """Kind, number of classes (0 for some that settings name), positions or not, and a label to ignore, if any."""
-    ignored = [whole(-(2**31), 2**31)] if isinstance(value, list) and len(value) == 4 else []
-    read: tuple[Any, ...] = tuple_of(text(64), whole(0, MOST_CLASSES), one_of(True, False), *ignored)(value, place)
-    return read
+PRIVATE = ("groups", "class_names", "columns", "attackers", "sizes", "named", "label_scale", "class_counts")
+"""Facts of the server alone, see `TrainingFacts.public`."""
 
-
-FACTS = record(
-    {
-        "input_shape": SHAPE, "input_type": one_of(*TYPES), "label_shape": SHAPE,
-        "target": _target, "num_clients": whole(1, MOST_NUMBERS),
-        "total_samples": SAMPLES, "most_samples": SAMPLES, "groups": NOTHING, "batch_size": LARGE,
-        "clients_per_block": POSITIVE, "weighting": one_of("samples", "positions", "uniform"), "seed": SEED,
-        "num_rounds": POSITIVE,
-        "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)), "class_names": NOTHING,
-        "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
-        "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "total_positions": SAMPLES,
-        "stored_type": text(16), "label_scale": NOTHING, "class_counts": NOTHING,
-        "of_clients": record({}), "inputs": optional(INPUTS),
-    }
-)  # fmt: skip
+OF_TRAINING = record(
+    FACTS
+    | dict.fromkeys(PRIVATE, NOTHING)
+    | {"input_type": one_of(*TYPES), "learned": tuple_of(), "of_clients": record({})}
+)
 """Facts of a training, see `TrainingFacts.public`."""
 
 
@@ -200,7 +179,7 @@ SESSION = record(
 
 def facts_from_json(plain: Any, target: Target | None = None) -> TrainingFacts:
     """Facts of a training from JSON, with the target of its settings; a `FormError` names the wrong one."""
-    read = FACTS(plain, "facts")
+    read = OF_TRAINING(plain, "facts")
     try:
         return TrainingFacts.from_plain(read, target)
     except ConfigError as error:
@@ -223,7 +202,7 @@ def read_session(value: Any, place: str) -> dict[str, Any]:
     if not (sent["model"] is None or isinstance(sent["model"], dict)):
         raise FormError(f"{place}.model is not an object")
     if sent["model"] is None or sent["model"].get("target") is not None:
-        FACTS(sent["facts"], "facts")  # the class of the target is checked with the settings, when they are made
+        OF_TRAINING(sent["facts"], "facts")  # the class of the target is checked with the settings, when they are made
     else:
         facts_from_json(sent["facts"])
     return value  # type: ignore[no-any-return] # digests are of these very values

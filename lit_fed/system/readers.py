@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 __all__ = [
-    "MOST_FLOAT", "FormError", "Reader", "keyed", "list_of", "number", "number_of_text", "one_of", "optional", "record",
-    "text", "tuple_of", "whole",
+    "MOST", "MOST_FLOAT", "FormError", "Reader", "instance", "keyed", "list_of", "number", "number_of_text", "one_of",
+    "optional", "plain", "record", "text", "tuple_of", "whole",
 ]  # fmt: skip
+
+MOST = 2**62
+"""Upper limit of lists and objects in files, which the size of the file bounds."""
 
 MOST_FLOAT = 3.4028234663852886e38
 """Largest finite float32: no sample has a larger loss, and no update a larger entry."""
@@ -66,6 +69,26 @@ def one_of(*values: Any) -> Reader:
     return _value(fits, " or ".join(map(repr, values)), lambda one: one)
 
 
+def instance(*kinds: type) -> Reader:
+    """Read a value of one of these types, as it is."""
+
+    def fits(one: Any) -> bool:
+        return isinstance(one, kinds) and not (isinstance(one, bool) and int in kinds)
+
+    return _value(fits, f"of type {' or '.join(kind.__name__ for kind in kinds)}", lambda one: one)
+
+
+def plain(value: Any, place: str) -> Any:
+    """Read a plain value of any form: texts, numbers, flags, None, and lists and objects of such."""
+    if isinstance(value, dict):
+        return {instance(str)(name, f"a name in {place}"): plain(one, f"{place}.{name}") for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plain(one, place) for one in value)
+    if not (value is None or type(value) in (str, bool, float) or (type(value) is int and abs(value) < 2**64)):
+        _refuse(place, "a plain value")
+    return value
+
+
 def number_of_text(least: int = 0, most: int = 2**62) -> Reader:
     """Read a whole number that is the key of a JSON object: its decimal digits without leading zeros."""
     digits, inner = text(19, "0|[1-9][0-9]*"), whole(least, most)
@@ -78,10 +101,10 @@ def optional(inner: Reader) -> Reader:
 
 
 def list_of(inner: Reader, most: int, least: int = 0) -> Reader:
-    """Read a list of `least` to `most` entries."""
+    """Read a list, or a tuple, of `least` to `most` entries."""
 
     def read(value: Any, place: str) -> list[Any]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             _refuse(place, f"a list of {least} to {most} entries")
         return [inner(one, place) for one in value]
 
@@ -89,10 +112,10 @@ def list_of(inner: Reader, most: int, least: int = 0) -> Reader:
 
 
 def tuple_of(*inner: Reader) -> Reader:
-    """Read a list with one entry for each of these readers."""
+    """Read a list, or a tuple, with one entry for each of these readers."""
 
     def read(value: Any, place: str) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) != len(inner):
+        if not isinstance(value, list | tuple) or len(value) != len(inner):
             _refuse(place, f"a list of {len(inner)} entries")
         return tuple(reader(one, place) for reader, one in zip(inner, value, strict=True))
 

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from torch import Tensor
 
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
-from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.facts import FACTS, FLAG, TrainingFacts
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.names import LONGEST_SHOWN
-from lit_fed.system.readers import FormError, Reader, keyed, list_of, optional, record, text, whole
+from lit_fed.system.readers import (
+    MOST,
+    FormError,
+    Reader,
+    instance,
+    keyed,
+    list_of,
+    number,
+    optional,
+    plain,
+    record,
+    text,
+    whole,
+)
 from lit_fed.system.upgrade import facts_of_today, upgraded
 
 __all__ = [
@@ -35,6 +48,10 @@ DEEPEST = 40
 
 PARTS = (dict, list, tuple)
 
+LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
+
+FIX = "give a file from the folder checkpoints of a run"
+
 CHECKPOINT_KEY = "lit_fed"
 """Key of the entries that lit_fed adds to a checkpoint."""
 
@@ -43,39 +60,6 @@ WORD = re.compile(r"[\w-]*")
 
 
 # ---------------------------------------------------------------------- types of entries
-MOST = 2**62
-"""Upper limit of lists and objects, which the size of the file bounds."""
-
-
-def _of(*kinds: type) -> Reader:
-    """Read a value of one of these types."""
-
-    def read(value: Any, place: str) -> Any:
-        if not isinstance(value, kinds) or (isinstance(value, bool) and int in kinds):
-            raise FormError(f"{place} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
-        return value
-
-    return read
-
-
-def _fields_of(kind: Any) -> Reader:
-    """Read fields of a named tuple or a dataclass; those with a default may be absent, of other types they stay.
-
-    Args:
-        kind: its class.
-    """
-    readers = {}
-    for name, hint in get_type_hints(kind).items():
-        if get_origin(hint) is dict:
-            key, value = get_args(hint)
-            readers[name] = keyed(_of(key), _of(value), MOST)
-            continue
-        kinds = [*(get_args(hint) or (hint,)), *((int,) if hint is float else ())]
-        readers[name] = _of(*kinds) if {*kinds} <= {int, float, str, Tensor, type(None)} else _of(object)
-    given = inspect.signature(kind).parameters.values()
-    return record(readers, may_miss=tuple(one.name for one in given if one.default is not one.empty))
-
-
 def _texts(value: Any, *, keys: bool) -> Iterator[str]:
     """The texts in a plain value, with or without the keys of dicts."""
     if isinstance(value, str):
@@ -88,30 +72,61 @@ def _texts(value: Any, *, keys: bool) -> Iterator[str]:
             yield from _texts(one, keys=keys)
 
 
-def _without_text(value: Any, place: str) -> Any:
-    """Read numbers and tensors."""
-    if found := next(_texts(value, keys=False), None):
-        raise FormError(f"{place} is not without text, it holds {found[:LONGEST_SHOWN]!r}")
+def _counts(value: Any, place: str) -> Any:
+    """Read the progress of a loop: counts and flags, by name."""
+    if isinstance(value, dict):
+        return keyed(TEXT, _counts, MOST)(value, place)
+    return value if isinstance(value, bool) else STEP(value, place)
+
+
+def _tensor(value: Any, place: str) -> Tensor:
+    """Read a tensor whose numbers lie one beside the other."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
+        raise FormError(f"{place} is not a dense tensor")
     return value
 
 
-ANY, TEXT, STEP = _of(object), _of(str), whole(0)
-DICT, TENSORS = keyed(TEXT, ANY, MOST), keyed(TEXT, _of(Tensor), MOST)
+def _one_number(value: Any, place: str) -> Any:
+    """Read a real number, or a tensor of one."""
+    is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    return value if is_one else instance(int, float)(value, place)
+
+
+def _folder(value: Any, place: str) -> str:
+    """Read a path that a file system takes; what is in it is read, and nothing is written there."""
+    path = str(TEXT(value, place))
+    if len(path) > LONGEST_PATH or "\0" in path or any(len(part) > LONGEST_PART for part in Path(path).parts):
+        raise FormError(f"{place} is not the path of a folder")
+    return path
+
+
+LONGEST_PATH, LONGEST_PART = 4096, 255
+"""Letters of a path, and of a name in it."""
+
+TEXT, STEP = instance(str), whole(0)
+PLAIN, TENSORS = keyed(TEXT, plain, MOST), keyed(TEXT, _tensor, MOST)
+
+SPENT = record(
+    {"epsilon": instance(int, float), "delta": number(0, 1), "unit": TEXT, "adjacency": TEXT, "public_start": FLAG},
+    may_miss=("public_start",),
+)
+"""A privacy guarantee in short."""
 
 OWN_ENTRIES: Mapping[str, Reader] = {
-    "identity": DICT, "arguments": _of(dict), "num_rounds": STEP,
-    "results": keyed(TEXT, _of(int, float, Tensor), MOST), "schedule_rounds": STEP,
-    "changes": list_of(record({"after_rounds": STEP, "setting": TEXT, "from": ANY, "to": ANY}), MOST),
-    "client_files": optional(TEXT),
+    "identity": PLAIN, "arguments": PLAIN, "num_rounds": STEP, "schedule_rounds": STEP,
+    "results": keyed(TEXT, _one_number, MOST),
+    "changes": list_of(record({"after_rounds": STEP, "setting": TEXT, "from": plain, "to": plain}), MOST),
+    "client_files": optional(_folder),
     "init_from": optional(
         record(
             {
                 "path": TEXT, "algorithm": TEXT, "rounds": STEP, "parameters": TENSORS, "buffers": TENSORS,
-                "digest": TEXT, "spent": optional(DICT),
+                "digest": TEXT, "spent": optional(SPENT),
             }
         )
     ),
-    "spent": optional(DICT), "noise": TEXT, "serving": _fields_of(TrainingFacts),
+    "spent": optional(SPENT), "noise": TEXT,
+    "serving": record(FACTS, may_miss=tuple(one.name for one in fields(TrainingFacts) if one.default is not MISSING)),
     "frozen": optional(record({"digest": TEXT, "source": TEXT, "tensors": STEP, "numbers": STEP})),
 }  # fmt: skip
 """Entries of every checkpoint under `CHECKPOINT_KEY`."""
@@ -122,10 +137,23 @@ ENTRIES: Mapping[str, Reader] = {
 }  # fmt: skip
 """Entries of every checkpoint of Lightning."""
 
-TRAINING_ENTRIES: Mapping[str, Reader] = dict.fromkeys(("loops", "optimizer_states", "lr_schedulers"), _without_text)
+TRAINING_ENTRIES: Mapping[str, Reader] = {
+    "loops": _counts, "optimizer_states": instance(list), "lr_schedulers": instance(list)
+}  # fmt: skip
 """Entries that `save_weights_only` leaves out."""
 
-OTHER_ENTRIES: Mapping[str, Reader] = {"callbacks": keyed(TEXT, DICT, MOST)}
+OTHER_ENTRIES: Mapping[str, Reader] = {"callbacks": keyed(TEXT, keyed(TEXT, instance(object), MOST), MOST)}
+
+OF_LIGHTNING: dict[type[Callback], dict[str, Reader]] = {
+    EarlyStopping: dict.fromkeys(("wait_count", "stopped_epoch", "patience"), STEP) | {"best_score": _one_number},
+    ModelCheckpoint: {
+        "best_model_score": optional(_one_number),
+        "best_k_models": keyed(TEXT, _one_number, MOST),
+        "kth_value": _one_number,
+    },
+    Timer: {"time_elapsed": keyed(TEXT, number(0), MOST)},
+}
+"""Entries that states of Lightning's callbacks hold; `_is_like` says nothing of those that begin empty."""
 
 
 # ---------------------------------------------------------------------- files
@@ -245,7 +273,7 @@ def load_checkpoint(
         DamagedCheckpointError: if it is damaged.
         ConfigError: if it cannot be read, was not written by lit_fed, or lacks something or holds something else.
     """
-    fix = "give a file from the folder checkpoints of a run"
+    fix = FIX
     try:
         content = load_checked(path, values=values)
         if not _is_shallow(content):
@@ -272,16 +300,26 @@ def load_checkpoint(
 
 
 # ---------------------------------------------------------------------- states of callbacks
-def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer) -> None:
-    """Remove from a checkpoint, before Lightning restores it, what could make a callback write or delete a file.
+def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> None:
+    """Leave in a checkpoint, before Lightning restores it, what the run can take, and no path to write to or delete.
 
-    A state stays if it is like the callback's own and its texts are the callback's own, words, or, where the callback
-    has a folder, files of checkpoints in it. What is removed is named on stderr.
+    A state of a callback stays if it is like the callback's own and its texts are the callback's own, words, or, where
+    the callback has a folder, files of checkpoints in it. What is removed is named on stderr.
 
     Args:
         checkpoint: its content, changed in place.
         trainer: trainer with the callbacks, after their `setup`.
+        place: the checkpoint, for messages.
+
+    Raises:
+        ConfigError: if its loops are not those of the trainer.
     """
+    if "loops" in checkpoint:
+        own = {name: getattr(trainer, name).state_dict() for name in LOOPS}
+        if not _is_like(checkpoint["loops"], own, exactly=True):
+            raise ConfigError(f"{place}: its entry loops is not of the form of this version of Lightning; {FIX}")
+    for name in checkpoint.keys() & {"optimizer_states", "lr_schedulers"}:
+        checkpoint[name] = []  # the one optimizer has no state, and there is no scheduler
     found, said = checkpoint.get("callbacks", {}), []
     states: dict[str, Any] = {}
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -304,6 +342,21 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer) -> None:
 def _misfit(callback: Callback, state: dict[str, Any]) -> str:
     """Why a callback does not take a state; "" if it does."""
     own, folder = callback.state_dict(), getattr(callback, "dirpath", None)
+    kept = getattr(callback, "kept", None)  # of a `FederatedCallback`
+    forms = (
+        [record(kept)]
+        if kept
+        else [
+            record(form | dict.fromkeys(state.keys() - form.keys(), instance(object)))
+            for kind, form in OF_LIGHTNING.items()
+            if isinstance(callback, kind)
+        ]
+    )
+    try:
+        for form in forms:
+            form(state, "it")
+    except FormError as error:
+        return f"is of another form ({error})"
     if isinstance(callback, EarlyStopping):  # it has no folder, and keeps why it stopped
         return "" if _is_like(state, own) else "is not of the form of its own"
     known = {*_texts(own, keys=True)}
@@ -323,11 +376,14 @@ def _is_checkpoint_in(folder: str | Path, text: str) -> bool:
     return not is_address and path.suffix == ".ckpt" and Path(folder).resolve() in path.resolve().parents
 
 
-def _is_like(state: Any, own: Any) -> bool:
-    """Whether a value has the form of another: numbers and tensors alike, and at least the names of a dict."""
+def _is_like(state: Any, own: Any, *, exactly: bool = False) -> bool:
+    """Whether a value has the form of another: numbers and tensors alike, and at least or `exactly` the names of a dict."""
+    if exactly and isinstance(own, bool) != isinstance(state, bool):
+        return False
     if own is None or state is None:
-        return True
+        return not exactly or own is state
     if isinstance(own, dict):
-        return isinstance(state, dict) and all(name in state and _is_like(state[name], own[name]) for name in own)
+        like = isinstance(state, dict) and own.keys() <= state.keys() and not (exactly and own.keys() < state.keys())
+        return like and all(_is_like(state[name], one, exactly=exactly) for name, one in own.items())
     kind = next((one for one in ((int, float, Tensor), (str,), (list, tuple)) if isinstance(own, one)), (object,))
     return isinstance(state, kind)

@@ -352,16 +352,17 @@ class RunHistory:
         goes_on = trainer is not None and bool(trainer.training)
         path = None if trainer is None else trainer.ckpt_path
         stored, terms = checkpoint.get(CHECKPOINT_KEY), federation.terms
+        place = "the checkpoint" if path is None else f"--ckpt_path {path}"
         differences = refuse_other_run(
             stored, self.arguments, self.identity(federation), federation.algorithm, goes_on=goes_on,
-            with_changes=self.resume_with_changes, place="the checkpoint" if path is None else f"--ckpt_path {path}",
+            with_changes=self.resume_with_changes, place=place,
         )  # fmt: skip
         assert stored is not None
         for one in features if goes_on else ():  # without a command line no argument tells
             one.check_terms(stored["serving"], terms)
         federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
         if trainer is not None:
-            keep_harmless(checkpoint, trainer)
+            keep_harmless(checkpoint, trainer, place)
         federation.store.find(checkpoint["state_dict"], path, stored["client_files"])
         self.warm_start = WarmStart.found_in(stored)
         if self.warm_start is not None:

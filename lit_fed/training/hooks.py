@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.summary import RunSummary
+from lit_fed.system.readers import Reader
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedCallback", "data_of", "federated", "log_round", "results_folder"]
@@ -59,11 +61,11 @@ class FederatedCallback(Callback):
 
     Attributes:
         is_server: takes the server's step in `on_phase_reduce`; a fit needs exactly one such callback.
-        kept: names of the attributes that checkpoints store.
+        kept: the attributes that checkpoints store, with a reader of each, which checks the form of a foreign one.
     """
 
     is_server = False
-    kept: ClassVar[tuple[str, ...]] = ()
+    kept: ClassVar[Mapping[str, Reader]] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: copy.deepcopy(getattr(self, name)) for name in self.kept}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from lit_fed.session import Session
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder, load_checkpoint
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
 from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
@@ -87,6 +87,7 @@ class FederatedModule(LightningModule):
         self.results: dict[str, float] = {}
         self._entry: dict[str, Any] = {}  # what the checkpoints of a fit have in common; {}: there is no fit
         self.client_scores: dict[str, ClientScores] = {}
+        self._loaded_from = "the checkpoint"
 
     # ------------------------------------------------------------------ set-up
     def setup(self, stage: str) -> None:
@@ -227,6 +228,7 @@ class FederatedModule(LightningModule):
         self.build(facts)
         self.federation.schedule_rounds = int(stored["schedule_rounds"])
         self.federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
+        self._loaded_from = f"--ckpt_path {path}"
         self.load_state_dict(
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )
@@ -359,7 +361,24 @@ class FederatedModule(LightningModule):
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
         self._take_stored_rate(checkpoint.get(CHECKPOINT_KEY))
+        self._loaded_from = "the checkpoint" if self._trainer is None else f"--ckpt_path {self._trainer.ckpt_path}"
         self.results = self.history.restore(checkpoint, self.federation, self.settings.features, self._trainer)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take the states of a checkpoint.
+
+        Raises:
+            ConfigError: naming the first one that is missing, or of another shape or type.
+        """
+        for name, own in (*self.named_parameters(), *self.named_buffers()):
+            given = state_dict.get(name, own)
+            if (given.is_floating_point(), given.is_complex()) != (own.is_floating_point(), own.is_complex()):
+                raise ConfigError(f"{self._loaded_from}: its state {name} is of {given.dtype}, not {own.dtype}; {FIX}")
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except (RuntimeError, IndexError, TypeError) as error:
+            reason = str(error).splitlines()[:2][-1].strip()  # the first line of PyTorch's list is a heading
+            raise ConfigError(f"{self._loaded_from}: its states are not those of this run: {reason}; {FIX}") from error
 
     # ------------------------------------------------------------------ description
     @property
