@@ -59,7 +59,8 @@ __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "ma
 
 
 NEXT_OF_NODES = """\
-next: on a node, lit-fed client measure, predict and export serve its clients; here test takes --ckpt_path {last}
+next: on a node, lit-fed client measure, predict and export serve its clients; here
+      test takes --ckpt_path {last} --data.dataset {dataset}
       the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
 """
 """Last lines of a fit whose clients are on nodes."""
@@ -237,7 +238,9 @@ class FederatedCLI(LightningCLI):
                 stored = load_checkpoint(path, values=False)[CHECKPOINT_KEY]["arguments"]
                 check_modules(config.trust)
                 self._settings_of = path
-                stored = trusted_arguments(stored, path, classes_in(config), config.trust)
+                stored = trusted_arguments(
+                    stored, path, classes_in(config), config.trust, reads_data=command != "personalize"
+                )
                 behind = given.index(command) + 1
                 parsed = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
                 config = parsed[command]
@@ -355,7 +358,7 @@ class FederatedCLI(LightningCLI):
         diverged = any(one.found for one in callbacks if isinstance(one, Divergence))
         if self.trainer.is_global_zero and last is not None and not diverged:
             text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
-            sys.stdout.write(text.format(last=last))
+            sys.stdout.write(text.format(last=last, dataset=type(self.datamodule.dataset).__name__))
 
 
 def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:

@@ -29,7 +29,7 @@ from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.base import Network, refuse_lightning, size_names
-from lit_fed.system.discovery import bases_of, subclasses
+from lit_fed.system.discovery import bases_of, entry_points, subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
 from lit_fed.training.module import FederatedModule
@@ -258,7 +258,9 @@ def _paths_in(given: Any) -> set[str]:
     return set().union(*map(_paths_in, given)) if isinstance(given, list | tuple) else set()
 
 
-def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], trusted: Sequence[str]) -> dict[str, Any]:
+def trusted_arguments(
+    stored: Any, checkpoint: Path, named: Collection[str], trusted: Sequence[str], *, reads_data: bool = True
+) -> dict[str, Any]:
     """The arguments in a checkpoint, if taking them runs no code but that of known packages.
 
     Args:
@@ -266,6 +268,7 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
         checkpoint: where they are from.
         named: paths of classes that the command line names itself.
         trusted: modules that the user trusts.
+        reads_data: whether the command reads the data set.
 
     Returns:
         The arguments, without those that write to a folder, which are named on stderr.
@@ -275,7 +278,9 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
     """
     from lit_fed.system.whitelist import Whitelist, without_writes
 
-    known = Whitelist(checkpoint, (LocalSolver, *CLASSES.values()), is_rule_of_torch, named, trusted)
+    known = Whitelist(
+        checkpoint, (LocalSolver, *CLASSES.values()), is_rule_of_torch, named, trusted, reads_data=reads_data
+    )
     try:
         given = json.loads(json.dumps(stored))
     except (TypeError, ValueError, RecursionError):
@@ -290,6 +295,9 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
         value = given.get(key) if key == "seed_everything" else trainer["precision"]
         if not isinstance(value, str | int | None):
             known.refuse(key, "is no plain value")
+    words = {*re.findall(r"\w+", json.dumps(given))} & entry_points().keys()
+    for path in (entry_points()[one].value.replace(":", ".") for one in sorted(words)):
+        known.check_named(path)
     for name, of in sections.items():
         known.check_plain(given.get(name, {}), name)
         known.check_options(given.get(name, {}), of, name)

@@ -2,10 +2,10 @@
 
 import atexit
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -97,6 +97,7 @@ class RemoteClients(ClientDataSet):
     most_classes: int = 1000
 
     is_remote = True
+    reaches: ClassVar[Mapping[str, str]] = {"": "waits for other machines"}
 
     def __post_init__(self) -> None:
         most, above = self.max_update_norm, "a number > 0"

@@ -17,7 +17,10 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import LONGEST_SHOWN, did_you_mean, import_path, lies_below
 
-__all__ = ["bases_of", "import_all", "import_named", "named", "room", "subclasses", "with_objects"]
+__all__ = [
+    "bases_of", "entry_points", "import_all", "import_named", "named", "path_of_name", "room", "subclasses",
+    "with_objects",
+]  # fmt: skip
 
 
 ROOMS: dict[str, dict[str, str]] = {}
@@ -131,6 +134,11 @@ def _load(point: EntryPoint) -> None:
 def named(package: str, name: str) -> Any:
     """The class of a name in a package, which is imported when it is needed."""
     return getattr(importlib.import_module(package), name)
+
+
+def path_of_name(name: str) -> str | None:
+    """The path of a class of lit_fed that has a name on the command line; None: there is none of this name."""
+    return next((f"{known[name]}.{name}" for known in _rooms().values() if name in known), None)
 
 
 def import_named(text: str) -> None:

@@ -102,6 +102,12 @@ def import_path(path: str) -> Any:
     return getattr(place, name)
 
 
+def same_class(one: Any, other: Any) -> bool:
+    """Whether two import paths name one class of lit_fed, which has long paths and short ones."""
+    paths = [str(path).rpartition(".") for path in (one, other)]
+    return paths[0][2] == paths[1][2] and all(module.partition(".")[0] == "lit_fed" for module, _, _ in paths)
+
+
 def lies_below(path: str, package: str) -> bool:
     """Whether a path is a package, or something in it.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -21,7 +22,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in
+from lit_fed.system.discovery import path_of_name
+from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in, same_class
 
 __all__ = ["Whitelist", "without_writes"]
 
@@ -58,6 +60,15 @@ None of them unpickles a file without comparing its checksum, or writes to its f
 WRITES: dict[str, Any] = {"download": False, "cache_dir": None}
 """Options of data sets that write to a folder, with the values that do not."""
 
+DOWNLOADS = dict.fromkeys(("weights", "weights_backbone", "config", "pretrained"), "downloads weights")
+"""Options by which networks reach other machines, as `DataSet.reaches`."""
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+"""A name of weights or data that a library may download."""
+
+FILES = (".pt", ".pth")
+"""Endings of files of weights, which are never downloaded."""
+
 Kind = Literal["values", "anything", "names", "object"]
 """Texts that an option takes: plain ones, those that may hold a configuration, those that may be imported.
 
@@ -74,6 +85,7 @@ class Whitelist:
         is_rule: whether a text is the name of an update rule, which is never imported.
         named: paths of classes that the command line names itself.
         trusted: modules that the user trusts.
+        reads_data: whether the command reads the data set.
 
     Attributes:
         packages: packages whose modules may be imported.
@@ -89,9 +101,9 @@ class Whitelist:
 
     def __init__(
         self, checkpoint: Path, bases: Collection[type], is_rule: Callable[[str], bool], named: Collection[str],
-        trusted: Sequence[str],
+        trusted: Sequence[str], *, reads_data: bool = True,
     ) -> None:  # fmt: skip
-        self.checkpoint, self.named, self.trusted = checkpoint, named, trusted
+        self.checkpoint, self.named, self.trusted, self.reads_data = checkpoint, named, trusted, reads_data
         self.bases = (nn.Module, Dataset, *bases)  # metrics are modules; transforms may have no base
         self._is_rule = is_rule
 
@@ -181,8 +193,9 @@ class Whitelist:
             if self.holds_configuration(value, kind):
                 self.refuse(place, f"is {value[:LONGEST_SHOWN]!r}, which may hold another configuration")
             for path in value.replace(",", " ").split() if kind != "anything" else ():
-                if _could_be_imported(path):
-                    self.check_path(path, place)
+                of_name = path_of_name(path) if kind == "object" else None
+                if of_name is not None or _could_be_imported(path):
+                    self.check_reach(self.check_path(of_name or path, place), {}, of_name or path, place)
 
     def check_object(self, value: dict[str, Any], place: str) -> None:
         """Check a class or function with its options."""
@@ -192,6 +205,40 @@ class Whitelist:
         of = self.check_path(path, place)
         self.check_options(value.get("init_args") or {}, of, place)
         self.check_value(value.get("dict_kwargs"), place, "names")
+        self.check_reach(of, (value.get("init_args") or {}) | (value.get("dict_kwargs") or {}), path, place)
+
+    def check_reach(self, of: Any, options: dict[str, Any], path: str, place: str) -> None:
+        """Refuse a class that reaches other machines, unless the command line names it.
+
+        Args:
+            of: the class, or function.
+            options: its options.
+            path: its path.
+            place: the setting that names it.
+        """
+        if self._is_named(path) or (place.startswith("data.") and not self.reads_data):
+            return
+        for option, what in getattr(of, "reaches", DOWNLOADS).items():
+            value = options.get(option)
+            if option and value is not True and not (isinstance(value, str) and _may_be_downloaded(value)):
+                continue
+            by = f" by its {option} {value}" if option else ""
+            raise ConfigError(
+                f"--ckpt_path {self.checkpoint} names {path} ({place}), which {what}{by}: a checkpoint alone may not "
+                f"do that; name the class yourself, as in --{place} {path}"
+            )
+
+    def check_named(self, path: str) -> None:
+        """Refuse a class of another package that has a name of its own, unless the command line names it."""
+        if not self._is_named(path):
+            self.distrust(path, "arguments")
+
+    def _is_named(self, path: str) -> bool:
+        """Whether the command line names a class, by its long path or the short one, or the user trusts its module."""
+        return (
+            any(path == one or same_class(path, one) for one in self.named)
+            or any(lies_below(path, one) for one in self.trusted)
+        )  # fmt: skip
 
     def _check_metrics(self, value: Any) -> None:
         """Check names of metrics, their paths, and their arguments, which are words and numbers."""
@@ -211,7 +258,7 @@ class Whitelist:
             return None
         if not all(part.isidentifier() for part in path.split(".")):
             self.refuse(place, f"names {path[:LONGEST_SHOWN]!r}, which is no path of a class")
-        is_named = path in self.named or any(lies_below(path, one) for one in self.trusted)
+        is_named = self._is_named(path)
         if not is_named and not self._may_be_imported(path):
             self.distrust(path, place)
         try:
@@ -232,6 +279,11 @@ def _parts(value: dict[str, Any] | list[Any], place: str) -> list[tuple[Any, str
     """Entries of a list, or keys and entries of an object, with their places."""
     inside = [(one, f"{place}.{key}") for key, one in value.items()] if isinstance(value, dict) else []
     return [(one, place) for one in value] + inside
+
+
+def _may_be_downloaded(text: str) -> bool:
+    """Whether a text names weights or data elsewhere: no file or folder here."""
+    return HUB_NAME.fullmatch(text) is not None and not text.endswith(FILES) and not Path(text).exists()
 
 
 def _could_be_imported(text: str) -> bool:

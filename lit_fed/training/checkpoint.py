@@ -137,8 +137,11 @@ ENTRIES: Mapping[str, Reader] = {
 }  # fmt: skip
 """Entries of every checkpoint of Lightning."""
 
+GROUP = record({"lr": instance(float), "params": list_of(STEP, MOST)})
+
 TRAINING_ENTRIES: Mapping[str, Reader] = {
-    "loops": _counts, "optimizer_states": instance(list), "lr_schedulers": instance(list)
+    "loops": _counts, "lr_schedulers": list_of(plain, 0),
+    "optimizer_states": list_of(record({"state": record({}), "param_groups": list_of(GROUP, 1)}), 1),
 }  # fmt: skip
 """Entries that `save_weights_only` leaves out."""
 
@@ -377,7 +380,7 @@ def _is_checkpoint_in(folder: str | Path, text: str) -> bool:
 
 
 def _is_like(state: Any, own: Any, *, exactly: bool = False) -> bool:
-    """Whether a value has the form of another: numbers and tensors alike, and at least or `exactly` the names of a dict."""
+    """Whether a value has the form of another: numbers alike, and at least, or `exactly`, the names of a dict."""
     if exactly and isinstance(own, bool) != isinstance(state, bool):
         return False
     if own is None or state is None:

@@ -15,6 +15,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.names import same_class
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, keep_harmless
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.feature import Feature
@@ -90,14 +91,14 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
     if not stored or not given:
         return []
     classes = [one.get("class_path") for one in (stored, given)]
-    if classes[0] != classes[1] and None not in classes and not _same_class(*classes):
+    if classes[0] != classes[1] and None not in classes and not same_class(*classes):
         return [Difference(prefix.removesuffix(".").replace(".init_args.", "."), *classes)]
     found = []
     for key, before in stored.items():
         name, now = f"{prefix}{key}", given.get(key, {} if key == "init_args" else None)  # a class without options
         if isinstance(before, dict) and isinstance(now, dict) and not _is_users(key, stored, before, now):
             found += compare_arguments(before, now, f"{name}.") if name not in MEASURED else []
-        elif before != now and name not in MEASURED and not (key == "class_path" and _same_class(before, now)):
+        elif before != now and name not in MEASURED and not (key == "class_path" and same_class(before, now)):
             found.append(Difference(name.replace(".init_args.", ".").replace(".class_path", ""), before, now))
     return found
 
@@ -111,12 +112,6 @@ def _is_users(key: str, owner: dict[str, Any], before: dict[str, Any], now: dict
     if key == "init_args":
         return False
     return not (before and now) or ("class_path" in owner and "class_path" not in before | now)
-
-
-def _same_class(one: Any, other: Any) -> bool:
-    """Whether two import paths name one class of lit_fed, which has long paths and short ones."""
-    paths = [str(path).rpartition(".") for path in (one, other)]
-    return paths[0][2] == paths[1][2] and all(module.partition(".")[0] == "lit_fed" for module, _, _ in paths)
 
 
 def refuse_other_run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from running import SMALL, folder
+from watched import touched
 
 from lit_fed.cli import main
 from lit_fed.command_line.classes import classes_in, trusted_arguments
@@ -159,6 +160,68 @@ def test_options_of_known_classes_are_looked_at(place):
 def test_what_is_no_argument_of_a_run_is_refused(way, place):
     assert refusal(NO_ARGUMENTS[way]).startswith("--ckpt_path its.ckpt")
     assert not (place / "code_ran").exists()
+
+
+REACHING = {
+    "Federation": {"data": {"dataset": {"class_path": "lit_fed.Federation"}}},
+    "long path": {"data": {"dataset": {"class_path": "lit_fed.deployment.federation.Federation"}}},
+    "name alone": {"data": {"dataset": "Federation"}},
+    "path alone": {"data": {"dataset": "lit_fed.Federation"}},
+    "in another": {
+        "data": {"dataset": {"class_path": "lit_fed.FrozenFeatures", "init_args": {"dataset": "Federation"}}}
+    },
+    "hub": {"data": {"dataset": {"class_path": "lit_fed.HuggingFace", "init_args": {"path": "some/one"}}}},
+    "tokenizer": {
+        "data": {"dataset": {"class_path": "lit_fed.HuggingFace", "init_args": {"path": ".", "tokenizer": "gpt2"}}}
+    },
+    "weights": network("lit_fed.HuggingFaceClassifier", weights="some/one"),
+    "config": network("lit_fed.HuggingFaceClassifier", config="some/one"),
+    "pretrained": network("lit_fed.Timm", name="resnet18", pretrained=True),
+    "torchvision": network("lit_fed.ResNet18", weights="IMAGENET1K_V1"),
+    "function": network("torchvision.models.resnet18", weights="DEFAULT"),
+    "further options": {
+        "model": {"network": {"class_path": "torchvision.models.resnet18", "dict_kwargs": {"weights": "DEFAULT"}}}
+    },
+}
+
+
+@pytest.mark.parametrize("way", REACHING)
+def test_a_class_that_reaches_other_machines_is_refused(way, place):
+    said = refusal(REACHING[way])
+    assert "a checkpoint alone may not do that; name the class yourself, as in --" in said
+    assert "waits for other machines" in said or "loads from a hub by its" in said or "downloads weights by its" in said
+
+
+def test_what_reaches_other_machines_is_taken_from_the_command_line(place):
+    for way, name in (
+        ("long path", "lit_fed.Federation"),
+        ("name alone", "lit_fed.Federation"),
+        ("hub", "lit_fed.HuggingFace"),
+    ):
+        given = copy.deepcopy(REACHING[way])
+        assert trusted_arguments(given, Path("its.ckpt"), {name}, []) == given
+        assert trusted_arguments(given, Path("its.ckpt"), set(), [], reads_data=False) == given
+    for arguments in (
+        {"data": {"dataset": {"class_path": "lit_fed.HuggingFace", "init_args": {"path": "."}}}},
+        network("lit_fed.ResNet18", weights="mine.pt"), network("lit_fed.Timm", name="resnet18", pretrained=False),
+    ):  # fmt: skip
+        assert trusted_arguments(arguments, Path("its.ckpt"), set(), []) == arguments
+
+
+def test_a_test_listens_only_if_the_command_line_says_so(whole, place, capsys):
+    """Its other options come from the checkpoint."""
+    inner = {
+        "class_path": "lit_fed.Federation",
+        "init_args": {"listen": "127.0.0.1:0", "num_nodes": 7, "patience": -1.0},
+    }
+    path = changed(whole, place / "theirs.ckpt", {"data": {"dataset": inner}})
+    with touched("") as found:
+        assert "names lit_fed.Federation (data.dataset), which waits for" in ended(
+            ["test", "--ckpt_path", str(path)], capsys
+        )
+    assert not [event for event, _ in found if event.startswith("socket.")]
+    said = ended(["test", "--ckpt_path", str(path), "--data.dataset", "Federation"], capsys)
+    assert "patience is -1.0" in said, "it is made, with the options of the checkpoint"
 
 
 def test_known_classes_are_taken(place):

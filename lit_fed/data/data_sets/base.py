@@ -7,7 +7,7 @@ postponed here: the command line would look up their names in the module of each
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -130,6 +130,8 @@ class DataSet(ABC):
         divided_by: what differs between clients: samples, or features of the same samples.
         natural: the data set has natural clients; partition and number of clients are refused.
         is_remote: samples stay on other machines; only their numbers are known here.
+        reaches: options by which it reaches other machines, or "" if it always does, and what it does then. A
+            checkpoint that alone names such a class is refused.
         normalisation: constants of the inputs' normalisation, kept in checkpoints for unseen clients; None: none, or
             learned from samples and kept in `Population`.
     """
@@ -139,6 +141,7 @@ class DataSet(ABC):
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     natural: ClassVar[bool] = False
     is_remote: ClassVar[bool] = False
+    reaches: ClassVar[Mapping[str, str]] = {}
     normalisation: ClassVar[Normalisation | None] = None
 
     @property

@@ -103,6 +103,8 @@ class HuggingFace(PooledDataSet):
     max_length: int = 128
     image_size: tuple[int, int] | None = None
 
+    reaches = dict.fromkeys(("path", "tokenizer"), "loads from a hub")
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_columns", names_of(self.input_columns))
         scaled = self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"
