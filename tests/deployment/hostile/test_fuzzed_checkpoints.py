@@ -5,8 +5,13 @@
 
 import itertools
 import os
+import random
+import re
 import shutil
+import time
 from collections import OrderedDict
+from contextlib import chdir, suppress
+from functools import cache
 from pathlib import Path
 
 import attacks_in_settings as attacks
@@ -68,7 +73,8 @@ LIKE = [
 """Changes of a tensor that leave its shape."""
 
 ALIKE = {
-    **dict.fromkeys((int, float), [-1, 0, 1, 2, 7, 0.5, -0.5, 1e30, float("nan"), float("inf"), "x", [1], True]),
+    int: [-1, 0, 1, 2, 7, 0.5, -0.5, 1e30, float("nan"), float("inf"), "x", [1], True],
+    float: [-1, 0, 1, 2, 0.5, -0.5, 1e30, float("nan"), float("inf"), "x", [1], True],
     str: ["x", "lit_fed.Federation", "Federation", "Local", "train", "../x", "a b", "é", "{}", "null", "1", "cuda"],
 }
 """Values that are nearer to those of a run."""
