@@ -30,6 +30,7 @@ from lit_fed.system.readers import (
     keyed,
     list_of,
     number,
+    one_of,
     optional,
     plain,
     record,
@@ -92,6 +93,26 @@ def _one_number(value: Any, place: str) -> Any:
     return value if is_one else instance(int, float)(value, place)
 
 
+def _rate(value: Any, place: str) -> Any:
+    """Read a learning rate."""
+    return one_of("auto")(value, place) if isinstance(value, str) else number(0)(value, place)
+
+
+def _at_least(fields: Mapping[str, Reader]) -> Reader:
+    """Read an object with these names and any others."""
+
+    def read(value: Any, place: str) -> Any:
+        others = dict.fromkeys(value, instance(object)) if isinstance(value, dict) else {}
+        return record(others | dict(fields))(value, place)
+
+    return read
+
+
+def _identity(value: Any, place: str) -> Any:
+    """Read the identity of a run."""
+    return _at_least({"solver": _at_least({"lr": _rate}), "algorithm": plain})(plain(value, place), place)
+
+
 def _folder(value: Any, place: str) -> str:
     """Read a path that a file system takes; what is in it is read, and nothing is written there."""
     path = str(TEXT(value, place))
@@ -112,8 +133,12 @@ SPENT = record(
 )
 """A privacy guarantee in short."""
 
+SECTIONS: dict[str, Reader] = dict.fromkeys(("model", "data", "trainer"), PLAIN) | {"seed_everything": plain}
+"""Sections of the arguments of a run."""
+
 OWN_ENTRIES: Mapping[str, Reader] = {
-    "identity": PLAIN, "arguments": PLAIN, "num_rounds": STEP, "schedule_rounds": STEP,
+    "identity": _identity, "arguments": record(SECTIONS, may_miss=tuple(SECTIONS)), "num_rounds": STEP,
+    "schedule_rounds": STEP,
     "results": keyed(TEXT, _one_number, MOST),
     "changes": list_of(record({"after_rounds": STEP, "setting": TEXT, "from": plain, "to": plain}), MOST),
     "client_files": optional(_folder),
@@ -346,15 +371,7 @@ def _misfit(callback: Callback, state: dict[str, Any]) -> str:
     """Why a callback does not take a state; "" if it does."""
     own, folder = callback.state_dict(), getattr(callback, "dirpath", None)
     kept = getattr(callback, "kept", None)  # of a `FederatedCallback`
-    forms = (
-        [record(kept)]
-        if kept
-        else [
-            record(form | dict.fromkeys(state.keys() - form.keys(), instance(object)))
-            for kind, form in OF_LIGHTNING.items()
-            if isinstance(callback, kind)
-        ]
-    )
+    forms = [record(kept)] if kept else [_at_least(f) for kind, f in OF_LIGHTNING.items() if isinstance(callback, kind)]
     try:
         for form in forms:
             form(state, "it")

@@ -43,7 +43,7 @@ class WarmStart(NamedTuple):
         content = load_checkpoint(Path(path), option="--init_from")
         state, stored = content["state_dict"], content[CHECKPOINT_KEY]
         settings, place = stored["identity"]["algorithm"], _place_of_models(list(state))
-        algorithm = settings["class_path"] if isinstance(settings, dict) else settings
+        algorithm = str(settings.get("class_path") if isinstance(settings, dict) else settings)
         if place is None:
             raise ConfigError(
                 f"--init_from {path}: {algorithm} has no models that all of its clients share; give the checkpoint of "

@@ -35,6 +35,10 @@ OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
 """Further results not covered, for a run with a start declared public and all runs that start from it."""
 
 
+COUNTED = ("noise_multiplier", "releases", "steps", "mixtures", "messages")
+"""States by which ε is counted."""
+
+
 @dataclass(frozen=True)
 class PrivacyFeature(Feature):
     """Simulated differential privacy.
@@ -208,6 +212,11 @@ class PrivacyFeature(Feature):
         found = part_of(federation.algorithm, federation.shared, Private)  # type: ignore[type-abstract]
         assert found is not None
         private, own = found
+        counted = [getattr(own, name) for name in COUNTED if hasattr(own, name)]
+        if not all(bool(((leaf >= 0) & leaf.isfinite()).all()) for leaf in counted):
+            raise ConfigError(
+                "the checkpoint's counts of private releases are negative or no numbers; give another --ckpt_path"
+            )
         guarantee = private.guarantee(federation.context("plan"), own, exact)
         is_public = starts and self.given.public_start
         if is_public or (start or {}).get("public_start"):

@@ -82,7 +82,7 @@ ALIKE = {
 COMMONNESS = (4, 1, 3, 1, 1, 2, 0.3)
 """Of each command: an export takes seconds."""
 
-CHECKPOINT = re.compile(r"theirs\.ckpt|the checkpoint")
+CHECKPOINT = re.compile(r"theirs\.ckpt|the checkpoint|client \d+, round")
 
 ABSENT, MORE = object(), object()
 """In the place of a value: the entry is left out, or has another one beside it."""
