@@ -139,6 +139,11 @@ class FederatedTrainer(Trainer):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         self._signal_connector.end()
 
+    def _run(self, model: Any, ckpt_path: _PATH | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Set `ckpt_path` ahead of the set-up, which reads the data in the terms of the checkpoint."""
+        self._checkpoint_connector._ckpt_path = ckpt_path
+        return super()._run(model, ckpt_path, *args, **kwargs)
+
     def _found(self, ckpt_path: _PATH | None, module: FederatedModule, goes_on: bool = False) -> _PATH | None:
         """The path of a checkpoint, which `last` and `previous` name by the run's folder.
 

@@ -22,6 +22,7 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
+from lit_fed.data.populations.as_trained import as_trained, check_same_labels
 from lit_fed.data.populations.build import build_populations, infer_target, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
@@ -200,7 +201,13 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
         given = self._settle_target()
+        # facts of the training whose models are taken, and their place in messages
+        earlier = None if self.trainer is None else getattr(self.trainer.lightning_module, "earlier", None)
         if self.seen is not None:
+            if earlier is not None and as_trained(self.seen, *earlier, self.dataset.normalisation) is not self.seen:
+                raise ConfigError(
+                    f"{earlier[1]}: the data were set up for another training; pass a new FederatedDataModule"
+                )
             return
         self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(
@@ -208,9 +215,14 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
+        if earlier is not None:
+            declared = self.dataset.normalisation
+            seen, unseen = (one and as_trained(one, *earlier, declared) for one in (seen, unseen))
         seen, unseen = self._labelled(seen, unseen)
-        masks = mask_form(self.target, self.label_shape)
-        check_augmentation(self.transforms, seen, type(self.dataset).__name__, self.dataset.normalisation, masks)
+        if earlier is not None:
+            check_same_labels(self.target, *earlier)
+        masks, normalisation = mask_form(self.target, self.label_shape), seen.normalisation or self.dataset.normalisation
+        check_augmentation(self.transforms, seen, type(self.dataset).__name__, normalisation, masks)
         if unseen is not None:
             for split in unseen.splits:
                 split.first_id = seen.train.num_clients

@@ -50,6 +50,9 @@ def test_private_names_of_callbacks_and_signals_exist():
     assert type(trainer._signal_connector) is _SignalConnector
     assert hasattr(trainer._accelerator_connector, "cluster_environment")
     assert "_signal_connector.register_signal_handlers()" in inspect.getsource(Trainer._run)
+    assert list(inspect.signature(Trainer._run).parameters)[1:3] == ["model", "ckpt_path"]
+    trainer._checkpoint_connector._ckpt_path = "x.ckpt"
+    assert trainer.ckpt_path == "x.ckpt"
 
 
 def test_private_names_of_launcher_exist():
