@@ -221,7 +221,10 @@ class FederatedDataModule(LightningDataModule):
         seen, unseen = self._labelled(seen, unseen)
         if earlier is not None:
             check_same_labels(self.target, *earlier)
-        masks, normalisation = mask_form(self.target, self.label_shape), seen.normalisation or self.dataset.normalisation
+        masks, normalisation = (
+            mask_form(self.target, self.label_shape),
+            seen.normalisation or self.dataset.normalisation,
+        )
         check_augmentation(self.transforms, seen, type(self.dataset).__name__, normalisation, masks)
         if unseen is not None:
             for split in unseen.splits:

@@ -248,7 +248,7 @@ def test_a_run_that_began_so_goes_on_and_is_tested_in_the_same_terms(sold, tmp_p
     assert again.facts.normalisation == module.facts.normalisation
     tested = trainer_of(tmp_path, "run", 1)
     tested.test(FederatedModule(FedAvg(), LocalSolver(lr=0.1)), datamodule=table(rows), ckpt_path=path)
-    with pytest.raises(ConfigError, match="--ckpt_path .*'new' is no class of that training"):
+    with pytest.raises(ConfigError, match=r"--ckpt_path .*'new' is no class of that training"):
         tested.test(FederatedModule(FedAvg()), datamodule=table(sales(p="new")), ckpt_path=path)
 
 

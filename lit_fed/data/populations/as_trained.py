@@ -123,7 +123,7 @@ def _places(own: TableColumns | None, earlier: TrainingFacts, place: str) -> lis
         feature = mine.pop(one.name, None)
         require(
             feature is not None,
-            f"{place} was trained on the column {one.name!r}, which is missing here; add it, or start from fresh models",
+            f"{place} was trained on the column {one.name!r}, which is missing here; add it, or take fresh models",
         )
         assert feature is not None
         kinds = ["numbers" if each.categories is None else "categories" for each in (feature, one)]

@@ -79,7 +79,10 @@ def test_classes_have_the_numbers_of_the_training(capsys):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (frame().replace("Rome", "Lima"), r"column 'town' has 'Lima', and in that training only 'Bari', 'Oslo', 'Rome'"),
+        (
+            frame().replace("Rome", "Lima"),
+            r"column 'town' has 'Lima', and in that training only 'Bari', 'Oslo', 'Rome'",
+        ),
         (frame(kinds=("cheap", "new")), r"'new' is no class of that training, whose classes are 'cheap', 'dear'"),
         (frame().drop(columns="b"), r"was trained on the column 'b', which is missing here"),
         (frame().assign(c=1.0), r"was not trained on the column 'c'"),
