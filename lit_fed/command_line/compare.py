@@ -138,6 +138,7 @@ def columns_of(metric: str) -> dict[str, str]:
     return {
         **{f"test/seen/{metric}{suffix}": heading if suffix else "seen" for suffix, heading in compared.items()},
         f"test/honest/{metric}": "honest",
+        f"test/honest/{metric}_undefined": "undefined of honest",
         f"test/unseen/{metric}": "unseen",
         f"test/unseen/{metric}_undefined": "undefined of unseen",
         "rounds": "rounds",

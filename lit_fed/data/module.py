@@ -27,6 +27,7 @@ from lit_fed.data.populations.build import build_populations, infer_target, told
 from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
+    far_inputs,
     find_client,
     find_client_name,
     fingerprint,
@@ -201,13 +202,12 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
         given = self._settle_target()
-        # facts of the training whose models are taken, and their place in messages
-        earlier = None if self.trainer is None else getattr(self.trainer.lightning_module, "earlier", None)
+        module = None if self.trainer is None else self.trainer.lightning_module
+        # facts of the training whose models are taken, and their origin
+        earlier, place = getattr(module, "earlier", None) or (None, "")
         if self.seen is not None:
-            if earlier is not None and as_trained(self.seen, *earlier, self.dataset.normalisation) is not self.seen:
-                raise ConfigError(
-                    f"{earlier[1]}: the data were set up for another training; pass a new FederatedDataModule"
-                )
+            if self._as_trained(self.seen, earlier, place, []) is not self.seen:
+                raise ConfigError(f"{place}: the data were set up for another training; pass a new FederatedDataModule")
             return
         self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(
@@ -215,16 +215,15 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
-        if earlier is not None:
-            declared = self.dataset.normalisation
-            seen, unseen = (one and as_trained(one, *earlier, declared) for one in (seen, unseen))
+        lines = list[str]()
+        read, seen = seen, self._as_trained(seen, earlier, place, lines)
+        unseen = None if unseen is None else self._as_trained(unseen, earlier, place, [])
+        is_new = seen is read
         seen, unseen = self._labelled(seen, unseen)
         if earlier is not None:
-            check_same_labels(self.target, *earlier)
-        masks, normalisation = (
-            mask_form(self.target, self.label_shape),
-            seen.normalisation or self.dataset.normalisation,
-        )
+            check_same_labels(self.target, earlier, place)
+        masks = mask_form(self.target, self.label_shape)
+        normalisation = seen.normalisation or self.dataset.normalisation
         check_augmentation(self.transforms, seen, type(self.dataset).__name__, normalisation, masks)
         if unseen is not None:
             for split in unseen.splits:
@@ -236,9 +235,17 @@ class FederatedDataModule(LightningDataModule):
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self.cohort(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
-        for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
+        far = (far_inputs(one, normalisation, seen.columns) for one in ([] if is_new else [seen]) + [unseen])
+        said_of_inputs = *lines, outlying_inputs(seen, unseen), *far
+        for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), *said_of_inputs):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
+
+    def _as_trained(
+        self, population: Population, earlier: TrainingFacts | None, place: str, said: list[str]
+    ) -> Population:
+        declared = self.dataset.normalisation
+        return population if earlier is None else as_trained(population, earlier, place, declared, said)
 
     def _settle_target(self) -> Target | None:
         """The target of `--model.target`, or `given_target`; None: the labels decide."""

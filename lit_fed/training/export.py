@@ -75,6 +75,11 @@ class LegalInputs(nn.Module):
         named: whether an error names the input; there may be a thousand.
     """
 
+    least: Any
+    most: Any
+    whole: Any
+    may_miss: Any
+
     def __init__(self, legal: Sequence[Legal], *, named: bool = False) -> None:
         super().__init__()
         self.legal, self.named = tuple(legal), named
@@ -93,13 +98,13 @@ class LegalInputs(nn.Module):
         within = (x >= self.least) & (x <= self.most)
         if x.is_floating_point():
             if any(one.whole for one in self.legal):
-                within = within & ((x == x.round()) | torch.logical_not(self.whole))
+                within = within & ((x - x.round()) * self.whole == 0)
             if any(one.may_miss for one in self.legal):
                 within = within | (x.isnan() & self.may_miss)
         within = within.flatten(1)
         for place, one in enumerate(self.legal if self.named else ()):
             torch._assert_async(within[:, place].all(), f"{_in_words(one)}; see legal_inputs of about.json")
-        legal = within.all(1)
+        legal: Tensor = within.all(1)
         torch._assert_async(
             legal.all(),
             f"{_in_words(self.legal[0]) if len(self.legal) == 1 else 'an input is not legal'}; see legal_inputs of "
@@ -123,9 +128,12 @@ def legal_inputs(facts: TrainingFacts) -> list[Legal]:
     if facts.columns is not None:
         return legal_columns(facts.columns, facts.normalisation)
     if facts.inputs is not None:
-        kinds = {"bool": (0.0, 1.0, True), "uint8": (0.0, 1.0), "int64": (0.0, FARTHEST, True)}
-        legal = [Legal(one.name, *kinds.get(one.kind, (-FARTHEST, FARTHEST))) for one in facts.inputs.inputs]
-        return [each for one, each in zip(facts.inputs.inputs, legal, strict=True) for _ in range(math.prod(one.shape))]
+        ends = {"bool": (0.0, 1.0), "uint8": (0.0, 1.0), "int64": (0.0, FARTHEST)}
+        return [
+            Legal(one.name, *ends.get(one.kind, (-FARTHEST, FARTHEST)), whole=one.kind in ("bool", "int64"))
+            for one in facts.inputs.inputs
+            for _ in range(math.prod(one.shape))
+        ]
     if not facts.dtype.is_floating_point:
         return [Legal("x", 0, 2**31 - 1, True)]
     return [Legal("x", *((-FARTHEST, FARTHEST) if facts.normalisation is None else (0.0, 1.0)))]

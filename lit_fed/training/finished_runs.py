@@ -185,7 +185,7 @@ def refuse_other_data(groups: Sequence[Group]) -> None:
     """
     first, *others = groups
     for other in others:
-        found = _difference(*(_data_of(one.runs[0]) for one in (first, other)), "data")
+        found = _difference("data", _data_of(first.runs[0]), _data_of(other.runs[0]))
         own, its = ({_seeds_of(run): run for run in one.runs} for one in (first, other))
         if not found and not own.keys() & its.keys():
             found = "the seeds of the data", ", ".join(own), ", ".join(its)
@@ -215,18 +215,18 @@ def _seeds_of(run: FinishedRun) -> str:
     return ", ".join(f"{key.replace('.init_args', '')} {flat[key]}" for key in flat if _is_seed(key.rpartition(".")[2]))
 
 
-def _difference(one: Any, other: Any, key: str) -> tuple[str, str, str] | None:
+def _difference(key: str, one: Any, other: Any) -> tuple[str, str, str] | None:
     """Name and values of the first argument that both have and that differs; of other classes, the classes."""
     if isinstance(one, dict) and isinstance(other, dict):
-        both = ((name, one[name], other[name]) for name in one if name in other)
-        return next((found for name, *values in both if (found := _difference(*values, f"{key}.{name}"))), None)
-    words = [
+        both = (_difference(f"{key}.{name}", one[name], other[name]) for name in one if name in other)
+        return next(filter(None, both), None)
+    before, now = (
         str(each["class_path"] if isinstance(each, dict) else each).rpartition(".")[2]
         if key.endswith("class_path") or (isinstance(each, dict) and "class_path" in each)
         else json.dumps(each)
         for each in (one, other)
-    ]
-    return None if words[0] == words[1] else (key.replace(".init_args", "").removesuffix(".class_path"), *words)
+    )
+    return None if before == now else (key.replace(".init_args", "").removesuffix(".class_path"), before, now)
 
 
 def _other_samples(one: pd.DataFrame, other: pd.DataFrame) -> tuple[str, str, str] | None:

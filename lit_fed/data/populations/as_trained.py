@@ -13,10 +13,9 @@ from torch import Tensor
 
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import PLACE, Normalisation, is_first_process, require
+from lit_fed.data.data_sets.base import PLACE, Normalisation, require
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.errors import notice
 from lit_fed.system.names import few
 
 __all__ = ["as_trained", "check_same_labels"]
@@ -25,7 +24,7 @@ Names = Sequence[str] | None
 
 
 def as_trained(
-    population: Population, earlier: TrainingFacts, place: str, declared: Normalisation | None
+    population: Population, earlier: TrainingFacts, place: str, declared: Normalisation | None, said: list[str]
 ) -> Population:
     """The clients with the inputs and classes of an earlier training; the same object if they have them already.
 
@@ -34,13 +33,15 @@ def as_trained(
         earlier: facts of the training.
         place: origin of the facts, for messages.
         declared: constants of the data set, where the population has not learned some.
+        said: gets lines on what is changed or guessed.
 
     Raises:
         ConfigError: naming a column, category, class, input or type that the training did not have, or lacks.
     """
     _check_types(population, earlier, place)
     own, before = population.normalisation or declared, earlier.normalisation
-    inputs, classes = _places(population.columns, earlier, place), _classes(population.class_names, earlier, place)
+    inputs = _places(population.columns, earlier, place, said)
+    classes = _classes(population.class_names, earlier, place, said)
     changes = {
         "the inputs and their order": inputs is not None,
         "means and deviations of the inputs": own != before,
@@ -55,7 +56,7 @@ def as_trained(
         f"{place}: {changed[0]} differ, and these samples are read when they are needed, so that they cannot be "
         "changed; give the data set of that training",
     )
-    _say(f"{place}: {', '.join(changed)} are those of that training")
+    said.append(f"{place}: {', '.join(changed)} are those of that training")
     columns, names = population.columns, population.class_names
     same = None if declared is None else Normalisation((0.0,) * len(declared.mean), (1.0,) * len(declared.std))
     return population.with_splits(
@@ -80,11 +81,6 @@ def check_same_labels(target: Target, earlier: TrainingFacts, place: str) -> Non
     )
 
 
-def _say(text: str) -> None:
-    if is_first_process():
-        notice(text)
-
-
 def _check_types(population: Population, earlier: TrainingFacts, place: str) -> None:
     """Refuse other inputs by name, and pixels in another range."""
     named = [
@@ -104,20 +100,20 @@ def _check_types(population: Population, earlier: TrainingFacts, place: str) -> 
     )
 
 
-def _places(own: TableColumns | None, earlier: TrainingFacts, place: str) -> list[int] | None:
+def _places(own: TableColumns | None, earlier: TrainingFacts, place: str, said: list[str]) -> list[int] | None:
     """Place of each input of the training among the own ones, -1 for a category without rows; None: they are equal."""
     columns = earlier.columns
     if own is None or columns is None:
         named = own or columns
         if named is not None:
             whose = ("that training", "these data")[own is None]
-            _say(
+            said.append(
                 f"{place}: inputs of {whose} have no names; they are taken for {few(named.input_names, 6)}, in this "
                 "order"
             )
         return None
     if own.label_column != columns.label_column:
-        _say(f"{place}: labels {own.label_column!r} are taken for {columns.label_column!r} of that training")
+        said.append(f"{place}: labels {own.label_column!r} are taken for {columns.label_column!r} of that training")
     mine = {one.name: one for one in own.features}
     for one in columns.features:
         feature = mine.pop(one.name, None)
@@ -139,7 +135,7 @@ def _places(own: TableColumns | None, earlier: TrainingFacts, place: str) -> lis
             f"{few(map(repr, one.categories or ()), 6)}; correct it, or give {PLACE}.unknown_categories zeros",
         )
         if feature.fill != one.fill and None not in (feature.fill, one.fill):
-            _say(
+            said.append(
                 f"{place}: missing values of {one.name!r} are filled in by {feature.fill!r} of these rows, in that "
                 f"training by {one.fill!r}"
             )
@@ -152,13 +148,13 @@ def _places(own: TableColumns | None, earlier: TrainingFacts, place: str) -> lis
     return None if places == [*range(len(names))] else places
 
 
-def _classes(own: Names, earlier: TrainingFacts, place: str) -> list[int] | None:
+def _classes(own: Names, earlier: TrainingFacts, place: str, said: list[str]) -> list[int] | None:
     """Number in the training of each own class; None: they are equal."""
     before = earlier.class_names
     if own is None or before is None:
         named, whose = own or before, ("that training", "these data")[own is None]
         if named is not None and not earlier.target.continuous:
-            _say(f"{place}: classes of {whose} have no names; they are taken for {few(named, 6)}, in this order")
+            said.append(f"{place}: classes of {whose} have no names; they are taken for {few(named, 6)}, in this order")
         return None
     new = [name for name in own if name not in before]
     require(

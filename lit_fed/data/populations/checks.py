@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,8 @@ from torch import Tensor
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
+from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, Normalisation
+from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import outlier
@@ -23,9 +25,9 @@ from lit_fed.system.names import few
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
-    "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
-    "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "scale_of_labels", "taken_labels", "with_ignored", "without_unlabelled",
+    "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "far_inputs",
+    "find_client", "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of",
+    "outlying_inputs", "scale_of_labels", "taken_labels", "with_ignored", "without_unlabelled",
 ]  # fmt: skip
 
 CLIENTS_LOOKED_AT = 8
@@ -284,6 +286,43 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
         f"client {names[position]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they "
         "dominate every mean over clients: clean or scale them, or leave the client out"
     )
+
+
+FAR = 6.0
+"""Deviations from the training mean above which an input is named."""
+
+
+def far_inputs(
+    population: Population | None, constants: Normalisation | None, columns: TableColumns | None
+) -> str | None:
+    """Message on columns, or channels of pictures, that are far from their training mean; None: there are none.
+
+    Of a picture the mean counts. Checks only a few clients if samples are generated on demand.
+
+    Args:
+        population: the clients, whose inputs are normalised.
+        constants: of the training; None: there is nothing to compare with.
+        columns: of the training's table.
+    """
+    if population is None or constants is None:
+        return None
+    far: dict[str, Tensor] = {}
+    rows: Counter[str] = Counter()
+    for *_, split in all_splits(None, population, samples=True):
+        x = split.x if split.x.ndim == 2 else split.x.flatten(2).mean(2)
+        for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
+            name = _name_at(population, split, position)
+            far[name] = far.get(name, 0) + (x[start:end].abs() > FAR).sum(0)
+            rows[name] += end - start
+    names = [f"channel {one}" for one in range(len(constants.mean))] if columns is None else columns.input_names
+    found = [
+        f"{names[place]} at client {name!r} ({100 * int(counts[place]) / rows[name]:.3g} % of {rows[name]} rows)"
+        for name, counts in far.items()
+        for place in counts.nonzero().flatten().tolist()
+    ]
+    if not found:
+        return None
+    return f"more than {FAR:g} deviations from the mean of the training: {few(found)}; are the units the same?"
 
 
 def find_client_name(client_id: int, *populations: Population | None) -> str:

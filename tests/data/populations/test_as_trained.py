@@ -9,6 +9,7 @@ from lit_fed import FederatedDataModule
 from lit_fed.core.targets import MultiLabel, Regression
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.populations.as_trained import as_trained, check_same_labels
+from lit_fed.data.populations.checks import far_inputs
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
 
@@ -31,7 +32,9 @@ def facts_of(data):
 
 
 def converted(rows, facts, **table):
-    return as_trained(read(rows, **table).seen, facts, "--init_from x.ckpt", None)
+    """The clients of a table in the terms of a training, and what is said."""
+    said = []
+    return as_trained(read(rows, **table).seen, facts, "--init_from x.ckpt", None, said), said
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def facts():
 
 def test_equal_terms_change_nothing(facts):
     seen = read(frame()).seen
-    assert as_trained(seen, facts, "here", None) is seen
+    assert as_trained(seen, facts, "here", None, []) is seen
 
 
 @pytest.mark.parametrize(
@@ -55,10 +58,10 @@ def test_equal_terms_change_nothing(facts):
     ],
     ids=["order", "scale", "missing category", "new category", "not standardised"],
 )
-def test_inputs_are_those_of_the_training(facts, change, table, capsys):
+def test_inputs_are_those_of_the_training(facts, change, table):
     rows = change(frame(seed=1))
-    seen = converted(rows, facts, **table)
-    assert "--init_from x.ckpt: " in capsys.readouterr().err
+    seen, (said,) = converted(rows, facts, **table)
+    assert said.startswith("--init_from x.ckpt: ")
     towns = np.stack([rows["town"] == one for one in ("Bari", "Oslo", "Rome")], 1)
     raw = np.column_stack([rows["a"], towns, rows["b"]])
     wanted = (raw - np.array(facts.normalisation.mean)) / np.array(facts.normalisation.std)
@@ -68,12 +71,12 @@ def test_inputs_are_those_of_the_training(facts, change, table, capsys):
     assert (seen.normalisation, seen.columns.input_names) == (facts.normalisation, facts.columns.input_names)
 
 
-def test_classes_have_the_numbers_of_the_training(capsys):
+def test_classes_have_the_numbers_of_the_training():
     facts = facts_of(read(frame(kinds=("a", "b", "c", "d"))))
-    seen = converted(frame(kinds=("d", "b")), facts)
+    seen, said = converted(frame(kinds=("d", "b")), facts)
     assert seen.class_names == ("a", "b", "c", "d")
     assert seen.train.y.unique().tolist() == [1, 3]
-    assert "the classes are those of that training" in capsys.readouterr().err
+    assert said[-1].endswith("the classes are those of that training")
 
 
 @pytest.mark.parametrize(
@@ -98,21 +101,21 @@ def test_what_the_training_did_not_have_is_refused_by_name(facts, rows, said):
 def test_units_of_labels_are_those_of_the_training():
     rows = frame().assign(kind=np.linspace(0, 1, 60))
     facts = facts_of(read(rows))
-    seen = converted(rows.assign(kind=390 + 10 * rows["kind"]), facts)
+    seen, _ = converted(rows.assign(kind=390 + 10 * rows["kind"]), facts)
     assert seen.label_scale == facts.label_scale
     assert float(seen.train.y.min()) >= 390
 
 
-def test_what_is_guessed_is_said(facts, capsys):
+def test_what_is_guessed_is_said(facts):
     arrays = FederatedDataModule.from_clients({"x": (np.zeros((4, 5)), [0, 1, 0, 1])}, test_fraction=0.0)
     arrays.setup()
-    assert as_trained(arrays.seen, facts, "x.ckpt", None) is not arrays.seen
-    said = capsys.readouterr().err
-    assert "inputs of these data have no names; they are taken for a, town=Bari, town=Oslo, town=Rome, b" in said
-    assert "classes of these data have no names; they are taken for cheap, dear" in said
+    said = []
+    assert as_trained(arrays.seen, facts, "x.ckpt", None, said) is not arrays.seen
+    assert "inputs of these data have no names; they are taken for a, town=Bari, town=Oslo, town=Rome, b" in said[0]
+    assert "classes of these data have no names; they are taken for cheap, dear" in said[1]
     rows = frame().assign(a=np.where(frame().index < 5, np.nan, frame()["a"]))
-    converted(rows, facts_of(read(frame(), impute="median")), impute="median")
-    assert "missing values of 'a' are filled in by" in capsys.readouterr().err
+    _, said = converted(rows, facts_of(read(frame(), impute="median")), impute="median")
+    assert "missing values of 'a' are filled in by" in said[0]
 
 
 def test_pictures_take_the_constants_of_the_training(facts):
@@ -120,7 +123,7 @@ def test_pictures_take_the_constants_of_the_training(facts):
     data.setup()
     for before, wanted in ((Normalisation((0.25,), (0.5,)), 1.0), (None, 0.75)):
         earlier = facts_of(data)._replace(normalisation=before)
-        seen = as_trained(data.seen, earlier, "x.ckpt", Normalisation((0.5,), (0.5,)))
+        seen = as_trained(data.seen, earlier, "x.ckpt", Normalisation((0.5,), (0.5,)), [])
         torch.testing.assert_close(seen.train.x, torch.full((4, 1, 2, 2), wanted))
 
 
@@ -128,15 +131,25 @@ def test_names_of_several_labels_move_their_columns(facts):
     seen = read(frame()).seen._replace(class_names=("c", "a"))
     seen = seen.with_splits(lambda split: type(split)(split.x, torch.tensor([[1, 0]] * len(split.x)), split.offsets))
     earlier = facts._replace(class_names=("a", "b", "c"), target=MultiLabel(3))
-    assert as_trained(seen, earlier, "x.ckpt", None).train.y[0].tolist() == [0, 0, 1]
+    assert as_trained(seen, earlier, "x.ckpt", None, []).train.y[0].tolist() == [0, 0, 1]
 
 
 def test_what_cannot_be_changed_is_refused(facts):
     seen = read(frame(scale=2.0)).seen
     lazy = seen.with_splits(lambda split: DrawnSplit(lambda _: None, split.sizes, split.x[:0], split.y[:0], "here"))
     with pytest.raises(ConfigError, match="means and deviations of the inputs differ, and these samples are read when"):
-        as_trained(lazy, facts, "x.ckpt", None)
+        as_trained(lazy, facts, "x.ckpt", None, [])
     with pytest.raises(ConfigError, match="its labels are binary, and here they are regression"):
         check_same_labels(Regression(), facts, "x.ckpt")
     with pytest.raises(ConfigError, match="stored as uint8, those of that training as float32"):
-        as_trained(seen._replace(stored_type="uint8"), facts._replace(stored_type="float32"), "x.ckpt", None)
+        as_trained(seen._replace(stored_type="uint8"), facts._replace(stored_type="float32"), "x.ckpt", None, [])
+
+
+def test_clients_far_from_the_training_are_named(capsys):
+    rows = pd.concat([frame(), frame(seed=1).assign(shop="z", a=lambda rows: rows["a"] * 1000)])
+    FederatedDataModule.from_frame(rows, client="shop", label="kind", unseen=["z"]).setup()
+    assert "from the mean of the training: a at client 'z' (100 % of 60 rows); are the units" in capsys.readouterr().err
+    data = FederatedDataModule.from_clients({"x": (np.full((4, 1, 2, 2), 9.0), [0, 1, 0, 1])}, test_fraction=0.0)
+    data.setup()
+    said = far_inputs(data.seen, Normalisation((0.1,), (0.3,)), None)
+    assert said.startswith("more than 6 deviations from the mean of the training: channel 0 at client 'x' (100 % of 4")
