@@ -67,7 +67,9 @@ class Samples(NamedTuple):
     split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test, if the data assign splits
     unseen: tuple[str, ...] = ()  # names of natural clients held out of training
     encode: Encode | None = None  # converts `x` to inputs after the split
-    stored_type: str | None = None  # NumPy name of the inputs' type on disk; None: that of `x`
+    stored_type: str | None = (
+        None  # NumPy name of the inputs' type on disk, or `tokens` and their vocabulary; None: of `x`
+    )
     ids: np.ndarray | None = None  # [n, ...] what identifies each sample; None: its inputs
     inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input
     labelled: np.ndarray | None = None  # [n] bool; None: all, as in a training

@@ -6,6 +6,8 @@ arXiv:2109.02846, https://huggingface.co/docs/datasets
 Annotations are not postponed, for the reason given in `base.py`.
 """
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +142,10 @@ class HuggingFace(PooledDataSet):
             owner, split, class_names = None if owner is None else owner[kept], split[kept], None
         else:
             x, (y, class_names) = self._inputs(parts, rows, columns), self._labels(rows, columns)
-        return Samples(x, y, owner, names, class_names=class_names, split=split if split.any() else None)
+        stored = _vocabulary(self.tokenizer) if columns.kind == "text" else None
+        return Samples(
+            x, y, owner, names, class_names=class_names, split=split if split.any() else None, stored_type=stored
+        )
 
     # ------------------------------------------------------------------ from the hub or a folder
     def _opened(self) -> Any:
@@ -399,6 +404,14 @@ def _tokenizer(tokenizer: str, option: str = f"{PLACE}.tokenizer") -> Any:
     if known.pad_token is None:
         raise ConfigError(f"{option} {tokenizer}: has no padding token; set its pad_token")
     return known
+
+
+def _vocabulary(tokenizer: str | None) -> str:
+    """Digest of a tokenizer's words and their ids, for `Samples.stored_type`."""
+    if tokenizer is None:
+        return "tokens of bytes"
+    words = json.dumps(_tokenizer(tokenizer).get_vocab(), sort_keys=True)
+    return f"tokens {hashlib.blake2b(words.encode(), digest_size=4).hexdigest()}"
 
 
 def token_lists(texts: list[str], tokenizer: str | None, *, ends: bool = True) -> tuple[list[list[int]], int]:

@@ -57,7 +57,7 @@ def as_trained(
         "changed; give the data set of that training",
     )
     said.append(f"{place}: {', '.join(changed)} are those of that training")
-    columns, names = population.columns, population.class_names
+    names = population.class_names
     same = None if declared is None else Normalisation((0.0,) * len(declared.mean), (1.0,) * len(declared.std))
     return population.with_splits(
         lambda split: Split(
@@ -65,7 +65,7 @@ def as_trained(
             split.first_id, split.ids,
         )
     )._replace(
-        columns=columns if inputs is None else columns._replace(features=earlier.columns.features),  # type: ignore[union-attr]
+        columns=_columns(population.columns, earlier.columns),
         class_names=names if classes is None else earlier.class_names,
         normalisation=before or same, label_scale=earlier.label_scale,
     )  # fmt: skip
@@ -82,7 +82,7 @@ def check_same_labels(target: Target, earlier: TrainingFacts, place: str) -> Non
 
 
 def _check_types(population: Population, earlier: TrainingFacts, place: str) -> None:
-    """Refuse other inputs by name, and pixels in another range."""
+    """Refuse other inputs by name, other tokens, and pixels in another range."""
     named = [
         None if one is None else ", ".join(f"{part.name} ({part.kind})" for part in one.inputs)
         for one in (population.inputs, earlier.inputs)
@@ -93,6 +93,10 @@ def _check_types(population: Population, earlier: TrainingFacts, place: str) -> 
         "the same",
     )
     stored = population.stored_type, earlier.stored_type
+    require(
+        len({one for one in stored if one.startswith("tokens")}) < 2,
+        f"{place}: texts become {stored[0]}, in that training {stored[1]}; give its {PLACE}.tokenizer",
+    )
     require(
         not all(stored) or len({one == "uint8" for one in stored}) == 1,
         f"{place}: inputs are stored as {stored[0]}, those of that training as {stored[1]}; store them alike, since "
@@ -148,13 +152,21 @@ def _places(own: TableColumns | None, earlier: TrainingFacts, place: str, said: 
     return None if places == [*range(len(names))] else places
 
 
+def _columns(own: TableColumns | None, before: TableColumns | None) -> TableColumns | None:
+    """The columns of the training, as this table has them beside the inputs."""
+    return before if own is None else own if before is None else own._replace(features=before.features)
+
+
 def _classes(own: Names, earlier: TrainingFacts, place: str, said: list[str]) -> list[int] | None:
     """Number in the training of each own class; None: they are equal."""
     before = earlier.class_names
     if own is None or before is None:
         named, whose = own or before, ("that training", "these data")[own is None]
-        if named is not None and not earlier.target.continuous:
-            said.append(f"{place}: classes of {whose} have no names; they are taken for {few(named, 6)}, in this order")
+        numbered = tuple(named or ()) == tuple(map(str, range(len(named or ()))))
+        if not numbered and not earlier.target.continuous:
+            said.append(
+                f"{place}: classes of {whose} have no names; they are taken for {few(named or (), 6)}, in this order"
+            )
         return None
     new = [name for name in own if name not in before]
     require(

@@ -1,5 +1,6 @@
 """Data sets of `datasets` on disk, made up here; the hub is never asked."""
 
+import re
 import sys
 
 import numpy as np
@@ -95,6 +96,7 @@ def test_texts_are_bytes_and_classes_are_in_order(tmp_path):
     samples = HuggingFace(saved(tmp_path / "d", columns), max_length=4).load()
     assert samples.x.tolist() == [[105, 196, 170, 0], [0, 0, 0, 0], [105, 102, 109, 109]]
     assert samples.x.max() < NUM_BYTE_TOKENS
+    assert samples.stored_type == "tokens of bytes"
     assert (samples.y.tolist(), samples.class_names) == ([1, 0, 1], ("neg", "pos"))
 
 
@@ -109,6 +111,7 @@ def test_words_of_a_tokenizer(tmp_path):
     columns = {"text": ["good film", "film good film", "bad"], "label": [1, 1, 0]}
     samples = HuggingFace(saved(tmp_path / "d", columns), tokenizer=folder, max_length=2).load()
     assert samples.x.tolist() == [[2, 3], [3, 2], [1, 0]]
+    assert re.fullmatch("tokens [0-9a-f]{8}", samples.stored_type)
     with pytest.raises(ConfigError, match=r"--x no/such/folder: cannot be loaded .*save_pretrained"):
         word_tokens(["a"], "no/such/folder", 2, "--x")
 

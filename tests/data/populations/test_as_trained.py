@@ -153,3 +153,9 @@ def test_clients_far_from_the_training_are_named(capsys):
     data.setup()
     said = far_inputs(data.seen, Normalisation((0.1,), (0.3,)), None)
     assert said.startswith("more than 6 deviations from the mean of the training: channel 0 at client 'x' (100 % of 4")
+
+
+def test_tokens_of_another_vocabulary_are_refused(facts):
+    seen = read(frame()).seen._replace(stored_type="tokens of bytes")
+    with pytest.raises(ConfigError, match="texts become tokens of bytes, in that training tokens 12ab; give its"):
+        as_trained(seen, facts._replace(stored_type="tokens 12ab"), "x.ckpt", None, [])
