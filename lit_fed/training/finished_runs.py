@@ -20,7 +20,7 @@ from lit_fed.system.spreadsheets import unquoted_table
 from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
-    "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of", "named",
+    "SAME_DATA", "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of", "named",
     "read_run", "refuse_other_data", "without_seeds",
 ]  # fmt: skip
 
@@ -45,6 +45,9 @@ TRAINING = (
     "batch_size", "client_fraction", "clients_per_round", "client_sampling", "clients_per_block", "augment", "poison",
 )  # fmt: skip
 """Arguments of the data that change neither clients nor their test samples."""
+
+SAME_DATA = (*TRAINING, "attackers")
+"""Arguments of the data that runs in one table may differ in."""
 
 Flat = dict[str, str]
 """Arguments by their dotted names; values as text."""
@@ -207,7 +210,7 @@ def refuse_other_data(groups: Sequence[Group]) -> None:
 def _data_of(run: FinishedRun) -> dict[str, Any]:
     """Arguments of the data, besides seeds, that decide the clients and their test samples."""
     data: dict[str, Any] = without_seeds(run.config.get("data", {}))
-    return {key: value for key, value in data.items() if key not in (*TRAINING, "attackers")}
+    return {key: value for key, value in data.items() if key not in SAME_DATA}
 
 
 def _seeds_of(run: FinishedRun) -> str:
