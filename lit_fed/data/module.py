@@ -207,7 +207,10 @@ class FederatedDataModule(LightningDataModule):
         earlier, place = getattr(module, "earlier", None) or (None, "")
         if self.seen is not None:
             if self._as_trained(self.seen, earlier, place, []) is not self.seen:
-                raise ConfigError(f"{place}: the data were set up for another training; pass a new FederatedDataModule")
+                raise ConfigError(
+                    f"{place}: the data were set up before, with other columns, constants or classes; pass a new "
+                    "FederatedDataModule"
+                )
             return
         self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(

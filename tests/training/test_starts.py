@@ -258,7 +258,7 @@ def test_a_module_is_not_tested_on_other_columns_or_clients(sold, tmp_path):
     trainer.fit(module, datamodule=table(sales()))
     other = table(sales()[["b", "shop", "kind", "a"]])
     other.setup()
-    with pytest.raises(ConfigError, match="this FederatedModule: the data were set up for another training"):
+    with pytest.raises(ConfigError, match="this FederatedModule: the data were set up before, with other columns"):
         trainer.test(module, datamodule=other)
     with pytest.raises(ConfigError, match="was not trained on the column 'c'"):
         trainer.test(module, datamodule=table(sales().assign(c=1.0)))
