@@ -189,7 +189,8 @@ def refuse_other_data(groups: Sequence[Group]) -> None:
     first, *others = groups
     for other in others:
         found = _difference("data", _data_of(first.runs[0]), _data_of(other.runs[0]))
-        own, its = ({_seeds_of(run): run for run in one.runs} for one in (first, other))
+        told = first.runs[0].config and other.runs[0].config  # else the samples alone tell
+        own, its = ({_seeds_of(run) if told else "": run for run in one.runs} for one in (first, other))
         if not found and not own.keys() & its.keys():
             found = "the seeds of the data", ", ".join(own), ", ".join(its)
         for seeds in own.keys() & its.keys() if not found else ():

@@ -216,7 +216,11 @@ def test_runs_of_python_programs_bear_their_own_names(runs, tmp_path, capsys):
         (run / "config.yaml").unlink()
     main(["compare", *map(str, runs[1:]), "--output", str(tmp_path / "out")])
     assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["em", "avg"]
+    main(["compare", str(runs[0]), str(runs[2]), "--output", str(tmp_path / "mixed")])
+    other = write_run(tmp_path / "runs/other/version_0", config(), names=["x", "y"])
+    (other / "config.yaml").unlink()
     capsys.readouterr()
+    assert "other is on other data than em: seen client 0: no such client" in refused(capsys, *runs[1:2], other)
     (runs[2] / "summary.json").unlink()
     assert refused(capsys, *runs[1:]).endswith("has no summary.json; trainer.test(model, data) writes it\n")
 
