@@ -31,7 +31,7 @@ class Rows(torch.nn.Module):
 def test_columns_are_encoded_in_the_program(tmp_path):
     frame = pd.DataFrame({"age": [30.0, np.nan, 50], "town": ["Bari", None, "Rome"], "kind": ["c", "b", None]})
     x = encode(typed(rows_of_frame(frame), COLUMNS, "--"), COLUMNS)
-    inputs = torch.from_numpy(fill_in(x, COLUMNS, x))
+    inputs = torch.from_numpy(fill_in(x, COLUMNS, x)).float()
     constants = Normalisation((1.0,) * 7, (2.0,) * 7)
     about = {"network": "Identity", "output": "value"}
     model = PersonalModel([torch.nn.Identity()], Rows(), constants, torch.zeros(2, 7), about)

@@ -57,11 +57,11 @@ def as_trained(
         "changed; give the data set of that training",
     )
     said.append(f"{place}: {', '.join(changed)} are those of that training")
-    names = population.class_names
+    names, scale = population.class_names, population.label_scale
     same = None if declared is None else Normalisation((0.0,) * len(declared.mean), (1.0,) * len(declared.std))
     return population.with_splits(
         lambda split: Split(
-            _inputs(split.x, inputs, own, before), _labels(split.y, classes, earlier.target), split.offsets,
+            _inputs(split.x, inputs, own, before), _labels(split.y, classes, scale, earlier), split.offsets,
             split.first_id, split.ids,
         )
     )._replace(
@@ -194,12 +194,15 @@ def _inputs(x: Tensor, places: list[int] | None, own: Normalisation | None, befo
     return x * there.to(x.dtype).view(shape)
 
 
-def _labels(y: Tensor, classes: list[int] | None, target: Target) -> Tensor:
-    """Labels [n, ...] by the classes of the training; others than classes, such as those to ignore, stay."""
-    if classes is None or y.is_floating_point():
+def _labels(y: Tensor, classes: list[int] | None, scale: tuple[float, float] | None, earlier: TrainingFacts) -> Tensor:
+    """Labels [n, ...] by the classes and in the units of the training; labels to ignore stay."""
+    if y.is_floating_point():
+        (mean, std), (mean_then, std_then) = scale or (0.0, 1.0), earlier.label_scale or (0.0, 1.0)
+        return y if scale == earlier.label_scale else y * (std / std_then) + (mean - mean_then) / std_then
+    if classes is None:
         return y
-    if target.vectors:
-        wider = y.new_zeros(len(y), target.num_classes)
+    if earlier.target.vectors:
+        wider = y.new_zeros(len(y), earlier.target.num_classes)
         wider[:, classes] = y
         return wider
     known = (y >= 0) & (y < len(classes))

@@ -103,7 +103,9 @@ def test_units_of_labels_are_those_of_the_training():
     facts = facts_of(read(rows))
     seen, _ = converted(rows.assign(kind=390 + 10 * rows["kind"]), facts)
     assert seen.label_scale == facts.label_scale
-    assert float(seen.train.y.min()) >= 390
+    mean, std = facts.label_scale
+    wanted = (390 + 10 * np.linspace(0, 1, 60) - mean) / std
+    np.testing.assert_allclose(np.sort(seen.train.y), wanted, rtol=1e-5)
 
 
 def test_what_is_guessed_is_said(facts):
