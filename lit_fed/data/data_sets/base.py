@@ -73,7 +73,7 @@ class Samples(NamedTuple):
     unseen: tuple[str, ...] = ()  # names of natural clients held out of training
     encode: Encode | None = None  # converts `x` to inputs after the split
     stored_type: str | None = (
-        None  # NumPy name of the inputs' type on disk, or `tokens` and their vocabulary; None: of `x`
+        None  # NumPy name of the inputs' type on disk, or `tokens …`, `columns …`; None: that of `x`
     )
     ids: np.ndarray | None = None  # [n, ...] what identifies each sample; None: its inputs
     inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input

@@ -142,7 +142,8 @@ class HuggingFace(PooledDataSet):
             owner, split, class_names = None if owner is None else owner[kept], split[kept], None
         else:
             x, (y, class_names) = self._inputs(parts, rows, columns), self._labels(rows, columns)
-        stored = _vocabulary(self.tokenizer) if columns.kind == "text" else None
+        stored = f"columns {', '.join(columns.inputs)}" if len(columns.inputs) > 1 else None
+        stored = _vocabulary(self.tokenizer) if columns.kind == "text" else stored
         return Samples(
             x, y, owner, names, class_names=class_names, split=split if split.any() else None, stored_type=stored
         )

@@ -82,7 +82,7 @@ def check_same_labels(target: Target, earlier: TrainingFacts, place: str) -> Non
 
 
 def _check_types(population: Population, earlier: TrainingFacts, place: str) -> None:
-    """Refuse other inputs by name, other tokens, and pixels in another range."""
+    """Refuse other inputs, columns or tokens by name, and pixels in another range."""
     named = [
         None if one is None else ", ".join(f"{part.name} ({part.kind})" for part in one.inputs)
         for one in (population.inputs, earlier.inputs)
@@ -94,8 +94,9 @@ def _check_types(population: Population, earlier: TrainingFacts, place: str) -> 
     )
     stored = population.stored_type, earlier.stored_type
     require(
-        len({one for one in stored if one.startswith("tokens")}) < 2,
-        f"{place}: texts become {stored[0]}, in that training {stored[1]}; give its {PLACE}.tokenizer",
+        stored[0] == stored[1] or not all(" " in one for one in stored),
+        f"{place}: inputs are {stored[0]}, and in that training {stored[1]}; give the same by {PLACE}.tokenizer or "
+        f"{PLACE}.input_columns",
     )
     require(
         not all(stored) or len({one == "uint8" for one in stored}) == 1,

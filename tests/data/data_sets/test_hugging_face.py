@@ -124,6 +124,7 @@ def test_official_splits_are_kept(tmp_path):
     assert seen.val.num_samples == 0
     refused("who (Value('string'))", "by --data.dataset.input_columns", path=path)
     seen, _ = build_populations(HuggingFace(path, input_columns=("a", "b")), IID(), 2, val_fraction=0.3)
+    assert seen.stored_type == "columns a, b"
     assert sorted(seen.test.x[:, 0].tolist()) == [4.5, 5.5]
     assert seen.val.num_samples > 0
     pooled = HuggingFace(path, split="test+train", input_columns=("a",)).load()

@@ -157,7 +157,8 @@ def test_clients_far_from_the_training_are_named(capsys):
     assert said.startswith("more than 6 deviations from the mean of the training: channel 0 at client 'x' (100 % of 4")
 
 
-def test_tokens_of_another_vocabulary_are_refused(facts):
-    seen = read(frame()).seen._replace(stored_type="tokens of bytes")
-    with pytest.raises(ConfigError, match="texts become tokens of bytes, in that training tokens 12ab; give its"):
-        as_trained(seen, facts._replace(stored_type="tokens 12ab"), "x.ckpt", None, [])
+def test_other_tokens_and_columns_are_refused(facts):
+    for own, before in (("tokens of bytes", "tokens 12ab"), ("columns b, a", "columns a, b")):
+        seen = read(frame()).seen._replace(stored_type=own)
+        with pytest.raises(ConfigError, match=f"inputs are {own}, and in that training {before}; give the same"):
+            as_trained(seen, facts._replace(stored_type=before), "x.ckpt", None, [])
