@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
+from lit_fed.system.names import few
 
 __all__ = [
     "ANY_SEED", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode",
     "Labels",
     "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
-    "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
-    "with_words",
+    "is_first_process", "label_array", "make_split", "matched_classes", "names_of", "picture_array", "require",
+    "stacked_samples", "with_words",
 ]  # fmt: skip
 
 
@@ -187,6 +188,31 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
     if given.startswith("[") and given.endswith("]"):
         given = given[1:-1]
     return tuple(one.strip() for one in given.split(",") if one.strip())
+
+
+def matched_classes(
+    lists: Sequence[Sequence[str]], place: str
+) -> tuple[tuple[str, ...], list[np.ndarray] | list[None]]:
+    """One list of the classes that the parts of a data set list, each in its own order.
+
+    Args:
+        lists: names of the classes 0, 1, … of each part.
+        place: their name in the line that is printed if the lists differ.
+
+    Returns:
+        All names, those of the first list first, and for each part the number of each of its classes among them, and
+        last -1, so that a hidden class stays -1; None for each part if all lists are equal.
+
+    Example:
+        >>> matched_classes([("no", "yes"), ("no", "yes")], "labels")
+        (('no', 'yes'), [None, None])
+    """
+    if len({*map(tuple, lists)}) == 1:
+        return tuple(lists[0]), [None] * len(lists)
+    number = {name: position for position, name in enumerate(dict.fromkeys(name for one in lists for name in one))}
+    if is_first_process():
+        notice(f"{place}: parts of the data list the classes differently; they are matched by name: {few(number, 6)}")
+    return tuple(number), [np.array([*(number[name] for name in one), -1]) for one in lists]
 
 
 def input_array(x: np.ndarray) -> np.ndarray:
