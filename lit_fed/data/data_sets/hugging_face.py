@@ -385,7 +385,7 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
     left_out = [columns[name] for name in kinds if name not in chosen]
     if left_out and is_first_process():
         notice(
-            f"{part.place}: inputs are read from {', '.join(chosen)}, and not from {', '.join(left_out)}; choose others "
+            f"{part.place}: inputs are read from {', '.join(chosen)}, and not from {', '.join(left_out)}; choose "
             f"others by {PLACE}.input_columns"
         )
     return {one: kinds[one] for one in chosen}
