@@ -40,6 +40,7 @@ from lit_fed.data.populations.checks import (
 from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, check_settings, notice
 from lit_fed.system.discovery import with_objects
+from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
@@ -267,7 +268,10 @@ class FederatedDataModule(LightningDataModule):
         """The clients with their labelled training samples; a line counts the others."""
         fewer, number = without_unlabelled(self.target, population)
         if number and (self.trainer is None or self.trainer.is_global_zero):
-            notice(f"{number:,} of {population.train.num_samples:,} training samples have no label and are left out")
+            bare = ((population.train.sizes > 0) & (fewer.train.sizes == 0)).nonzero()[:, 0].tolist()
+            whose = f", all those of {few(population.names[one] for one in bare)}" if bare else ""
+            total = population.train.num_samples
+            notice(f"{number:,} of {total:,} training samples have no label and are left out{whose}")
         return fewer
 
     def _with_attackers(self, seen: Population) -> Population:

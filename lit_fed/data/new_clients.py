@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.types import Population, ServingBlock
-from lit_fed.data.data_sets.base import Samples, require
+from lit_fed.data.data_sets.base import Samples, check_names, require
 from lit_fed.data.data_sets.client_folder import (
     SPLITS,
     ClientArrays,
@@ -84,6 +84,7 @@ class NewClients(LightningDataModule):
             for client in clients:
                 for name in ("x_train", "x_val", "x_test"):
                     client.arrays[name] = facts.normalisation.apply(client.arrays[name])
+        check_names([one.name for one in clients], "clients")
         self.unseen = flat_population(to_population(clients))
         check_labels(facts.target, None, self.unseen)
         for split in self.unseen.splits:

@@ -249,7 +249,7 @@ def test_a_network_for_channels_reads_no_height():
 
 
 def data_of(y, **settings):
-    x = np.zeros((len(y), 1, 8, 8), np.float32)
+    x = np.random.default_rng(0).random((len(y), 1, 8, 8), np.float32)
     data = FederatedDataModule.from_clients({"ann": (x, y.numpy())}, test_fraction=0, **settings)
     data.setup()
     return data

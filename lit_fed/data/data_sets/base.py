@@ -6,6 +6,7 @@ postponed here: the command line would look up their names in the module of each
 
 import sys
 import time
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -28,9 +29,9 @@ from lit_fed.system.names import few
 __all__ = [
     "ANY_SEED", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode",
     "Labels",
-    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
-    "is_first_process", "label_array", "make_split", "matched_classes", "names_of", "picture_array", "require",
-    "stacked_samples", "with_words",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample", "empty_split", "given_array",
+    "input_array", "is_first_process", "label_array", "make_split", "matched_classes", "names_of", "picture_array",
+    "require", "say_left_out", "stacked_samples", "with_words",
 ]  # fmt: skip
 
 
@@ -188,6 +189,61 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
     if given.startswith("[") and given.endswith("]"):
         given = given[1:-1]
     return tuple(one.strip() for one in given.split(",") if one.strip())
+
+
+LONGEST_NAME = 200
+"""Upper limit of bytes in a client's name; files are named after clients, and file systems take 255 with the ending."""
+
+OTHERS = "case or the width of characters; they count as different"
+
+INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF))
+"""Characters without width, for `str.translate`."""
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuse names that look the same or are too long; print a line on names that differ in case alone.
+
+    Args:
+        names: clients, classes, categories or columns.
+        what: what they name, in the plural.
+
+    Raises:
+        ConfigError: naming two that differ only in white space or Unicode form, or a name of over 200 bytes.
+    """
+    long = next((one for one in names if len(one.encode("utf-8", "replace")) > LONGEST_NAME), "")
+    fix = f"name {what} in at most {LONGEST_NAME} bytes, since files bear their names"
+    require(not long or what != "clients", f"the name {long[:20]!a}… has {len(long.encode())} bytes; {fix}")
+    for form, fault in (
+        (_as_it_looks, "spaces or Unicode form; rename one"),
+        (_folded, OTHERS),
+    ):
+        known: dict[str, str] = {}
+        pairs = [(other, one) for one in names if (other := known.setdefault(form(one), one)) != one]
+        if pairs:
+            more = f", as {len(pairs) - 1} more do," if len(pairs) > 1 else ""
+            said = f"{what} {pairs[0][0]!a} and {pairs[0][1]!a}{more} differ only in {fault}"
+            require(form is _folded, said)
+            if is_first_process():
+                notice(said)
+
+
+def _as_it_looks(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", name.translate(INVISIBLE)).split())
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", _as_it_looks(name)).casefold()
+
+
+def say_left_out(names: Sequence[str], lacking: str) -> None:
+    """Print a line on clients in the data that do not take part.
+
+    Args:
+        names: their names.
+        lacking: what they have too little of.
+    """
+    if names and is_first_process():
+        notice(f"clients without {lacking} are left out: {few(map(repr, names))}")
 
 
 def matched_classes(

@@ -21,6 +21,7 @@ from lit_fed.data.data_sets.base import (
     Names,
     PooledDataSet,
     Samples,
+    check_names,
     is_first_process,
     names_of,
     require,
@@ -150,6 +151,9 @@ class HuggingFace(PooledDataSet):
         _check_types(parts, list(read))
         rows, classes = table_of(parts, [one for one in read if kind_of(columns.features[one]) != "image"])
         columns = columns._replace(classes=classes)
+        check_names(columns.inputs, "columns")
+        for name in columns.inputs:
+            check_names(classes.get(name, ()), f"classes of column {name!r}")
         owner, names = (None, None) if columns.client is None else _owners(rows, columns.client, columns)
         split = np.repeat([part.role for part in parts], [len(part.rows) for part in parts])
         if self.next_token:
@@ -172,7 +176,11 @@ class HuggingFace(PooledDataSet):
             if any((folder / file).is_file() for file in SAVED):
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir() and (rows := _rows_of_files(folder)) is not None:
-                return datasets.Dataset.from_dict(rows)
+                names = sorted(rows)  # also of files without a line
+                columns = {"text": [line for name in names for line in rows[name]]}
+                columns[FILE] = [number for number, name in enumerate(names) for _ in rows[name]]
+                kinds = datasets.Features({"text": datasets.Value("string"), FILE: datasets.ClassLabel(names=names)})
+                return datasets.Dataset.from_dict(columns, kinds)
             place = str(folder) if folder.is_dir() else self.path
             return datasets.load_dataset(place, self.name, revision=self.revision)
         except ConfigError:
@@ -355,17 +363,17 @@ def _owners(rows: TableRows, column: str, columns: Columns) -> tuple[np.ndarray,
 
 
 def _rows_of_files(folder: Path) -> dict[str, list[str]] | None:
-    """Lines of text files, without blank ones, and the file of each; None if there are others, or they are splits."""
+    """Lines of text files, without blank ones, by the files' names; None if there are others, or they are splits."""
     files = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
     if {one.suffix for one in files} != {".txt"} or {one.stem for one in files} <= ROLES.keys():
         return None
-    rows = []
+    rows = {}
     for file in files:
         try:
-            rows += [(line, file.stem) for line in file.read_text("utf-8").splitlines() if line.strip()]
+            rows[file.stem] = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}: no UTF-8 text ({error}); save it as UTF-8") from error
-    return {"text": [line for line, _ in rows], FILE: [name for _, name in rows]}
+    return rows
 
 
 def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:

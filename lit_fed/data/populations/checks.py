@@ -15,17 +15,17 @@ from torch import Tensor
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
+from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, is_first_process
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.scores import outlier
 from lit_fed.system.names import few
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
-    "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
-    "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "scale_of_labels", "taken_labels", "with_ignored", "without_unlabelled",
+    "all_splits", "check_equal_inputs", "check_finite_samples", "check_labels", "check_missing_classes",
+    "check_training", "find_client", "find_client_name", "fingerprint", "learned_constants", "looked_at",
+    "num_classes_of", "outlying_inputs", "scale_of_labels", "taken_labels", "with_ignored", "without_unlabelled",
 ]  # fmt: skip
 
 CLIENTS_LOOKED_AT = 8
@@ -346,6 +346,27 @@ def check_finite_samples(seen: Population, unseen: Population | None) -> None:
                     f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
                     f"{array_name} contains NaN or infinity; clean or drop these samples"
                 )
+
+
+def check_equal_inputs(seen: Population, unseen: Population | None) -> None:
+    """Refuse training samples with one and the same input; a line names clients whose inputs are equal in a split.
+
+    Checks only a few clients if samples are generated on demand.
+
+    Raises:
+        ConfigError: naming the number of samples.
+    """
+    x = looked_at(seen.train).x
+    drawn = "; pictures that are drawn in their transparency alone are of one colour: paste them on a background"
+    if len(x) > 1 and torch.equal(x[1:], x[:-1]):
+        raise ConfigError(f"all {len(x):,} training inputs are equal; correct them{drawn if x.ndim == 4 else ''}")
+    found = []
+    for kind, name, population, split in all_splits(seen, unseen, samples=True):
+        for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
+            if end - start > 1 and torch.equal(split.x[start + 1 : end], split.x[start : end - 1]):
+                found.append(f"{name} split of {kind} client {_name_at(population, split, position)!r}")
+    if found and is_first_process():
+        notice(f"all inputs are equal in the {few(found)}{drawn if x.ndim == 4 else ''}")
 
 
 def _first_non_finite(tensor: Tensor) -> int | None:

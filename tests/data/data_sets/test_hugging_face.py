@@ -147,12 +147,15 @@ SEVERAL = {
 }  # fmt: skip
 
 
-def test_a_text_file_is_a_client(tmp_path):
-    for name, text in {"ben": "hello\n\nyou\n", "anna": "a line"}.items():
+def test_a_text_file_is_a_client(tmp_path, capsys):
+    for name, text in {"ben": "hello\n\nyou\n", "anna": "a line", "bare": "\n"}.items():
         (tmp_path / f"{name}.txt").write_text(text)
     samples = HuggingFace(str(tmp_path), next_token=True, max_length=8).load()
     assert [samples.names[one] for one in samples.owner] == ["anna", "ben", "ben"]
     assert [bytes(one[one > 0].astype(np.uint8) - 1) for one in samples.x] == [b"a line", b"hello", b"you"]
+    seen, _ = build_populations(HuggingFace(str(tmp_path), next_token=True, max_length=8))
+    assert seen.names == ["anna", "ben"]
+    assert "lit_fed: clients without a sample are left out: 'bare'\n" in capsys.readouterr().err
     (tmp_path / "anna.txt").write_bytes(b"\xff")
     refused("anna.txt", "no UTF-8 text", path=str(tmp_path), next_token=True)
 
