@@ -25,6 +25,7 @@ from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
 from lit_fed.data.populations.build import build_populations, infer_target, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
+    check_masks,
     check_missing_classes,
     find_client,
     find_client_name,
@@ -34,6 +35,7 @@ from lit_fed.data.populations.checks import (
     outlying_inputs,
     scale_of_labels,
     taken_labels,
+    with_foreground,
     with_ignored,
     without_unlabelled,
 )
@@ -241,12 +243,18 @@ class FederatedDataModule(LightningDataModule):
     def _labelled(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """The clients with labels in the form of the target, which is inferred if it is not given."""
         given, num_classes = self.given_target, num_classes_of(self.dataset, seen)
+        declared = (given is not None and given.num_classes) or (not self.dataset.is_remote and num_classes) or 0
+        if given is not None:
+            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
+        if given is None or isinstance(given, Segmentation):
+            seen, unseen = with_foreground(seen, unseen, given and given.ignored, declared)
         if given is None:
             target = infer_target(seen.train.y, num_classes, self.dataset.labels)
             check_missing_classes(self.dataset, target, seen, unseen)
         else:
-            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             target = given.fitted(seen.train.y, num_classes)
+        if isinstance(target, Segmentation) and not declared:
+            check_masks(self.dataset, target, seen, unseen)
         self.target = with_ignored(target, seen, unseen, pads=self.augment is not None)
         if seen.label_scale is not None:
             if isinstance(target, Regression):

@@ -34,7 +34,7 @@ from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
-from lit_fed.data.populations.checks import check_labels, find_client, find_client_name
+from lit_fed.data.populations.checks import check_labels, find_client, find_client_name, with_foreground
 from lit_fed.data.populations.splits import divided_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
@@ -85,7 +85,10 @@ class NewClients(LightningDataModule):
                 for name in ("x_train", "x_val", "x_test"):
                     client.arrays[name] = facts.normalisation.apply(client.arrays[name])
         check_names([one.name for one in clients], "clients")
-        self.unseen = flat_population(to_population(clients))
+        later = to_population(clients)
+        if isinstance(facts.target, Segmentation):
+            later, _ = with_foreground(later, None, facts.target.ignored, facts.target.num_classes)
+        self.unseen = flat_population(later)
         check_labels(facts.target, None, self.unseen)
         for split in self.unseen.splits:
             split.first_id = facts.num_clients

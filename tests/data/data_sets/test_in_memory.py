@@ -56,7 +56,9 @@ def test_equal_inputs_are_refused_or_said(capsys):
     data_of({"ann": (same, Y[:4]), "bob": (np.arange(60.0).reshape(5, 3, 2, 2), Y[:5])}, test_fraction=0)
     assert "all inputs are equal in the train split of seen client 'ann'; pictures" in capsys.readouterr().err
     data_of({"ann": (X, Y), "bob": (X[:1], Y[:1])}, {"cy": (X * 0, Y)})
-    assert "equal in the train split of unseen client 'cy', test split of unseen client 'cy'\n" in capsys.readouterr().err
+    assert (
+        "equal in the train split of unseen client 'cy', test split of unseen client 'cy'\n" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
