@@ -195,5 +195,9 @@ def test_the_data_module_leaves_them_out(capsys):
     facts = data.facts(weighting="samples", seed=0, num_rounds=1)
     assert (facts.total_samples, facts.most_samples) == (11, 8)
     assert bool((data.seen.train.y != -100).any(1).all())
+    half = {"ann": clients["a"], "bob": (clients["b"][0], np.full((9, 4), -100))}
+    FederatedDataModule.from_clients(half, test_fraction=0).setup()
+    said = "12 of 15 training samples have no label and are left out, all those of bob"
+    assert said in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"no training sample of _Arrays has a label; correct --data\.dataset"):
         data_of(torch.full_like(Y, -100), Sequences(3, ignore_index=-100))

@@ -9,6 +9,7 @@ import time
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,9 +30,9 @@ from lit_fed.system.names import few
 __all__ = [
     "ANY_SEED", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode",
     "Labels",
-    "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample", "empty_split", "given_array",
-    "input_array", "is_first_process", "label_array", "make_split", "matched_classes", "names_of", "picture_array",
-    "require", "say_left_out", "stacked_samples", "with_words",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample", "empty_split", "files_of",
+    "given_array", "input_array", "is_first_process", "label_array", "make_split", "matched_classes", "names_of",
+    "picture_array", "require", "say_left_out", "stacked_samples", "with_words",
 ]  # fmt: skip
 
 
@@ -233,6 +234,14 @@ def _as_it_looks(name: str) -> str:
 
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFKC", _as_it_looks(name)).casefold()
+
+
+def files_of(folder: Path, ending: str) -> list[Path]:
+    """The files of a folder with this ending, sorted by name; a line names the others."""
+    others = [one.name for one in sorted(folder.glob("[!.]*")) if one.is_file() and one.suffix != ending]
+    if others and is_first_process():
+        notice(f"{folder}: files that do not end in {ending} are not read: {few(others)}")
+    return sorted(folder.glob(f"*{ending}"))
 
 
 def say_left_out(names: Sequence[str], lacking: str) -> None:

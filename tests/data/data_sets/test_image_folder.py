@@ -235,6 +235,23 @@ def test_wrong_folders(tmp_path):
     write(tmp_path, {"bela": {"cow": 1, "Cow": 1}})
 
 
+def test_classes_that_differ_in_case(tmp_path, capsys):
+    write(tmp_path, {"anna": {"Cow": 5, "cow": 5, "dog": 5}})
+    populations(tmp_path)
+    assert "classes 'Cow' and 'cow' differ only in case" in capsys.readouterr().err
+
+
+def test_pictures_drawn_in_transparency_are_refused(tmp_path):
+    """Of one client alone, a line names it."""
+    write(tmp_path)
+    for file in tmp_path.rglob("*.png"):
+        drawn = Image.new("RGBA", (8, 8))
+        drawn.putalpha(Image.open(file).convert("L"))
+        drawn.save(file)
+    with pytest.raises(ConfigError, match=r"all \d+ training inputs are equal.* drawn in their transparency alone"):
+        populations(tmp_path)
+
+
 def test_another_layout_is_told(tmp_path):
     write(tmp_path)
     refused(tmp_path, tmp_path / "anna/cat", "a folder where images are expected", "layout clients", layout="classes")
