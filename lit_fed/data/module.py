@@ -247,7 +247,7 @@ class FederatedDataModule(LightningDataModule):
         if given is not None:
             seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
         if given is None or isinstance(given, Segmentation):
-            seen, unseen = with_foreground(seen, unseen, given and given.ignored, declared)
+            seen, unseen = with_foreground(seen, unseen, None if given is None else given.ignored, declared)
         if given is None:
             target = infer_target(seen.train.y, num_classes, self.dataset.labels)
             check_missing_classes(self.dataset, target, seen, unseen)

@@ -63,7 +63,7 @@ class ClientMetric:
         self._is_library = lies_below(type(metric).__module__, "torchmetrics")
         self._ranks = isinstance(metric, torchmetrics.retrieval.base.RetrievalMetric)
         self._left_out: set[int] = set() if background else {0}
-        ignored = getattr(metric, "ignore_index", None)
+        ignored: Any = getattr(metric, "ignore_index", None)
         wrong = isinstance(metric, torchmetrics.classification.MulticlassStatScores) and self._average == "macro"
         if (wrong or not background) and ignored in range(target.num_classes):
             self._left_out.add(ignored)

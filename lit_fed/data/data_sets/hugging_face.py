@@ -177,8 +177,8 @@ class HuggingFace(PooledDataSet):
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir() and (rows := _rows_of_files(folder)) is not None:
                 names = sorted(rows)  # also of files without a line
-                columns = {"text": [line for name in names for line in rows[name]]}
-                columns[FILE] = [number for number, name in enumerate(names) for _ in rows[name]]
+                owner = [number for number, name in enumerate(names) for _ in rows[name]]
+                columns = {"text": [line for name in names for line in rows[name]], FILE: owner}
                 kinds = datasets.Features({"text": datasets.Value("string"), FILE: datasets.ClassLabel(names=names)})
                 return datasets.Dataset.from_dict(columns, kinds)
             place = str(folder) if folder.is_dir() else self.path
