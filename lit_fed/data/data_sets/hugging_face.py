@@ -319,6 +319,9 @@ class HuggingFace(PooledDataSet):
             )
             wrong = (y != 0) & (y != 1)
             rows.refuse(", ".join(columns.labels), wrong, "is no multilabel label, 0 or 1; correct it", y)
+            held = [f"{name} is {columns.classes[name][-1]!r}" for name in columns.labels if name in columns.classes]
+            if held and is_first_process():
+                notice(f"{option}: a label holds where {', '.join(held)}")
             return y.astype(np.int64), columns.labels if others else None
         if others:
             need = f"for several labels 0 or 1 set {PLACE}.labels multilabel, for regression store floats"
@@ -337,13 +340,14 @@ def _texts(rows: TableRows, column: str) -> list[str]:
 
 
 def _check_types(parts: list[ColumnPart], columns: list[str]) -> None:
-    """Refuse splits that hold another kind of values in a column than the first, or lack it."""
+    """Refuse splits that hold another kind of values in a column than the first, or lack it; uint8 is scaled."""
     first = parts[0]
     for part in parts[1:]:
         for name in columns:
             feature, wanted = part.rows.features.get(name), first.rows.features[name]
+            kinds = {(kind_of(one), "uint8" in str(one)) for one in (feature, wanted)}
             require(
-                feature is not None and kind_of(feature) == kind_of(wanted),
+                feature is not None and len(kinds) == 1,
                 f"{part.place}: column {name!r} is {feature or 'missing'}, in {first.place} {wanted}; store one "
                 f"type, or choose splits by {PLACE}.split",
             )

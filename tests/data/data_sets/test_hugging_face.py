@@ -21,6 +21,8 @@ ClassLabel, Features, Image, List, Value = (
 )
 datasets.disable_progress_bars()
 
+LABEL = {"label": Value("int64")}
+
 TABLE = {
     "a": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5], "b": [1, 2, 3, 4, 5, 6], "label": [0, 1, 2, 0, 1, 2],
     "who": ["x", "y", "x", "y", "x", "y"],
@@ -250,6 +252,22 @@ def test_splits_of_different_types(tmp_path):
     refused("split validation: column 'label' is Value('int64')", "train ClassLabel", path=path, input_columns="a")
     path = in_two_orders(tmp_path / "e", validation=plain.remove_columns("label").add_column("label", ["no"]))
     refused("split validation: column 'label' is Value('string')", path=path, input_columns="a")
+
+
+def test_columns_of_classes_as_several_labels(tmp_path, capsys):
+    features = {"a": Value("float32"), "rain": ClassLabel(names=["yes", "no"]), "wind": Value("int64")}
+    path = saved(tmp_path / "d", {"a": [0.5, 1.5], "rain": [0, 1], "wind": [0, 1]}, features)
+    HuggingFace(path, label_column="rain, wind", labels="multilabel").load()
+    assert "label_column rain, wind: a label holds where rain is 'no'\n" in capsys.readouterr().err
+
+
+def test_pixels_and_numbers_are_not_mixed(tmp_path):
+    parts = {
+        name: datasets.Dataset.from_dict({"a": [[1, 2]], "label": [0]}, Features({"a": List(Value(kind)), **LABEL}))
+        for name, kind in (("train", "uint8"), ("test", "float32"))
+    }
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
+    refused("split test: column 'a' is List(Value('float32'))", "store one type", path=str(tmp_path / "d"))
 
 
 def test_classes_among_inputs(tmp_path, capsys):
