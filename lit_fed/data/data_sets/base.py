@@ -195,44 +195,40 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
 LONGEST_NAME = 200
 """Upper limit of bytes in a client's name; files are named after clients, and file systems take 255 with the ending."""
 
-OTHERS = "case or the width of characters; they count as different"
-
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF))
 """Characters without width, for `str.translate`."""
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Refuse names that look the same or are too long; print a line on names that differ in case alone.
+    """Refuse names that look the same, and long ones of clients; print a line on names that differ in case alone.
 
     Args:
         names: clients, classes, categories or columns.
         what: what they name, in the plural.
 
     Raises:
-        ConfigError: naming two that differ only in white space or Unicode form, or a name of over 200 bytes.
+        ConfigError: naming two that differ only in white space or Unicode form, or a client of over 200 bytes.
     """
-    long = next((one for one in names if len(one.encode("utf-8", "replace")) > LONGEST_NAME), "")
-    fix = f"name {what} in at most {LONGEST_NAME} bytes, since files bear their names"
-    require(not long or what != "clients", f"the name {long[:20]!a}… has {len(long.encode())} bytes; {fix}")
-    for form, fault in (
-        (_as_it_looks, "spaces or Unicode form; rename one"),
-        (_folded, OTHERS),
-    ):
+    for name in names if what == "clients" else ():
+        size, fix = len(name.encode("utf-8", "surrogatepass")), "shorten it, since files are named after clients"
+        require(size <= LONGEST_NAME, f"the client {name[:20]!a}… has a name of {size} bytes; {fix}")
+    for form, said in ((_as_it_looks, "spaces or Unicode form; rename one"), (_folded, "case; they are kept apart")):
         known: dict[str, str] = {}
         pairs = [(other, one) for one in names if (other := known.setdefault(form(one), one)) != one]
-        if pairs:
-            more = f", as {len(pairs) - 1} more do," if len(pairs) > 1 else ""
-            said = f"{what} {pairs[0][0]!a} and {pairs[0][1]!a}{more} differ only in {fault}"
-            require(form is _folded, said)
-            if is_first_process():
-                notice(said)
+        more = f", as {len(pairs) - 1} more do," if len(pairs) > 1 else ""
+        shown = f"{what} {' and '.join(map(ascii, pairs[0]))}{more} differ only in {said}" if pairs else ""
+        require(not pairs or form is _folded, shown)
+        if pairs and is_first_process():
+            notice(shown)
 
 
 def _as_it_looks(name: str) -> str:
+    """The name without differences that are not seen."""
     return " ".join(unicodedata.normalize("NFC", name.translate(INVISIBLE)).split())
 
 
 def _folded(name: str) -> str:
+    """The name without differences of case and width, either."""
     return unicodedata.normalize("NFKC", _as_it_looks(name)).casefold()
 
 

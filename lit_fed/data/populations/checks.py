@@ -201,8 +201,9 @@ def with_foreground(
         ignored: value of pixels that do not count.
         num_classes: number of classes if given, else 0; masks of more than two are unchanged.
     """
-    held = _mask_values(seen, unseen, ignored)
-    if num_classes not in (0, 2) or len(held) != 2 or held[0] or held[1] == 1:
+    held, splits = _mask_values(seen, unseen, ignored), [one for *_, one in all_splits(seen, unseen)]
+    is_here = all(type(one) is Split for one in splits)  # neither drawn when needed nor on other machines
+    if num_classes not in (0, 2) or not is_here or len(held) != 2 or held[0] or held[1] == 1:
         return seen, unseen
     if is_first_process():
         notice(f"masks hold 0 and {held[1]}, which are read as the classes 0 and 1")
@@ -215,9 +216,9 @@ def with_foreground(
 
 
 def _mask_values(seen: Population, unseen: Population | None, ignored: int | None) -> list[int]:
-    """Values of the pixels that count, ascending; [] if labels are no masks or not in memory."""
-    splits = [split for *_, split in all_splits(seen, unseen) if type(split) is Split]
-    masks = [split.y.unique() for split in splits if split.y.ndim == 3 and not split.y.is_floating_point()]
+    """Values of the pixels that count, ascending; [] if labels are no masks."""
+    labels = [split.y for *_, split in all_splits(seen, unseen, samples=True)]
+    masks = [y.unique() for y in labels if y.ndim == 3 and not y.is_floating_point()]
     held = torch.cat(masks or [torch.zeros(0)]).unique()
     values: list[int] = held[(held >= 0) & (held != (IGNORED if ignored is None else ignored))].tolist()
     return values

@@ -41,16 +41,14 @@ def test_names_that_differ_in_case_are_said(capsys):
     check_names(["a", "b", "ab", "a b", ""], "clients")
     assert capsys.readouterr().err == ""
     check_names(["no", "NO", "x2", "x\xb2", "No"], "classes")
-    said = (
-        "classes 'no' and 'NO', as 2 more do, differ only in case or the width of characters; they count as different"
-    )
+    said = "classes 'no' and 'NO', as 2 more do, differ only in case; they are kept apart"
     assert capsys.readouterr().err == f"lit_fed: {said}\n"
 
 
 def test_long_names_of_clients_are_refused():
     check_names(["a" * 200], "clients")
     check_names(["a" * 201], "columns")
-    with pytest.raises(ConfigError, match=r"the name 'a{20}'… has 201 bytes; name clients in at most 200 bytes"):
+    with pytest.raises(ConfigError, match=r"the client 'a{20}'… has a name of 201 bytes; shorten it"):
         check_names(["b", "a" * 201], "clients")
 
 

@@ -252,6 +252,22 @@ def test_pictures_drawn_in_transparency_are_refused(tmp_path):
         populations(tmp_path)
 
 
+def test_masks_beyond_memory_are_numbered_by_the_user(tmp_path):
+    for number in range(4):
+        for folder in ("images", "masks"):
+            (tmp_path / "anna" / folder).mkdir(parents=True, exist_ok=True)
+        picture(number).save(tmp_path / f"anna/images/{number}.png")
+        mask = np.full((8, 8), 255, np.uint8)
+        mask[:number] = 0
+        Image.fromarray(mask).save(tmp_path / f"anna/masks/{number}.png")
+    data = FederatedDataModule(ImageFolder(str(tmp_path), "masks", 8, memory_gb=0.0))
+    with pytest.raises(ConfigError, match="masks hold the values 0, 255, which are not the classes 0, 1, 2"):
+        data.setup()
+    data = FederatedDataModule(ImageFolder(str(tmp_path), "masks", 8), test_fraction=0)
+    data.setup()
+    assert data.seen.train.y.sum() == (8 + 7 + 6 + 5) * 8
+
+
 def test_another_layout_is_told(tmp_path):
     write(tmp_path)
     refused(tmp_path, tmp_path / "anna/cat", "a folder where images are expected", "layout clients", layout="classes")
