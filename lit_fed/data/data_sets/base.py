@@ -195,6 +195,8 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
 LONGEST_NAME = 200
 """Upper limit of bytes in a client's name; files are named after clients, and file systems take 255 with the ending."""
 
+UTF_8 = "utf-8", "surrogatepass"
+
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF))
 """Characters without width, for `str.translate`."""
 
@@ -209,22 +211,25 @@ def check_names(names: Sequence[str], what: str) -> None:
     Raises:
         ConfigError: naming two that differ only in white space or Unicode form, or a client of over 200 bytes.
     """
-    for name in names if what == "clients" else ():
-        size, fix = len(name.encode("utf-8", "surrogatepass")), "shorten it, since files are named after clients"
-        require(size <= LONGEST_NAME, f"the client {name[:20]!a}… has a name of {size} bytes; {fix}")
+    long = [one for one in names if len(one) > LONGEST_NAME // 4 and len(one.encode(*UTF_8)) > LONGEST_NAME]
+    if long and what == "clients":
+        size = len(long[0].encode(*UTF_8))
+        raise ConfigError(f"client {long[0][:20]!a}… has a name of {size} bytes; shorten it, since files bear it")
+    if len({*map(_folded, names)}) == len({*names}):
+        return
     for form, said in ((_as_it_looks, "spaces or Unicode form; rename one"), (_folded, "case; they are kept apart")):
         known: dict[str, str] = {}
         pairs = [(other, one) for one in names if (other := known.setdefault(form(one), one)) != one]
         more = f", as {len(pairs) - 1} more do," if len(pairs) > 1 else ""
         shown = f"{what} {' and '.join(map(ascii, pairs[0]))}{more} differ only in {said}" if pairs else ""
         require(not pairs or form is _folded, shown)
-        if pairs and is_first_process():
-            notice(shown)
+    if is_first_process():
+        notice(shown)
 
 
 def _as_it_looks(name: str) -> str:
     """The name without differences that are not seen."""
-    return " ".join(unicodedata.normalize("NFC", name.translate(INVISIBLE)).split())
+    return " ".join((name if name.isascii() else unicodedata.normalize("NFC", name.translate(INVISIBLE))).split())
 
 
 def _folded(name: str) -> str:

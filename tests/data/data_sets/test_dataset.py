@@ -48,7 +48,7 @@ def test_names_that_differ_in_case_are_said(capsys):
 def test_long_names_of_clients_are_refused():
     check_names(["a" * 200], "clients")
     check_names(["a" * 201], "columns")
-    with pytest.raises(ConfigError, match=r"the client 'a{20}'… has a name of 201 bytes; shorten it"):
+    with pytest.raises(ConfigError, match=r"client 'a{20}'… has a name of 201 bytes; shorten it"):
         check_names(["b", "a" * 201], "clients")
 
 
