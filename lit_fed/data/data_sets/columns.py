@@ -7,17 +7,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, require
+from lit_fed.data.data_sets.base import CONSTANT, Normalisation, require
 from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
 from lit_fed.data.data_sets.rows import SHOWN, TableRows, as_numbers, as_text, is_numeric, missing_values
 from lit_fed.system.names import few
 
 __all__ = [
-    "CONSTANT", "DatePart", "Feature", "TableColumns", "encode", "fill_in", "prepared", "standardisation", "typed",
+    "DatePart", "Feature", "TableColumns", "encode", "fill_in", "prepared", "standardisation", "typed",
 ]  # fmt: skip
-
-CONSTANT = 1e-7
-"""A column counts as constant below this ratio of standard deviation and mean, near float32 resolution."""
 
 
 class Feature(NamedTuple):
@@ -109,14 +106,14 @@ def encode(rows: TableRows, columns: TableColumns, option: str = "--") -> np.nda
         option: prefix of the table's options in error messages.
 
     Returns:
-        Array [n, W] float32.
+        Array [n, W] float64.
 
     Raises:
         ConfigError: naming row, column and value of an unknown category.
     """
     import pandas as pd
 
-    inputs = np.zeros((len(rows.frame), len(columns.input_names)), dtype=np.float32)
+    inputs = np.zeros((len(rows.frame), len(columns.input_names)))
     end = 0
     for feature in columns.features:
         start, end, values = end, end + len(feature.input_names), rows.frame[feature.name].to_numpy()

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
 from lit_fed.data.data_sets.fills import Imputation
@@ -223,7 +223,8 @@ class Table(PooledDataSet):
         rows.require_values(self.label_column)
         floating = rows.frame[self.label_column].dtype.kind == "f"
         if (self.task or ("regression" if floating else "classification")) == "regression":
-            y = rows.numbers(self.label_column).astype(np.float32)
+            y = rows.numbers(self.label_column)
+            y = y.astype(np.float32) if self.standardize_labels else label_array(y)
             if self.query_column is None:
                 return y, None
             return np.stack([y, rows.numbers(self.query_column).astype(np.float32)], 1), None
@@ -300,7 +301,7 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
     rows = typed(prepared(rows, columns, f"{OPTION} {path}, column", *filter(None, roles)), columns, "--")
     x, labelled = encode(rows, columns), ~missing_values(rows.frame[label])
     if class_names is None:
-        y = np.where(labelled, rows.numbers(label, may_miss=True), 0).astype(np.float32)
+        y = np.where(labelled, rows.numbers(label, may_miss=True), 0)
     else:
         wrong = f"is not a class of the training ({', '.join(class_names)}); correct it"
         y, _ = rows.named(label, class_names, wrong, may_miss=True)

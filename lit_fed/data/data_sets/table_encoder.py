@@ -11,8 +11,16 @@ import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import OF_LABELS, Normalisation, is_first_process, require
-from lit_fed.data.data_sets.columns import CONSTANT, Feature, TableColumns, encode, fill_in, standardisation, typed
+from lit_fed.data.data_sets.base import (
+    CONSTANT,
+    OF_LABELS,
+    Normalisation,
+    input_array,
+    is_first_process,
+    require,
+    scaled_labels,
+)
+from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, standardisation, typed
 from lit_fed.data.data_sets.fills import learned_fills, summed
 from lit_fed.data.data_sets.rows import SHOWN, TableRows
 from lit_fed.errors import notice
@@ -40,7 +48,7 @@ class TableEncoder:
         rows: the table, as of `prepared`.
         columns: encoding; categories of features are still empty, ().
         public: rows to learn from in place of the training samples; None: none.
-        label_scale: also find mean and standard deviation of the labels.
+        label_scale: standardise labels by mean and standard deviation of the training labels.
     """
 
     settings: Table
@@ -73,28 +81,35 @@ class TableEncoder:
         if self.settings.standardize and columns.numeric:
             normalisation = standardisation(known, columns)
             inputs = normalisation.apply(inputs)
-        scale = self._label_scale(seen) if self.label_scale else None
+        inputs = input_array(inputs)
+        scale, labels = None, np.zeros(0)
+        if self.label_scale:
+            labels = self.rows.numbers(columns.label_column)
+            scale = self._label_scale(np.split(labels[train_rows], ends))
+        if scale is not None:
+            labels = scaled_labels(labels, scale)
         learned = () if self.public is not None else _learned(columns.features, normalisation)
         if scale is not None and self.public is None:
             learned = (*learned, OF_LABELS)
 
         def encoded(population: Population) -> Population:
-            population = population.with_splits(
-                lambda split: Split(torch.from_numpy(inputs[split.x.numpy()]), split.y, split.offsets)
-            )
+            def of_rows(split: Split) -> Split:
+                rows = split.x.numpy()
+                y = split.y if scale is None else torch.from_numpy(labels[rows])
+                return Split(torch.from_numpy(inputs[rows]), y, split.offsets)
+
+            population = population.with_splits(of_rows)
             return population._replace(columns=columns, normalisation=normalisation, learned=learned, label_scale=scale)
 
         return encoded(seen), None if unseen is None else encoded(unseen)
 
-    def _label_scale(self, seen: Population) -> tuple[float, float] | None:
-        """Mean and standard deviation of the labels, from sums over clients; None if they are constant."""
-        ends = seen.train.offsets[1:-1].numpy()
-        clients = np.split(seen.train.y.numpy(), ends)
+    def _label_scale(self, clients: Sequence[np.ndarray]) -> tuple[float, float] | None:
+        """Mean and standard deviation of training labels [n_t], from sums over clients; None if they are constant."""
         if self.public is not None:
             clients = [self.public.numbers(self.columns.label_column)]
         count = sum(map(len, clients))
-        mean = float(summed([y.sum(dtype=np.float64) for y in clients])) / count
-        std = float(np.sqrt(summed([np.square(y.astype(np.float64) - mean).sum() for y in clients]) / count))
+        mean = float(summed([y.sum() for y in clients])) / count
+        std = float(np.sqrt(summed([np.square(y - mean).sum() for y in clients]) / count))
         return (mean, std) if std > CONSTANT * abs(mean) else None
 
     def _learned(self, feature: Feature, frame: pd.DataFrame) -> Feature:
