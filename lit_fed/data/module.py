@@ -25,7 +25,7 @@ from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
 from lit_fed.data.populations.build import build_populations, infer_target, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
-    check_masks,
+    check_mask_values,
     check_missing_classes,
     find_client,
     find_client_name,
@@ -254,7 +254,7 @@ class FederatedDataModule(LightningDataModule):
         else:
             target = given.fitted(seen.train.y, num_classes)
         if isinstance(target, Segmentation) and not declared:
-            check_masks(self.dataset, target, seen, unseen)
+            check_mask_values(self.dataset, target, seen, unseen)
         self.target = with_ignored(target, seen, unseen, pads=self.augment is not None)
         if seen.label_scale is not None:
             self.target = target.standardised(seen.label_scale)

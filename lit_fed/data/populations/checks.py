@@ -23,7 +23,7 @@ from lit_fed.system.names import few
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
-    "all_splits", "check_equal_inputs", "check_finite_samples", "check_labels", "check_masks",
+    "all_splits", "check_equal_inputs", "check_finite_samples", "check_labels", "check_mask_values",
     "check_missing_classes", "check_training", "find_client", "find_client_name", "fingerprint", "learned_constants",
     "looked_at", "num_classes_of", "outlying_inputs", "scale_of_labels", "taken_labels", "with_foreground",
     "with_ignored", "without_unlabelled",
@@ -229,7 +229,7 @@ def _mask_values(seen: Population, unseen: Population | None, ignored: int | Non
     return values
 
 
-def check_masks(dataset: DataSet, target: Segmentation, seen: Population, unseen: Population | None) -> None:
+def check_mask_values(dataset: DataSet, target: Segmentation, seen: Population, unseen: Population | None) -> None:
     """Refuse masks that are not of the classes 0, 1, 2, …, where the number of classes is not given.
 
     Raises:
