@@ -220,7 +220,6 @@ def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
         ("age", "Unnamed: 0", "a column has no name"),
         (LINES, "", "the file is empty; it needs a line of column names"),
         (LINES, "who,age,town,fold,kind\n", "has no rows; add some"),
-        (",", ";", "set --data.dataset.separator"),
         ("yes", "no", "all labels in column 'kind' are 'no'; give two classes"),
     ],
 )
