@@ -31,8 +31,8 @@ __all__ = [
     "ANY_SEED", "CONSTANT", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet",
     "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample",
     "empty_split", "files_of", "given_array", "input_array", "is_first_process", "label_array", "make_split",
-    "matched_classes", "names_of", "picture_array", "require", "say_left_out", "scaled_labels", "stacked_samples",
-    "with_words",
+    "matched_classes", "names_of", "picture_array", "require", "say", "say_left_out", "scaled_labels",
+    "stacked_samples", "with_words",
 ]  # fmt: skip
 
 
@@ -240,8 +240,7 @@ def check_names(names: Sequence[str], what: str) -> None:
         more = f", as {len(pairs) - 1} more do," if len(pairs) > 1 else ""
         shown = f"{what} {' and '.join(map(ascii, pairs[0]))}{more} differ only in {said}" if pairs else ""
         require(not pairs or form is _folded, shown)
-    if is_first_process():
-        notice(shown)
+    say(shown)
 
 
 def _as_it_looks(name: str) -> str:
@@ -257,8 +256,8 @@ def _folded(name: str) -> str:
 def files_of(folder: Path, ending: str) -> list[Path]:
     """The files of a folder with this ending, sorted by name; a line names the others."""
     others = [one.name for one in sorted(folder.glob("[!.]*")) if one.is_file() and one.suffix != ending]
-    if others and is_first_process():
-        notice(f"{folder}: files that do not end in {ending} are not read: {few(others)}")
+    if others:
+        say(f"{folder}: files that do not end in {ending} are not read: {few(others)}")
     return sorted(folder.glob(f"*{ending}"))
 
 
@@ -269,8 +268,8 @@ def say_left_out(names: Sequence[str], lacking: str) -> None:
         names: their names.
         lacking: what they have too little of.
     """
-    if names and is_first_process():
-        notice(f"clients without {lacking} are left out: {few(map(repr, names))}")
+    if names:
+        say(f"clients without {lacking} are left out: {few(map(repr, names))}")
 
 
 def matched_classes(
@@ -293,8 +292,7 @@ def matched_classes(
     if len({*map(tuple, lists)}) == 1:
         return tuple(lists[0]), [None] * len(lists)
     number = {name: position for position, name in enumerate(dict.fromkeys(name for one in lists for name in one))}
-    if is_first_process():
-        notice(f"{place}: parts of the data list the classes differently; they are matched by name: {few(number, 6)}")
+    say(f"{place}: parts of the data list the classes differently; they are matched by name: {few(number, 6)}")
     return tuple(number), [np.array([*(number[name] for name in one), -1]) for one in lists]
 
 
@@ -391,14 +389,19 @@ def with_words(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         yield item
         if time.monotonic() - last > SECONDS_BETWEEN_WORDS:
             last = time.monotonic()
-            if is_first_process():
-                notice(f"{what}: {number + 1:,} of {total:,} samples are read")
+            say(f"{what}: {number + 1:,} of {total:,} samples are read")
 
 
 def is_first_process() -> bool:
     """Whether this is rank 0, by Lightning if it is loaded."""
     loaded = sys.modules.get("lightning.pytorch.utilities.rank_zero")
     return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
+
+
+def say(text: str) -> None:
+    """Print a warning on rank 0."""
+    if is_first_process():
+        notice(text)
 
 
 def given_array(given: Any, place: str) -> np.ndarray:

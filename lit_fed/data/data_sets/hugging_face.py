@@ -22,9 +22,9 @@ from lit_fed.data.data_sets.base import (
     PooledDataSet,
     Samples,
     check_names,
-    is_first_process,
     names_of,
     require,
+    say,
 )
 from lit_fed.data.data_sets.hugging_face_columns import (
     ColumnPart,
@@ -38,7 +38,7 @@ from lit_fed.data.data_sets.hugging_face_columns import (
     table_of,
 )
 from lit_fed.data.data_sets.rows import TableRows
-from lit_fed.errors import ConfigError, check_settings, notice
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
 
@@ -320,8 +320,8 @@ class HuggingFace(PooledDataSet):
             wrong = (y != 0) & (y != 1)
             rows.refuse(", ".join(columns.labels), wrong, "is no multilabel label, 0 or 1; correct it", y)
             held = [f"{name} is {columns.classes[name][-1]!r}" for name in columns.labels if name in columns.classes]
-            if held and is_first_process():
-                notice(f"{option}: a label holds where {', '.join(held)}")
+            if held:
+                say(f"{option}: a label holds where {', '.join(held)}")
             return y.astype(np.int64), columns.labels if others else None
         if others:
             need = f"for several labels 0 or 1 set {PLACE}.labels multilabel, for regression store floats"
@@ -395,8 +395,8 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
     if (images or texts) and (len(chosen) > 1 or (not images and numbers)):
         raise ConfigError(f"{part.place} has {held}; choose the inputs among them by {PLACE}.input_columns")
     left_out = [columns[name] for name in kinds if name not in chosen]
-    if left_out and is_first_process():
-        notice(
+    if left_out:
+        say(
             f"{part.place}: inputs are read from {', '.join(chosen)}, and not from {', '.join(left_out)}; choose "
             f"others by {PLACE}.input_columns"
         )
@@ -434,8 +434,8 @@ def byte_tokens(texts: list[str], max_length: int) -> np.ndarray:
 def _say_cut(lengths: Sequence[int], max_length: int) -> None:
     """Say in one line how many of the texts with these numbers of tokens are truncated."""
     cut = sum(one > max_length for one in lengths)
-    if cut and is_first_process():
-        notice(
+    if cut:
+        say(
             f"{cut:,} of {len(lengths):,} texts ({cut / len(lengths):.1%}) are truncated to {max_length:,} tokens, the "
             f"longest has {max(lengths):,}; {PLACE}.max_length keeps more"
         )

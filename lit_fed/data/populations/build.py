@@ -24,8 +24,8 @@ from lit_fed.data.data_sets.base import (
     PooledDataSet,
     Samples,
     check_names,
-    is_first_process,
     require,
+    say,
     say_left_out,
 )
 from lit_fed.data.partitions.base import Partition
@@ -33,7 +33,7 @@ from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
 from lit_fed.data.populations.checks import check_equal_inputs, check_finite_samples, check_training
 from lit_fed.data.populations.splits import SplitKind, classes_of, divided_rows, split_of, with_validation
-from lit_fed.errors import ConfigError, notice
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "select_clients", "told",
@@ -296,8 +296,8 @@ def _divide_pool(
 def _say_rare_classes(parts: list[np.ndarray], labels: np.ndarray, num_splits: int) -> None:
     """Say in one line at how many clients a class has too few samples for each split to have one."""
     rare = sum(bool((np.unique(labels[part], return_counts=True)[1] < num_splits).any()) for part in parts)
-    if rare and is_first_process():
-        notice(
+    if rare:
+        say(
             f"--data.split stratified: at {rare} of {len(parts)} clients a class has fewer than {num_splits} samples, "
             "so that some split has none of it"
         )

@@ -15,9 +15,9 @@ from torch import Tensor
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, is_first_process
+from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, say
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.errors import ConfigError, notice
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import outlier
 from lit_fed.system.names import few
 from lit_fed.system.spreadsheets import unquoted
@@ -210,8 +210,7 @@ def with_foreground(
     is_here = all(type(one) is Split for one in splits)  # neither drawn when needed nor on other machines
     if num_classes not in (0, 2) or not is_here or len(held) != 2 or held[0] or held[1] == 1:
         return seen, unseen
-    if is_first_process():
-        notice(f"masks hold 0 and {held[1]}, which are read as the classes 0 and 1")
+    say(f"masks hold 0 and {held[1]}, which are read as the classes 0 and 1")
 
     def read(split: Split) -> Split:
         y = torch.where(split.y == held[1], 1, split.y)
@@ -427,8 +426,8 @@ def check_equal_inputs(seen: Population, unseen: Population | None) -> None:
             own = split.x[slice(*split.offsets[position : position + 2].tolist())]
             if torch.equal(own[1:], own[:-1]):
                 found.append(f"{name} split of {kind} client {_name_at(population, split, position)!r}")
-    if found and is_first_process():
-        notice(f"all inputs are equal in the {few(found)}{drawn if x.ndim == 4 else ''}")
+    if found:
+        say(f"all inputs are equal in the {few(found)}{drawn if x.ndim == 4 else ''}")
 
 
 def _first_non_finite(tensor: Tensor) -> int | None:
