@@ -104,6 +104,7 @@ def _check_all_names(seen: Population, unseen: Population | None) -> None:
     check_names(seen.class_names or (), "classes")
     features = () if seen.columns is None else seen.columns.features
     check_names([one.name for one in features], "columns")
+    check_names(() if seen.inputs is None else seen.inputs.names, "inputs")
     for one in features:
         check_names(one.categories or (), f"categories of column {one.name!r}")
 

@@ -411,12 +411,15 @@ def check_equal_inputs(seen: Population, unseen: Population | None) -> None:
     Checks only a few clients if samples are generated on demand.
 
     Raises:
-        ConfigError: naming the number of samples.
+        ConfigError: naming the number of samples and the first numbers.
     """
     x = looked_at(seen.train).x
     drawn = "; pictures that are drawn in their transparency alone are of one colour: paste them on a background"
     if len(x) > 1 and torch.equal(x[1:], x[:-1]):
-        raise ConfigError(f"all {len(x):,} training inputs are equal; correct them{drawn if x.ndim == 4 else ''}")
+        shown = ", ".join(f"{one:g}" for one in x[0].flatten()[:3].tolist())
+        raise ConfigError(
+            f"all {len(x):,} training inputs are equal, {shown}, …; correct the data{drawn if x.ndim == 4 else ''}"
+        )
     found = []
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
         several = (split.sizes > 1).nonzero()[:, 0]

@@ -51,7 +51,7 @@ def test_names_are_compared(capsys):
 
 def test_equal_inputs_are_refused_or_said(capsys):
     same = np.ones((4, 3, 2, 2))
-    with pytest.raises(ConfigError, match=r"all 8 training inputs are equal; .* in their transparency alone"):
+    with pytest.raises(ConfigError, match=r"all 8 training inputs are equal, 1, 1, 1, .* in their transparency alone"):
         data_of({"ann": (same, Y[:4]), "bob": (same, Y[:4])}, test_fraction=0)
     data_of({"ann": (same, Y[:4]), "bob": (np.arange(60.0).reshape(5, 3, 2, 2), Y[:5])}, test_fraction=0)
     assert "all inputs are equal in the train split of seen client 'ann'; pictures" in capsys.readouterr().err
