@@ -289,7 +289,7 @@ def test_columns_are_used_or_named(tmp_path, capsys):
         "inputs are read from price, and not from when (Value('timestamp[us]')), both ({'a': Value('float64')}), "
         in said
     )
-    assert "none (Value('null')); choose others by --data.dataset.input_columns" in said
+    assert "none (Value('null')); to use these, convert them to numbers, or give --data.dataset.input_columns" in said
     assert HuggingFace(path, input_columns="price", label_column="price").load().y.tolist() == [0.5, 2]
     refused("input_columns when: ", "timestamp", path=path, input_columns="when")
     refused(
