@@ -397,8 +397,8 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
     left_out = [columns[name] for name in kinds if name not in chosen]
     if left_out:
         say(
-            f"{part.place}: inputs are read from {', '.join(chosen)}, and not from {', '.join(left_out)}; to use these, "
-            f"convert them to numbers, or give {PLACE}.input_columns"
+            f"{part.place}: inputs are read from {', '.join(chosen)}, and not from {', '.join(left_out)}; to use "
+            f"these, convert them to numbers, or give {PLACE}.input_columns"
         )
     return {one: kinds[one] for one in chosen}
 
