@@ -26,6 +26,7 @@ from lit_fed.data.populations.as_trained import as_trained, check_same_labels
 from lit_fed.data.populations.build import build_populations, infer_target, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
+    check_mask_values,
     check_missing_classes,
     far_inputs,
     find_client,
@@ -36,12 +37,14 @@ from lit_fed.data.populations.checks import (
     outlying_inputs,
     scale_of_labels,
     taken_labels,
+    with_foreground,
     with_ignored,
     without_unlabelled,
 )
 from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, check_settings, notice
 from lit_fed.system.discovery import with_objects
+from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
@@ -265,12 +268,18 @@ class FederatedDataModule(LightningDataModule):
     def _labelled(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """The clients with labels in the form of the target, which is inferred if it is not given."""
         given, num_classes = self.given_target, num_classes_of(self.dataset, seen)
+        declared = (given is not None and given.num_classes) or (not self.dataset.is_remote and num_classes) or 0
+        if given is not None:
+            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
+        if given is None or isinstance(given, Segmentation):
+            seen, unseen = with_foreground(seen, unseen, None if given is None else given.ignored, declared)
         if given is None:
             target = infer_target(seen.train.y, num_classes, self.dataset.labels)
             check_missing_classes(self.dataset, target, seen, unseen)
         else:
-            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             target = given.fitted(seen.train.y, num_classes)
+        if isinstance(target, Segmentation) and not declared:
+            check_mask_values(self.dataset, target, seen, unseen)
         self.target = with_ignored(target, seen, unseen, pads=self.augment is not None)
         if seen.label_scale is not None:
             self.target = target.standardised(seen.label_scale)
@@ -289,7 +298,10 @@ class FederatedDataModule(LightningDataModule):
         """The clients with their labelled training samples; a line counts the others."""
         fewer, number = without_unlabelled(self.target, population)
         if number and (self.trainer is None or self.trainer.is_global_zero):
-            notice(f"{number:,} of {population.train.num_samples:,} training samples have no label and are left out")
+            bare = ((population.train.sizes > 0) & (fewer.train.sizes == 0)).nonzero()[:, 0].tolist()
+            whose = f", all those of {few(population.names[one] for one in bare)}" if bare else ""
+            total = population.train.num_samples
+            notice(f"{number:,} of {total:,} training samples have no label and are left out{whose}")
         return fewer
 
     def _with_attackers(self, seen: Population) -> Population:

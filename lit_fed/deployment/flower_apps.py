@@ -87,7 +87,8 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
 
     Args:
         data: the packet.
-        settings: settings of the SuperNode: `config`, the file of its operator, `data-root` and `state-root`.
+        settings: settings of the SuperNode: `config`, the file of its operator, `data-root` and `state-root`; with
+            `reveal-mixture` true the server may learn the clients' mixture weights.
     """
     try:
         for name in ("config", "data-root", "state-root"):
@@ -98,7 +99,10 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
                 )
         in_files = importlib.import_module("lit_fed.command_line.client").settings_in  # a room above this one
         own = in_files([str(settings["config"])], importlib.import_module("lit_fed.__main__").command_line)
-        node = Node(str(settings["data-root"]), str(settings["state-root"]), *own)
+        node = Node(
+            str(settings["data-root"]), str(settings["state-root"]), *own,
+            reveal_mixture=settings.get("reveal-mixture") is True,
+        )  # fmt: skip
     except ConfigError as error:
         logged(str(error))
         return to_bytes(Packet({"refused": "folders"}))

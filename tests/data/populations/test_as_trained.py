@@ -109,7 +109,7 @@ def test_units_of_labels_are_those_of_the_training():
 
 
 def test_what_is_guessed_is_said(facts):
-    arrays = FederatedDataModule.from_clients({"x": (np.zeros((4, 5)), [0, 1, 0, 1])}, test_fraction=0.0)
+    arrays = FederatedDataModule.from_clients({"x": (np.eye(4, 5), [0, 1, 0, 1])}, test_fraction=0.0)
     arrays.setup()
     said = []
     assert as_trained(arrays.seen, facts, "x.ckpt", None, said) is not arrays.seen
@@ -120,13 +120,16 @@ def test_what_is_guessed_is_said(facts):
     assert "missing values of 'a' are filled in by" in said[0]
 
 
+PICTURES = np.arange(16.0).reshape(4, 1, 2, 2) / 16
+
+
 def test_pictures_take_the_constants_of_the_training(facts):
-    data = FederatedDataModule.from_clients({"x": (np.full((4, 1, 2, 2), 0.5), [0, 1, 0, 1])}, test_fraction=0.0)
+    data = FederatedDataModule.from_clients({"x": (PICTURES, [0, 1, 0, 1])}, test_fraction=0.0)
     data.setup()
-    for before, wanted in ((Normalisation((0.25,), (0.5,)), 1.0), (None, 0.75)):
+    for before, (mean, std) in ((Normalisation((0.25,), (0.5,)), (0.25, 0.5)), (None, (0.0, 1.0))):
         earlier = facts_of(data)._replace(normalisation=before)
         seen = as_trained(data.seen, earlier, "x.ckpt", Normalisation((0.5,), (0.5,)), [])
-        torch.testing.assert_close(seen.train.x, torch.full((4, 1, 2, 2), wanted))
+        torch.testing.assert_close(seen.train.x, ((data.seen.train.x * 0.5 + 0.5) - mean) / std)
 
 
 def test_names_of_several_labels_move_their_columns(facts):
@@ -151,7 +154,7 @@ def test_clients_far_from_the_training_are_named(capsys):
     rows = pd.concat([frame(), frame(seed=1).assign(shop="z", a=lambda rows: rows["a"] * 1000)])
     FederatedDataModule.from_frame(rows, client="shop", label="kind", unseen=["z"]).setup()
     assert "from the mean of the training: a at client 'z' (100 % of 60 rows); are the units" in capsys.readouterr().err
-    data = FederatedDataModule.from_clients({"x": (np.full((4, 1, 2, 2), 9.0), [0, 1, 0, 1])}, test_fraction=0.0)
+    data = FederatedDataModule.from_clients({"x": (9 + PICTURES, [0, 1, 0, 1])}, test_fraction=0.0)
     data.setup()
     said = far_inputs(data.seen, Normalisation((0.1,), (0.3,)), None)
     assert said.startswith("more than 6 deviations from the mean of the training: channel 0 at client 'x' (100 % of 4")
