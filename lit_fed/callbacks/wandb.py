@@ -5,37 +5,93 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import WandbLogger
 
 from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import imported_later, mpl, pd
-from lit_fed.training.checkpoint import WORD
+from lit_fed.training.checkpoint import WORD, load_checkpoint
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["FederatedWandb", "continue_run"]
+__all__ = ["FederatedWandb", "WandbRounds", "continue_run"]
 
 wandb = imported_later("wandb")  # of the extra `wandb`
 
 
-def continue_run(checkpoint: dict[str, Any]) -> None:
+def continue_run(loggers: Iterable[Any], checkpoint: Path) -> None:
     """Continue the W&B run of a checkpoint, unless the environment names another.
 
     Args:
-        checkpoint: content of a checkpoint.
+        loggers: those of the trainer; without a `WandbLogger` nothing is read.
+        checkpoint: a checkpoint of the run that goes on.
     """
-    run_id = checkpoint.get("callbacks", {}).get("FederatedWandb", {}).get("run_id")
-    if isinstance(run_id, str) and WORD.fullmatch(run_id):  # W&B names a folder by it
-        os.environ.setdefault("WANDB_RUN_ID", run_id)
+    for logger in (one for one in loggers if isinstance(one, WandbLogger)):
+        stored = load_checkpoint(checkpoint, values=False).get("callbacks", {})
+        run_id = stored.get("FederatedWandb", {}).get("run_id")
+        if isinstance(run_id, str) and WORD.fullmatch(run_id) and "WANDB_RUN_ID" not in os.environ:
+            os.environ["WANDB_RUN_ID"] = run_id  # W&B names a folder by it
+            try:
+                _ = logger.experiment  # begins the run
+            finally:
+                del os.environ["WANDB_RUN_ID"]  # the next run of the process is another
 
 
-class FederatedWandb(FederatedCallback):
+class WandbRounds(FederatedCallback):
+    """Makes a round one row of a W&B run, with the number of rounds as the horizontal axis; every such run has it.
+
+    Checkpoints hold the run's id, so that a resumed run continues it.
+    """
+
+    state_key = "FederatedWandb"  # of both classes
+
+    def __init__(self) -> None:
+        self._run_id: str | None = None
+        self._is_open = False  # the row of a round
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Collect what is logged until the row is complete: W&B makes a row of each call."""
+        for run in _runs(trainer):
+            self._run_id = run.id
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round", step_sync=True)
+            run.log = partial(run.log, commit=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"run_id": self._run_id}
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        for run in _runs(trainer):
+            run.log({"round": record.round_idx + 1})
+            self._is_open = True
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the row of the round before."""
+        for run in _runs(trainer) if self._is_open else ():
+            run.log({}, commit=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the last row; later calls are rows of their own again."""
+        for run in _runs(trainer):
+            if isinstance(run.log, partial):
+                run.log = run.log.func
+                if self._is_open or stage == "test":
+                    run.log({}, commit=True)
+        self._is_open = False
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        WandbRounds.teardown(self, trainer, pl_module, "")
+
+
+class FederatedWandb(WandbRounds):
     """Logs tables, figures and models to a W&B run, against the round.
 
     These are the mixture weights of evaluated rounds as a heat map; after the fit the best checkpoint of every
@@ -51,27 +107,15 @@ class FederatedWandb(FederatedCallback):
     def __init__(self, every_n_rounds: int = 1) -> None:
         if every_n_rounds < 1:
             raise ConfigError(f"FederatedWandb.every_n_rounds is {every_n_rounds}; give a whole number >= 1")
+        super().__init__()
         self.every_n_rounds = every_n_rounds
-        self._run_id: str | None = None
         self._last_map: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a run without `WandbLogger`; set the round as the horizontal axis."""
-        from lightning.pytorch.loggers import WandbLogger
-
-        if not any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        """Refuse a fit without `WandbLogger`; other commands, which have no loggers, log nothing."""
+        if stage == "fit" and not any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
             raise ConfigError("FederatedWandb needs a W&B run; add --trainer.logger WandbLogger, or leave it out")
-        for run in _runs(trainer):
-            self._run_id = run.id
-            run.define_metric("round")
-            run.define_metric("*", step_metric="round", step_sync=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"run_id": self._run_id}
-
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        for run in _runs(trainer):
-            run.log({"round": record.round_idx + 1}, commit=False)
+        super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the mixture weights of the clients that are measured, ordered by their largest component."""
@@ -98,18 +142,16 @@ class FederatedWandb(FederatedCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Log summary and figures, which the report writes after the test."""
         summary = Path(trainer.log_dir or "") / "summary.json"
-        if stage != "test" or not trainer.is_global_zero or not summary.is_file():
-            return
-        for run in _runs(trainer):
-            run.summary.update(json.loads(summary.read_text()))
-        for picture in sorted((summary.parent / "plots").glob("*.png")):
-            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
+        if stage == "test" and trainer.is_global_zero and summary.is_file():
+            for picture in sorted((summary.parent / "plots").glob("*.png")):
+                _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
+            for run in _runs(trainer):
+                run.summary.update(json.loads(summary.read_text()))
+        super().teardown(trainer, pl_module, stage)
 
 
 def _runs(trainer: Trainer) -> list[Any]:
     """The W&B runs of rank zero; other ranks have none."""
-    from lightning.pytorch.loggers import WandbLogger
-
     if not trainer.is_global_zero:
         return []
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
