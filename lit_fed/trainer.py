@@ -22,7 +22,7 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import nn
 
-from lit_fed.callbacks.checkpoint import last_checkpoint
+from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.data.module import FederatedDataModule, Predicted
@@ -132,6 +132,11 @@ class FederatedTrainer(Trainer):
         """
         module = federated(model)
         self._refuse(train_dataloaders, val_dataloaders)
+        if ckpt_path is None and self.global_step and module is not self.lightning_module:
+            raise ConfigError(
+                f"this trainer has done {self.global_step} rounds of another module, and counts on from them; make a "
+                "new FederatedTrainer for each run"
+            )
         ckpt_path = self._found(ckpt_path, module, goes_on=True)
         note = module.history.begin(
             ckpt_path, init_from, resume_with_changes=resume_with_changes, num_models=module.algorithm.num_models,
@@ -140,9 +145,11 @@ class FederatedTrainer(Trainer):
         if note and self.is_global_zero:
             sys.stderr.write(note)
         with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
-            own, path = self._round_logger, Path(ckpt_path or "").resolve()
-            if ckpt_path is not None and (own is None or Path(own.log_dir).resolve() in path.parents):
+            own, path = self._round_logger, None if ckpt_path is None else Path(ckpt_path)
+            if path is not None and (own is None or Path(own.log_dir).resolve() in path.resolve().parents):
                 continue_run(self.loggers, path)
+            if not self.loggers:
+                keep_apart(self, path)
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         self._signal_connector.end()
 

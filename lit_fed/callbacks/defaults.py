@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 from lightning.pytorch.loggers import WandbLogger
 
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
-from lit_fed.callbacks.checkpoint import LastCheckpoint
+from lit_fed.callbacks.checkpoint import LastCheckpoint, checkpoint_folder
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
@@ -26,7 +24,8 @@ from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.wandb import WandbRounds
-from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.errors import notice
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.refusals import refuse_callbacks
 from lit_fed.training.round_logger import RoundLogger
 from lit_fed.training.run_arguments import run_arguments
@@ -91,31 +90,21 @@ class _FirstCallback(FederatedCallback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        for logger in trainer.loggers:
+        for logger in trainer.loggers if stage == "fit" else ():
             if isinstance(logger, RoundLogger):
                 logger.agree(trainer.strategy.broadcast)
-        if not trainer.loggers:  # which number the folders of runs
-            _keep_apart(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the arguments of a Python run; the command line logs its own."""
+        """Name the folder of a Python run, and log its arguments; the command line does both."""
         module = federated(pl_module)
-        for logger in [] if module.history.arguments else trainer.loggers:
+        if module.history.arguments:
+            return
+        for logger in trainer.loggers:
             logger.log_hyperparams(run_arguments(module, data_of(trainer), trainer.given))  # type: ignore[attr-defined]
+        folder = results_folder(trainer) or checkpoint_folder(trainer)
+        if folder is not None and trainer.is_global_zero:
+            notice(f"the run is written to {folder}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, _: int) -> None:
         if batch.ends_round:
             pl_module.tell("on_round_end", pl_module.record)
-
-
-def _keep_apart(trainer: Trainer) -> None:
-    """Give the checkpoints of a run without loggers a folder that holds none of another run."""
-    own = None if trainer.ckpt_path is None else Path(trainer.ckpt_path).resolve().parent
-    names = itertools.chain(["checkpoints"], (f"checkpoints_{number}" for number in itertools.count(1)))
-    folders = (Path(trainer.default_root_dir, name) for name in names)
-    folder = next(one for one in folders if not one.exists() or one.resolve() == own)
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-            callback.dirpath = str(folder)

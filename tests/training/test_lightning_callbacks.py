@@ -9,6 +9,7 @@ from pathlib import Path
 import lightning.pytorch.callbacks as stock
 import lightning.pytorch.profilers as profilers
 import pytest
+from lightning.pytorch.tuner import Tuner
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
@@ -70,7 +71,7 @@ def columns(run):
 def test_a_plain_run_is_silent_about_lightning(new_run):
     run = new_run().fit()
     assert run.trainer.global_step == ROUNDS
-    assert run.said == ""
+    assert run.said == f"lit_fed: the run is written to {run.folder}/run/version_0\n"
 
 
 @pytest.mark.parametrize("monitor", ["val/seen/loss", "train/seen/loss", "train/seen/accuracy"])
@@ -101,7 +102,7 @@ def test_a_stop_of_a_callback_of_ones_own_is_said(new_run):
 def test_checkpoints_count_rounds(new_run, tmp_path):
     best = stock.ModelCheckpoint(tmp_path / "best", monitor="val/seen/accuracy", mode="max", filename="best")
     every = stock.ModelCheckpoint(tmp_path / "every", every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    assert new_run(best, every).fit().said == ""
+    assert len(new_run(best, every).fit().said.splitlines()) == 1  # the folder
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["best.ckpt"]
     assert [path.name for path in (tmp_path / "every").iterdir()] == ["step=2.ckpt"]
 
@@ -150,6 +151,7 @@ def test_the_summary_shows_the_layers(new_run, callbacks):
     assert "network.linear" in said
     assert "650" in said  # 64 · 10 + 10 parameters of one component
     assert "store" not in said
+    assert "FLOPs" not in said  # nothing counts them
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,17 @@ def test_callbacks_that_cannot_work_on_rounds(new_run, tmp_path, kind):
     assert type(make()).__name__ in str(refused.value)
     assert reason in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_callbacks_that_are_added_later_are_refused_too(new_run):
+    run = new_run()
+    with pytest.raises(ConfigError, match="has BatchSizeFinder, .*; choose --data.batch_size"):
+        Tuner(run.trainer).scale_batch_size(run.module, datamodule=run.data)
+    run = new_run()
+    run.trainer.callbacks.append(stock.StochasticWeightAveraging(0.1))
+    for command in (run.trainer.fit, run.trainer.test, run.trainer.predict):
+        with pytest.raises(ConfigError, match="has StochasticWeightAveraging"):
+            command(run.module, run.data)
 
 
 @pytest.mark.parametrize(
