@@ -63,5 +63,6 @@ def _plain(value: Any) -> Any:
 
 def _path(found: Any) -> str:
     """The import path of a class or a function, the shortest of lit_fed."""
-    short = getattr(lit_fed, found.__name__, None) if found.__module__.startswith("lit_fed.") else None
-    return f"lit_fed.{found.__name__}" if short is found else f"{found.__module__}.{found.__qualname__}"
+    module, name = found.__module__, found.__qualname__
+    public = module.startswith("lit_fed.") and getattr(lit_fed, name, None) is found
+    return f"lit_fed.{name}" if public else f"{module}.{name}"

@@ -119,7 +119,9 @@ def check_best(offline, folder, rows):
 
 def comparable(row):
     """A row without times, and without places of files."""
-    return {key: value for key, value in row.items() if not key.startswith(("_", "time/", "seconds")) and "." not in key}
+    return {
+        key: value for key, value in row.items() if not key.startswith(("_", "time/", "seconds")) and "." not in key
+    }
 
 
 @pytest.mark.filterwarnings("default")

@@ -1,6 +1,7 @@
 """Every callback, profiler and limit of Lightning works on rounds or is refused, with the reason, before training."""
 
 import csv
+import json
 import logging
 import re
 from datetime import timedelta
@@ -9,12 +10,14 @@ from pathlib import Path
 import lightning.pytorch.callbacks as stock
 import lightning.pytorch.profilers as profilers
 import pytest
+import wandb
 from lightning.pytorch.tuner import Tuner
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.report import RunReport
+from lit_fed.cli import main
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -206,6 +209,46 @@ def test_the_guide_says_of_each_whether_it_works():
     assert said == dict.fromkeys(WORK, "yes") | {kind.__name__: "no" for kind in CANNOT}
 
 
+BY_PYTHON_ALONE = {"LambdaCallback", "BasePredictionWriter"}  # they take functions, and a class
+FIT = [
+    "fit", "--data.dataset", "Digits", "--data.num_clients", "3", "--trainer.max_epochs", "1", "--name", "run",
+    "--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures", "false",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [WORK - BY_PYTHON_ALONE - {"RichProgressBar"}, {"RichProgressBar"}])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_every_callback_of_the_guide_runs_with_its_defaults(tmp_path, monkeypatch, names):
+    """By the command line, which writes them into config.yaml, and from that file."""
+    monkeypatch.chdir(tmp_path)
+    given = list(FIT)
+    for name in sorted(names):
+        given.append(f"--trainer.callbacks+={name}")
+        given += ["--trainer.callbacks.monitor", "train/seen/loss"] if name == "EarlyStopping" else []
+    main(given)
+    main(["fit", "--config", "runs/run/version_0/config.yaml"])
+    assert (tmp_path / "runs/run/version_1/summary.json").is_file()
+
+
+@pytest.mark.filterwarnings("default")
+def test_every_logger_of_the_guide_runs_with_its_defaults(tmp_path, monkeypatch):
+    rows = GUIDE.read_text().partition("## Loggers\n")[2].partition("\n## ")[0].splitlines()
+    names = [found[1] for row in rows if (found := re.match(r"\| `(\w+)` \| yes", row))]
+    needs = {"CSVLogger": {"save_dir": "csv"}, "TensorBoardLogger": {"save_dir": "tensorboard"}}
+    needs["MLFlowLogger"] = {"tracking_uri": "mlflow"}
+    assert needs.keys() < set(names)
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        loggers = [{"class_path": name, "init_args": needs.get(name, {})} for name in names]
+        main([*FIT, "--trainer.logger", json.dumps(loggers)])
+    finally:
+        wandb.finish()
+        wandb.teardown()
+    assert all(any(tmp_path.glob(f"{folder}/*")) for folder in ("csv", "tensorboard", "mlflow", "wandb"))
+
+
 @pytest.mark.parametrize("kind", CANNOT)
 def test_callbacks_that_cannot_work_on_rounds(new_run, tmp_path, kind):
     make, reason = CANNOT[kind]
@@ -218,7 +261,7 @@ def test_callbacks_that_cannot_work_on_rounds(new_run, tmp_path, kind):
 
 def test_callbacks_that_are_added_later_are_refused_too(new_run):
     run = new_run()
-    with pytest.raises(ConfigError, match="has BatchSizeFinder, .*; choose --data.batch_size"):
+    with pytest.raises(ConfigError, match=r"has BatchSizeFinder, .*; choose --data.batch_size"):
         Tuner(run.trainer).scale_batch_size(run.module, datamodule=run.data)
     run = new_run()
     run.trainer.callbacks.append(stock.StochasticWeightAveraging(0.1))
