@@ -1,6 +1,6 @@
 """Words and keys of YAML stay text."""
 
-from enum import Enum
+from enum import StrEnum
 
 import pytest
 import yaml
@@ -9,7 +9,8 @@ from lit_fed.system.plain_yaml import read_yaml
 
 
 @pytest.mark.parametrize(
-    "word", ["no", "Yes", "on", "off", "010", "00", "1:30", "190:20:30", "2020-01-01", "0x1F", "0b1", "nan", "=", "1.2.3"]
+    "word",
+    ["no", "Yes", "on", "off", "010", "00", "1:30", "190:20:30", "2020-01-01", "0x1F", "0b1", "nan", "=", "1.2.3"],
 )
 def test_words_are_text(word):
     assert read_yaml(f"[{word}]") == [word]
@@ -19,8 +20,8 @@ def test_words_are_text(word):
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        ("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("0", 0), ("-12", -12), ("1_000", 1000),
-        ("0.5", 0.5), (".5", 0.5), ("1.", 1.0), ("1e-4", 1e-4), ("1.0e+3", 1000.0), ("-.inf", float("-inf")),
+        ("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("0", 0), ("-12", -12),
+        ("1_000", 1000), ("0.5", 0.5), (".5", 0.5), ("1.", 1.0), ("1e-4", 1e-4), ("1.0e+3", 1000.0), ("-.inf", float("-inf")),
     ],
 )  # fmt: skip
 def test_numbers_truth_values_and_null_are_values(word, value):
@@ -36,7 +37,7 @@ def test_keys_are_text():
 
 
 def test_members_of_enumerations_are_written_by_their_value():
-    class Interval(str, Enum):
+    class Interval(StrEnum):
         step = "step"
 
     assert yaml.safe_dump({"interval": Interval.step}) == "interval: step\n"

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, client_table, plot_mixtures, plot_rounds
+from lit_fed import FederatedModule, FederatedTrainer, Multiclass, client_table, plot_mixtures, plot_rounds
 from lit_fed.algorithms import Algorithm, FedAvg, FedU
 from lit_fed.callbacks import (
     FederatedCallback,
@@ -427,3 +427,21 @@ def test_a_trainer_that_has_done_its_rounds_takes_no_other_module(tmp_path):
     trainer.fit(module, data)
     with pytest.raises(ConfigError, match=r"has done 1 rounds of another module.* make a new FederatedTrainer"):
         trainer.fit(FederatedModule(FedAvg()), data)
+
+
+def test_a_resumed_run_has_the_patience_that_is_given(tmp_path):
+    """Lightning restores that of the checkpoint."""
+    for rounds, patience, path in ((2, 1, None), (3, 7, "last")):
+        stop = EarlyStopping("train/seen/loss", patience=patience)
+        run = trainer(tmp_path, rounds, stop)
+        run.fit(FederatedModule(FedAvg()), digits(), ckpt_path=path)
+    assert stop.patience == 7
+    assert stop.best_score < float("inf")
+
+
+def test_two_outputs_for_two_classes_are_told_what_they_are(tmp_path):
+    trainer, _, data = of_folder(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"--model.target Multiclass, in Python target=Multiclass\(\)"):
+        trainer.fit(FederatedModule(FedAvg(), network=torch.nn.Linear(4, 2)), data)
+    trainer, _, data = of_folder(tmp_path, 1)
+    trainer.fit(FederatedModule(FedAvg(), network=torch.nn.Linear(4, 2), target=Multiclass()), data)

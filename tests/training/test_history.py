@@ -279,6 +279,31 @@ def test_arguments_that_are_only_given_came_later():
     assert compare_arguments({"network": network}, {"network": network | {"init_args": {"bias": True}}}) == []
 
 
+def test_how_nodes_are_reached_is_not_compared():
+    kept = {
+        "listen": "a:1",
+        "tls": "a",
+        "nodes": ["a"],
+        "num_nodes": 1,
+        "seconds": 1.0,
+        "patience": 2.0,
+        "missing": "stop",
+    }
+    new = {
+        "listen": "b:1",
+        "tls": None,
+        "nodes": None,
+        "num_nodes": 2,
+        "seconds": 9.0,
+        "patience": 9.0,
+        "missing": "wait",
+    }
+    stored, given = (
+        {"data": {"dataset": {"class_path": "lit_fed.Federation", "init_args": one}}} for one in (kept, new)
+    )
+    assert [one.setting for one in compare_arguments(stored, given)] == ["data.dataset.missing"]
+
+
 @pytest.mark.parametrize(("before", "now"), [({}, {"eps": 0.1}), ({"eps": 0.1}, {})])
 def test_options_that_were_or_are_empty_are_compared(before, now):
     """As arguments of the command line have them."""
