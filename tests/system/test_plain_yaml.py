@@ -21,7 +21,8 @@ def test_words_are_text(word):
     ("word", "value"),
     [
         ("true", True), ("False", False), ("null", None), ("~", None), ("", None), ("0", 0), ("-12", -12),
-        ("1_000", 1000), ("0.5", 0.5), (".5", 0.5), ("1.", 1.0), ("1e-4", 1e-4), ("1.0e+3", 1000.0), ("-.inf", float("-inf")),
+        ("1_000", 1000), ("0.5", 0.5), (".5", 0.5), ("1.", 1.0), ("1e-4", 1e-4), ("1.0e+3", 1000.0),
+        ("-.inf", float("-inf")),
     ],
 )  # fmt: skip
 def test_numbers_truth_values_and_null_are_values(word, value):

@@ -280,27 +280,9 @@ def test_arguments_that_are_only_given_came_later():
 
 
 def test_how_nodes_are_reached_is_not_compared():
-    kept = {
-        "listen": "a:1",
-        "tls": "a",
-        "nodes": ["a"],
-        "num_nodes": 1,
-        "seconds": 1.0,
-        "patience": 2.0,
-        "missing": "stop",
-    }
-    new = {
-        "listen": "b:1",
-        "tls": None,
-        "nodes": None,
-        "num_nodes": 2,
-        "seconds": 9.0,
-        "patience": 9.0,
-        "missing": "wait",
-    }
-    stored, given = (
-        {"data": {"dataset": {"class_path": "lit_fed.Federation", "init_args": one}}} for one in (kept, new)
-    )
+    names = ("listen", "tls", "nodes", "num_nodes", "seconds", "patience", "missing")
+    options = (dict.fromkeys(names, 1), dict.fromkeys(names, 2))
+    stored, given = ({"data": {"dataset": {"class_path": "lit_fed.Federation", "init_args": one}}} for one in options)
     assert [one.setting for one in compare_arguments(stored, given)] == ["data.dataset.missing"]
 
 
