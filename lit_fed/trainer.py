@@ -17,6 +17,7 @@ from typing import Any, Literal
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -24,7 +25,6 @@ from torch import nn
 
 from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
-from lit_fed.callbacks.wandb import continue_run
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.packages import DataFrame
@@ -147,7 +147,7 @@ class FederatedTrainer(Trainer):
         with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
             own, path = self._round_logger, None if ckpt_path is None else Path(ckpt_path)
             if path is not None and (own is None or Path(own.log_dir).resolve() in path.resolve().parents):
-                continue_run(self.loggers, path)
+                self._continue_wandb(path)
             if not self.loggers:
                 keep_apart(self, path)
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
@@ -171,6 +171,13 @@ class FederatedTrainer(Trainer):
                     f"dataloaders are a {type(one).__name__}, and clients come from a data module; pass "
                     "datamodule=FederatedDataModule(...)"
                 )
+
+    def _continue_wandb(self, checkpoint: Path) -> None:
+        """Continue the W&B run of a checkpoint."""
+        for logger in (one for one in self.loggers if isinstance(one, WandbLogger)):
+            from lit_fed.callbacks.wandb import continue_run
+
+            continue_run(logger, checkpoint)
 
     def _found(self, ckpt_path: _PATH | None, module: FederatedModule, goes_on: bool = False) -> _PATH | None:
         """The path of a checkpoint, which `last` and `previous` name by the run's folder.

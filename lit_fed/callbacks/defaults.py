@@ -23,7 +23,6 @@ from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
-from lit_fed.callbacks.wandb import WandbRounds
 from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.refusals import refuse_callbacks
@@ -78,6 +77,8 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
         defaults.append((LastCheckpoint, LastCheckpoint))
     loggers = arguments.get("logger")
     if any(isinstance(one, WandbLogger) for one in (loggers if isinstance(loggers, Iterable) else [loggers])):
+        from lit_fed.callbacks.wandb import WandbRounds
+
         defaults.append((WandbRounds, WandbRounds))
     missing = [made() for kind, made in defaults if not any(isinstance(one, kind) for one in chosen)]
     return [_FirstCallback(), MonitorCheck(), *chosen, *missing]

