@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import re
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -170,6 +171,16 @@ def test_the_summary_shows_the_layers(new_run, callbacks):
 def test_profilers_print_what_took_how_long(new_run, profiler, parts):
     said = new_run(profiler=profiler, rounds=1).fit().said
     assert all(part in said for part in parts), said
+
+
+def test_statistics_that_every_rank_has_are_not_to_be_reduced():
+    """Lightning recommends it for each key of a run by its own strategy `ddp`."""
+    keep_notices_out()
+    advice = "It is recommended to use `self.log('{}', ..., sync_dist=True)` when logging on epoch level"
+    for key in ("test/unseen/accuracy_std", "val/honest/loss", "train/seen/loss@served"):
+        warnings.warn(advice.format(key), stacklevel=1)
+    with pytest.raises(UserWarning, match="own"):
+        warnings.warn(advice.format("own"), stacklevel=1)
 
 
 # ------------------------------------------------------------------ what is refused
