@@ -53,13 +53,13 @@ __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "ma
 
 NEXT_OF_NODES = """\
 next: on a node, lit-fed client measure, predict and export serve its clients; here test takes --ckpt_path {last}
-      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+      the same fit with --ckpt_path {word} and a larger --trainer.max_epochs adds rounds
 """
 """Last lines of a fit whose clients are on nodes."""
 
 NEXT = """\
 next: test, predict, personalize and export take it as --ckpt_path {last}
-      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+      the same fit with --ckpt_path {word} and a larger --trainer.max_epochs adds rounds
 """
 """Last lines of a fit."""
 
@@ -320,7 +320,7 @@ class FederatedCLI(LightningCLI):
             return "; there is no checkpoint to go on from"
         if self.trainer.state.fn != "fit":
             return "; the training is complete: the same fit with --ckpt_path last makes the test and its files again"
-        if self.trainer.log_dir is None:  # nothing finds the folder again
+        if self.trainer.log_dir is None:  # `last` is looked for in folders of loggers
             return f"; --ckpt_path {last_checkpoint(self.trainer)} goes on from the last finished round"
         return "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
 
@@ -338,7 +338,7 @@ class FederatedCLI(LightningCLI):
         diverged = any(one.found for one in callbacks if isinstance(one, Divergence))
         if self.trainer.is_global_zero and last is not None and not diverged:
             text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
-            sys.stdout.write(text.format(last=last))
+            sys.stdout.write(text.format(last=last, word=last if self.trainer.log_dir is None else "last"))
 
 
 def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:

@@ -61,6 +61,9 @@ class FederatedTrainer(Trainer):
 
     Args:
         timeout: seconds that a rank waits for the others in a collective of `fed_ddp`; then the run ends on every rank.
+
+    Attributes:
+        given: the other arguments, by name, as they were given.
     """
 
     callbacks: list[Callback]  # Lightning sets it

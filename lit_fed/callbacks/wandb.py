@@ -85,7 +85,8 @@ class WandbRounds(FederatedCallback):
         self._is_open = False
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        WandbRounds.teardown(self, trainer, pl_module, "")
+        if self._run_id is not None:  # else there is no run to which a row belongs
+            WandbRounds.teardown(self, trainer, pl_module, "")
 
 
 class FederatedWandb(WandbRounds):

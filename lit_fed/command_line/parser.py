@@ -63,7 +63,7 @@ NESTED = re.compile(r"--([\w.]+): --([\w.]+):")
 BARE_LIST = re.compile(r"Expected a <class '(?:list|tuple)'>.* value: ([\w.+-]+(?:,[\w.+-]+)+)$")
 """Its words for a list without brackets, and the list."""
 
-NOT_TEXT = re.compile(r"Expected a <class 'str'>\. Got value: ([\w.+-]+)")
+NOT_TEXT = re.compile(r"Expected a <class 'str'>.*? (?:Got|Given) value: ([\w.+-]+)(?= |$)")
 """Its words for a number or a truth value in place of a text, and the value."""
 
 NOT_BOOL = re.compile(r"Expected a <class 'bool'>.* value: (?:yes|no|on|off)$", re.IGNORECASE)
@@ -161,7 +161,7 @@ class FederatedParser(LightningArgumentParser):
         hint = f"a list has brackets, as in '[{bare[1]}]'" if bare else hint
         if plain := NOT_TEXT.search(text):
             written = {"True": "true", "False": "false", "None": "null"}.get(plain[1], plain[1])
-            hint = f"YAML reads {written} as no text; quote it, as in '[\"{written}\"]'"
+            hint = f"YAML reads {written} as no text; quote it, as '\"{written}\"'"
         hint = "give true or false" if NOT_BOOL.search(text) else hint
         raise ConfigError(f"{text}; {hint}" if hint else text) from ex
 
