@@ -35,7 +35,8 @@ for _kind, _pattern, _first in (
               r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
     ("merge", "<<", "<"),
 ):  # fmt: skip
-    PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first))
+    for _one in (PlainLoader, yaml.SafeDumper):  # which quotes the text 1e3
+        _one.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 # defaults of Lightning's callbacks are members of enumerations

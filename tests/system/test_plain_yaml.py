@@ -37,6 +37,11 @@ def test_keys_are_text():
     assert read_yaml("a: &one {1: 2}\nb: {<<: *one, 3: 4}") == {"a": {"1": 2}, "b": {"1": 2, "3": 4}}
 
 
+@pytest.mark.parametrize("text", ["1e-4", "1e3", "true", "null", "12", "", "<<"])
+def test_texts_that_look_like_values_are_written_in_quotes(text):
+    assert read_yaml(yaml.safe_dump({"a": [text]})) == {"a": [text]}
+
+
 def test_members_of_enumerations_are_written_by_their_value():
     class Interval(StrEnum):
         step = "step"

@@ -239,6 +239,8 @@ def test_every_callback_of_the_guide_runs_with_its_defaults(tmp_path, monkeypatc
     main(given)
     main(["fit", "--config", "runs/run/version_0/config.yaml"])
     assert (tmp_path / "runs/run/version_1/summary.json").is_file()
+    for command in ("test", "validate", "predict"):
+        main([command, "--config", "runs/run/version_0/config.yaml", "--ckpt_path", "last"])
 
 
 @pytest.mark.filterwarnings("default")
