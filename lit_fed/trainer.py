@@ -149,8 +149,10 @@ class FederatedTrainer(Trainer):
             sys.stderr.write(note)
         with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
             own, path = self._round_logger, None if ckpt_path is None else Path(ckpt_path)
-            if path is not None and (own is None or Path(own.log_dir).resolve() in path.resolve().parents):
+            if path is not None and (own is None or own.holds(path)):
                 self._continue_wandb(path)
+            elif own is not None and self.is_global_zero:
+                own.refuse_other_run()
             if not self.loggers:
                 keep_apart(self, path)
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
@@ -188,16 +190,17 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if there is none.
         """
-        if not isinstance(ckpt_path, str) or ckpt_path not in KEYWORDS:
-            return ckpt_path
-        logger = self._round_logger
-        if logger is None:
+        logger, named = self._round_logger, isinstance(ckpt_path, str) and ckpt_path in KEYWORDS
+        if named and logger is None:
             raise ConfigError(
                 f"ckpt_path is {ckpt_path}, which is looked for in the folder of a RoundLogger; give a path"
             )
-        path = logger.find(ckpt_path, module.algorithm_name)
-        if goes_on:
-            logger.go_on(path.parent.parent, load_checkpoint(path, resumable=True, values=False)["global_step"])
+        if ckpt_path is None or logger is None:
+            return ckpt_path
+        path = logger.find(str(ckpt_path), module.algorithm_name) if named else Path(ckpt_path)
+        if goes_on and (named or logger.holds(path)):
+            folder = path.parent.parent if named else Path(logger.log_dir)
+            logger.go_on(folder, load_checkpoint(path, resumable=True, values=False)["global_step"])
         return path
 
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:

@@ -445,3 +445,25 @@ def test_two_outputs_for_two_classes_are_told_what_they_are(tmp_path):
         trainer.fit(FederatedModule(FedAvg(), network=torch.nn.Linear(4, 2)), data)
     trainer, _, data = of_folder(tmp_path, 1)
     trainer.fit(FederatedModule(FedAvg(), network=torch.nn.Linear(4, 2), target=Multiclass()), data)
+
+
+def test_a_folder_holds_one_run(tmp_path):
+    """A version that is given is no licence to overwrite its run; its own checkpoint and its test go on in it."""
+
+    def run(rounds, path=None, command="fit"):
+        _, module, data = of_folder(tmp_path, rounds)
+        made = trainer(tmp_path, rounds, RunReport(pictures=False), name="run", version=0)
+        getattr(made, command)(module, data, ckpt_path=path)
+
+    def steps():
+        rows = csv.DictReader((tmp_path / "run/version_0/metrics.csv").read_text().splitlines())
+        return [row["step"] for row in rows if row["train/seen/loss"]]
+
+    last = str(tmp_path / "run/version_0/checkpoints/last.ckpt")
+    run(2)
+    with pytest.raises(ConfigError, match=r"run/version_0 holds a run; leave its version out for a new one"):
+        run(2)
+    run(2, last, "test")
+    assert steps() == ["0", "1"]
+    run(3, last)
+    assert steps() == ["0", "1", "2"]
