@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -123,7 +123,12 @@ def _cut(cut: Cut) -> Samples:
         known = y[(split == 0) & ~np.isin(owner, [names.index(one) for one in unseen])].astype(np.float64)
         y = ((y - known.mean(0)) / known.std(0)).astype(np.float32)
     ids = None if samples.ids is None else samples.ids[kept]
-    return samples._replace(x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen, ids=ids)
+    encode = samples.encode
+    if isinstance(encode, TableEncoder):
+        encode = replace(encode, label_scale=False)  # standardised above
+    return samples._replace(
+        x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen, ids=ids, encode=encode
+    )
 
 
 def _clients(cut: Cut, samples: Samples) -> tuple[list[np.ndarray], list[str]]:

@@ -105,9 +105,9 @@ class Guarantees(FederatedCallback):
 def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own: Any) -> tuple[list[str], int]:
     """Give all ranks the secret of the noise; a resumed run reads its own.
 
-    The same noise under other messages could be subtracted, so a run that resumes with changes, or without its secret,
-    gets a fresh one. The interrupted round may then be released twice and is charged twice, and once more for each
-    further attempt that ends before its first checkpoint.
+    The same noise under other messages could be subtracted, so a run that resumes with changes, without its secret, or
+    with nodes of which others may be missing than before, gets a fresh one. The interrupted round may then be released
+    twice and is charged twice, and once more for each further attempt that ends before its first checkpoint.
 
     Returns:
         Notices, and how many charged rounds no checkpoint has yet.
@@ -120,20 +120,24 @@ def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own
         federation.terms = federation.terms._replace(secret=privacy.secret())  # pickled modules have another
         said = "--model.privacy.noise_seed makes the noise repeatable, so it gives no protection; it is for simulations"
         return [said], 0
-    on_nodes = data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps)
+    dataset = data_of(trainer).dataset
+    on_nodes = dataset.is_remote and (privacy.noises_messages or privacy.noises_steps)
     goes_on, kept, told, pending = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), None, [], 0
+    may_differ = dataset.is_remote and getattr(dataset, "missing", None) == "drop"
     if goes_on is not None and on_nodes:  # each node has its own secret, and new noise for other questions
-        if history.asks_otherwise:
-            told = [_charged_again(module, private, own, goes_on, "nodes draw other noise for other settings")]
+        if history.asks_otherwise or may_differ:
+            other = "other settings" if history.asks_otherwise else "a round of which other nodes are missing"
+            told = [_charged_again(module, private, own, goes_on, f"nodes draw other noise for {other}")]
     elif goes_on is not None:
         found = trainer.strategy.broadcast(read_secret(goes_on.parent) if trainer.is_global_zero else None)
         kept, pending = (None, 0) if found is None else (Secret(found[0]), found[1])
         is_its_own = kept is not None and history.noise in ("", kept.name)
-        if history.resume_with_changes or not is_its_own:
+        if history.resume_with_changes or may_differ or not is_its_own:
             reason = f"{SECRET_FILE} " + (
-                "is not used with other settings" if history.resume_with_changes
-                else "is not beside it" if kept is None
-                else "beside it is that of another checkpoint"
+                "is not beside it" if kept is None
+                else "beside it is that of another checkpoint" if not is_its_own
+                else "is not used with other settings" if history.resume_with_changes
+                else "is not used again where nodes may be missing"
             )  # fmt: skip
             pending = 1 if is_its_own else pending + 1
             kept, told = None, [_charged_again(module, private, own, goes_on, reason, pending)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichModelSummary
 from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
 from torch import nn
 
+from lit_fed.core.networks.stacked_network import fresh_network
 from lit_fed.core.task import Task
 from lit_fed.system.names import few
 from lit_fed.training.hooks import FederatedCallback, federated
@@ -82,16 +85,29 @@ class TrainedParameters(FederatedCallback):
     """Prints one line before training that names the trained parameters, if some are frozen."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        task = federated(pl_module).federation.terms.task
+        module = federated(pl_module)
+        task = module.federation.terms.task
         if task.frozen and trainer.is_global_zero:
-            sys.stderr.write(f"lit_fed: {_in_words(task)}\n")
+            sys.stderr.write(f"lit_fed: {_in_words(task, random=_are_random(task, module.settings.network))}\n")
 
 
-def _in_words(task: Task) -> str:
+def _are_random(task: Task, network: Any) -> bool:
+    """Whether another seed gives other frozen weights; those that a network is told to load are not."""
+    options: dict[str, Any] = {}
+    while isinstance(network, partial):
+        options = network.keywords | options
+        network = network.func
+    if task.start is not None or isinstance(network, nn.Module) or options.get("weights") or options.get("pretrained"):
+        return False
+    other = dict(fresh_network(task.build, (task.template_seed or 0) + 1, task.dtype).named_parameters())
+    return any(name in other and not torch.equal(leaf.cpu(), other[name].cpu()) for name, leaf in task.frozen.items())
+
+
+def _in_words(task: Task, *, random: bool) -> str:
     trained = {name: leaf.numel() for name, leaf in task.network.named_parameters() if name not in task.frozen}
     frozen = sum(leaf.numel() for leaf in task.frozen.values())
     once = f"; what comes before {task.end.name} is computed once for all models" if task.end is not None else ""
     return (
         f"each model trains {sum(trained.values()):,} numbers ({few(trained, MOST_NAMES)}); {frozen:,} are frozen, "
-        f"held once and never sent{once}"
+        f"held once and never sent{once}{'; the frozen ones are random: no weights were loaded' if random else ''}"
     )

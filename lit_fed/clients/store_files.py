@@ -89,6 +89,10 @@ class ClientFiles:
         assert self.folder is not None, "open() chooses the folder at the start of a fit"
         return self.folder / _file_name(self._called(client_id), version)
 
+    def exists(self, client_id: int, version: int) -> bool:
+        """Whether there is a file of this version."""
+        return self._path(client_id, version).is_file()
+
     def write(self, client_id: int, version: int, leaves: Iterable[Tensor]) -> None:
         """Write a state beside its place and move it there.
 

@@ -374,7 +374,7 @@ def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
     reason = f"{type(error).__name__}: {error}"
     if len(client_ids) > 1:
         several = f"the first of {len(client_ids)} clients run at once"
-        reason += f" ({several}; --model.client_trainer debug finds the one)"
+        reason += f" ({several}; --model.client_trainer sequential names the one)"
     return ClientError(int(client_ids[0]), stage, job.ctx.round_idx, reason)
 
 

@@ -51,6 +51,7 @@ class Quantiles(Likelihood):
     missing: float | None = None
 
     metric = "mae"
+    scalable = True
 
     def __post_init__(self) -> None:
         check_settings(self, {"scale": "> 0"}, "--model.target")
@@ -105,7 +106,8 @@ class Quantiles(Likelihood):
     def error(self, predicted: Tensor, y: Tensor) -> Tensor:
         """Mean absolute error of the median."""
         y = y.reshape(*predicted.shape[:-1])
-        return self._mean((self._median(predicted) - y).abs(), y)
+        error = self._mean((self._median(predicted) - y).abs(), y)
+        return error if self.label_scale is None else error * self.label_scale[1]
 
     def compared(self, shown: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Medians and labels of the values that are not missing, [n·S]."""

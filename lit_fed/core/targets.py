@@ -40,6 +40,9 @@ class Target(ABC):
         num_classes: C; 1 if labels are numbers; entries of a vector label; 0: taken from the training labels.
 
     Attributes:
+        label_scale: mean and deviation of the training labels if they are standardised: labels, outputs and loss are
+            then of (y − mean)/deviation, and `metric` is in the units of y; None: labels are as they were given.
+        scalable: whether labels may be standardised.
         kind: name in checkpoints, which store it with `num_classes` and `positions`.
         metric: second result of `score`: the share of hits (`accuracy`), or an error, where smaller is better.
         metrics: metrics of the clients if `--model.metrics` is not given.
@@ -49,7 +52,9 @@ class Target(ABC):
     """
 
     num_classes: int = 0
+    label_scale: tuple[float, float] | None = field(default=None, init=False, repr=False)
 
+    scalable: ClassVar[bool] = False
     kind: ClassVar[str] = ""
     metric: ClassVar[str] = "accuracy"
     metrics: ClassVar[Any] = None
@@ -190,6 +195,22 @@ class Target(ABC):
             "--model.target"
         )
 
+    def standardised(self, label_scale: tuple[float, float]) -> Self:
+        """The target for labels that are standardised by this mean and deviation."""
+        target = replace(self)
+        vars(target)["label_scale"] = label_scale  # no option, so no argument of the class
+        return target
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Labels or predictions of them in the units in which labels were given, as float64 if they were standardised.
+
+        Their mean may be far larger than their deviation, and float32 would round it off.
+        """
+        if self.label_scale is None:
+            return values
+        mean, std = self.label_scale
+        return mean + std * values.double()
+
     def guessing_loss(self, y: Tensor) -> float | None:
         """Mean log-loss of predicting the shares, or the mean, of labels [n, …] for every sample; None: unknown."""
         return None
@@ -232,7 +253,10 @@ class Target(ABC):
         """Loss and hit (for `mse`: squared error) of each sample, both [B], from the result of `mix`."""
 
     def shown(self, prediction: Tensor) -> Tensor:
-        """Predictions for users, from the result of `mix`: probabilities [B(, L), C], or values [B] or [B, C]."""
+        """Predictions for users, from the result of `mix`: probabilities [B(, L), C], or values [B] or [B, C].
+
+        Those of standardised labels are turned into their units by `in_units`.
+        """
         return prediction.exp()
 
     def _entries(self, outputs: Tensor) -> Tensor:
@@ -430,50 +454,16 @@ class Sequences(Multiclass):
 
 @dataclass(frozen=True)
 class Regression(_Gaussian):
-    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² up to a constant, which is omitted.
-
-    With standardised labels, outputs and loss refer to (y − mean)/std; predictions and `mse` are in the units of y.
-
-    Attributes:
-        mean: mean of the training labels; 0: not standardised.
-        std: standard deviation of the training labels; 1: not standardised.
-    """
+    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² up to a constant, which is omitted."""
 
     num_classes: int = field(default=1, init=False, repr=False)
-    mean: float = field(default=0.0, init=False, repr=False)
-    std: float = field(default=1.0, init=False, repr=False)
 
+    scalable = True
     kind = "regression"
 
-    def standardised(self, mean: float, std: float) -> Self:
-        """The target for labels with this mean and standard deviation."""
-        target = replace(self)
-        vars(target).update(mean=mean, std=std)  # no options, so no arguments of the class
-        return target
-
-    def guessing_loss(self, y: Tensor) -> float | None:
-        return super().guessing_loss(self._standard(y))
-
-    def _standard(self, y: Tensor) -> Tensor:
-        return y if (self.mean, self.std) == (0, 1) else (y - self.mean) / self.std
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return super().losses(outputs, self._standard(y))
-
-    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return super().residual(outputs, self._standard(y))
-
-    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        return share * y + (1 - share) * self.shown(outputs)
-
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss, square = super().score(prediction, self._standard(y))
-        return loss, square if self.std == 1 else square * self.std**2
-
-    def shown(self, prediction: Tensor) -> Tensor:
-        """The predicted values, [B], in the units of the labels."""
-        values = super().shown(prediction)
-        return values if (self.mean, self.std) == (0, 1) else self.mean + self.std * values
+        loss, square = super().score(prediction, y)
+        return loss, square if self.label_scale is None else square * self.label_scale[1] ** 2
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `from_plain` finds their targets
 from lit_fed.core.context import Terms
 from lit_fed.core.named_inputs import NamedInputs
-from lit_fed.core.targets import Regression, Target
-from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.core.targets import Target
+from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
 
 __all__ = ["TrainingFacts", "name_digests"]
@@ -48,6 +49,12 @@ class TrainingFacts(Terms):
     def dtype(self) -> torch.dtype:
         """The inputs' type."""
         return getattr(torch, self.input_type)  # type: ignore[no-any-return]
+
+    def inputs_of(self, x: np.ndarray) -> np.ndarray:
+        """Stored inputs [n, ...] as the training saw them; those of another shape are converted alone."""
+        if self.normalisation is None or x.shape[1:] != self.input_shape:
+            return input_array(x)
+        return self.normalisation.apply(x)
 
     @property
     def attacking(self) -> Tensor | None:
@@ -105,8 +112,8 @@ class TrainingFacts(Terms):
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
         kind, num_classes, positions, *ignored = plain["target"]
         given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
-        if plain.get("label_scale") is not None and isinstance(given["target"], Regression):
-            given["target"] = given["target"].standardised(*plain["label_scale"])
+        if given.get("label_scale") is not None:
+            given["target"] = given["target"].standardised(given["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
         inputs = plain.get("inputs")

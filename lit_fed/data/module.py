@@ -14,10 +14,10 @@ from torch import Tensor
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
-from lit_fed.core.targets import CLASSES, Regression, Target
+from lit_fed.core.targets import CLASSES, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import ANY_SEED, OF_LABELS, DataSet, Normalisation
+from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
@@ -248,10 +248,7 @@ class FederatedDataModule(LightningDataModule):
             target = given.fitted(seen.train.y, num_classes)
         self.target = with_ignored(target, seen, unseen, pads=self.augment is not None)
         if seen.label_scale is not None:
-            if isinstance(target, Regression):
-                self.target = target.standardised(*seen.label_scale)
-            else:
-                seen = seen._replace(label_scale=None, learned=tuple(one for one in seen.learned if one != OF_LABELS))
+            self.target = target.standardised(seen.label_scale)
         check_labels(self.target, seen, unseen)
         self.label_shape = tuple(seen.train.y.shape[1:])
         if isinstance(self.target, Segmentation):

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.types import Population, ServingBlock
-from lit_fed.data.data_sets.base import Samples, require
+from lit_fed.data.data_sets.base import Samples, require, scaled_labels
 from lit_fed.data.data_sets.client_folder import (
     SPLITS,
     ClientArrays,
@@ -78,12 +78,11 @@ class NewClients(LightningDataModule):
         if isinstance(given, Samples):
             given = _divided(given, HELD_OUT if self.held_out else 0.0, folder)
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in given])
-        clients = [checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays) for one in given]
+        clients = [
+            checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays, inputs=facts.inputs_of)
+            for one in given
+        ]
         _check_fit(clients, facts)
-        if facts.normalisation is not None:
-            for client in clients:
-                for name in ("x_train", "x_val", "x_test"):
-                    client.arrays[name] = facts.normalisation.apply(client.arrays[name])
         self.unseen = flat_population(to_population(clients))
         check_labels(facts.target, None, self.unseen)
         for split in self.unseen.splits:
@@ -181,7 +180,9 @@ def _completed(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
         arrays["y_test"] = np.zeros((len(x), *y.shape[1:]), y.dtype)
     for name in ("y_train", "y_test") if facts.target.continuous else ():  # whole numbers may be quantities
         if name in arrays and arrays[name].dtype.kind in "iub":
-            arrays[name] = arrays[name].astype(np.float32)
+            arrays[name] = arrays[name].astype(np.float64)
+        if name in arrays and arrays[name].dtype.kind == "f" and facts.label_scale is not None:
+            arrays[name] = scaled_labels(arrays[name], facts.label_scale)
     return client._replace(arrays=arrays)
 
 

@@ -85,6 +85,8 @@ class RemoteClients(ClientDataSet):
         max_update_norm: bound on the Euclidean norm of a client's update, the difference between the models that it
             sends and those that it was sent. A client above it has failed, see `--model.faults.on_bad_client`. null:
             only updates whose squared norm is no float32 are refused.
+        most_classes: bound on the number of classes. A node with a larger label is refused, since the largest of all
+            says how many outputs every model has.
     """
 
     num_nodes: int = 1
@@ -92,12 +94,15 @@ class RemoteClients(ClientDataSet):
     seconds: float = 600.0
     patience: float = 3600.0
     max_update_norm: float | None = None
+    most_classes: int = 1000
 
     is_remote = True
 
     def __post_init__(self) -> None:
         most, above = self.max_update_norm, "a number > 0"
-        checks = {name: (getattr(self, name) > 0, above) for name in ("num_nodes", "seconds", "patience")}
+        checks = {
+            name: (getattr(self, name) > 0, above) for name in ("num_nodes", "seconds", "patience", "most_classes")
+        }
         checks["max_update_norm"] = (most is None or most > 0, f"{above}, or null")
         checks["missing"] = (self.missing in ("wait", "stop", "drop"), "wait, stop or drop")
         for name, (holds, wanted) in checks.items():  # `check_settings` would refuse infinite seconds
@@ -121,7 +126,7 @@ class RemoteClients(ClientDataSet):
             )
         pool = NodePool(
             self.connect(), missing=self.missing, seconds=self.seconds, patience=self.patience,
-            max_update_norm=self.max_update_norm,
+            max_update_norm=self.max_update_norm, most_classes=self.most_classes,
         )  # fmt: skip
         atexit.register(pool.end)
         pool.meet(self.num_nodes)

@@ -39,6 +39,9 @@ Result = TypeVar("Result")
 LISTEN, TLS = "--data.dataset.listen", "--data.dataset.tls"
 
 HANDSHAKE_SECONDS = 10.0
+SHUTDOWN_SECONDS = 1.0
+"""For a peer to agree that a connection is closed; one that never does holds no descriptor for longer."""
+
 SECONDS_BETWEEN_LOOKS = 0.25
 MOST_REASONS = 100
 
@@ -252,7 +255,10 @@ class Connections:
         try:
             http.keep_alive(connection)
             connection.setblocking(False)
-            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit)
+            await loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS if self.tls else None,
+            )  # fmt: skip
             await asyncio.wait([asked], timeout=self.limits.idle_seconds)
             if not asked.done():
                 hang_up(protocol)
@@ -320,7 +326,7 @@ class Requests:
             return await self._answer(request)
         except RefusedError as refused:
             response = web.Response(status=refused.status, text=refused.text, headers=http.version_headers())
-            if refused.status != http.OVER:
+            if refused.status != http.OVER or request.can_read_body:  # a node without a body may ask on
                 response.force_close()
             return response
         except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stalled or broke off

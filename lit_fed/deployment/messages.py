@@ -332,11 +332,16 @@ def refusal_of(packet: Packet) -> str | None:
     return None
 
 
-def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
-    """A node's facts of its clients; `version` is the server's.
+def facts_of_answer(packet: Packet, version: str, most_classes: int) -> NodeFacts:
+    """A node's facts of its clients.
+
+    Args:
+        packet: the answer.
+        version: of the server.
+        most_classes: see `RemoteClients`.
 
     Raises:
-        FormError: if it is of another version, or malformed.
+        FormError: if it is of another version, malformed, or of clients that the training cannot take.
     """
     found = record({"version": RELEASE, "facts": lambda value, _: value})(_bare(packet), "the answer")
     if found["version"] != version:
@@ -345,6 +350,14 @@ def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
     is_float = TYPES[facts.types["y"][0]].is_floating_point
     if any((one.largest_label is None) != is_float for one in facts.clients.values()):
         raise FormError("facts.clients is not of labels of the type that facts.types says")
+    for name, one in facts.clients.items():
+        if one.population == "seen" and not one.sizes[0]:
+            raise FormError(f"client {name!r} has no training sample")
+        if one.largest_label is not None and one.largest_label >= most_classes:
+            raise FormError(
+                f"client {name!r} has the label {one.largest_label}; correct it, or allow more classes by "
+                "--data.dataset.most_classes"
+            )
     if facts.inputs is not None and facts.types["x"] != (facts.inputs.dtype.name, [facts.inputs.size]):
         raise FormError("facts.inputs is not of samples of the type that facts.types says")
     return facts

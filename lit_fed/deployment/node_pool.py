@@ -105,6 +105,7 @@ class NodePool:
         seconds: timeout of a phase.
         patience: timeout of the first questions, in seconds.
         max_update_norm: bound on the norm of a client's update.
+        most_classes: bound on the number of classes.
 
     Attributes:
         directory: the clients of all nodes; set by `meet`.
@@ -116,10 +117,10 @@ class NodePool:
 
     def __init__(
         self, transport: Transport, *, missing: Missing, seconds: float, patience: float,
-        max_update_norm: float | None = None,
+        max_update_norm: float | None = None, most_classes: int = 1000,
     ) -> None:  # fmt: skip
         self.transport, self.missing, self.seconds, self.patience = transport, missing, seconds, patience
-        self.max_update_norm = max_update_norm
+        self.max_update_norm, self.most_classes = max_update_norm, most_classes
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.over = False
@@ -140,7 +141,9 @@ class NodePool:
         version, ends, pause = lit_fed.__version__, time.monotonic() + self.patience, PAUSES[0]
         while nodes:
             questions = dict.fromkeys(nodes, Packet({"kind": "facts", "version": version}))
-            told |= self.ask(questions, {}, lambda _, answer: facts_of_answer(answer, version), may_drop=True)
+            told |= self.ask(
+                questions, {}, lambda _, answer: facts_of_answer(answer, version, self.most_classes), may_drop=True
+            )
             told = dict(sorted(told.items()))
             wrong = _conflicts(told)
             nodes = list(wrong)

@@ -24,6 +24,7 @@ from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
+from lit_fed.core.networks.start import digest_of
 from lit_fed.core.seeds import Secret
 from lit_fed.core.segmentation import flat_masks
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Stage, Tree
@@ -172,10 +173,21 @@ class NodeStates:
         return tree.rebuild(self.template, leaves)  # type: ignore[no-any-return]
 
     def write(self, client_id: int, version: int, state: dict[str, Tree]) -> None:
-        """Write a state without an axis of clients."""
-        if self.files is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.files.write(client_id, version, tree.leaves(state))
+        """Write a state without an axis of clients; a repeated question finds its own.
+
+        Raises:
+            FormError: if another state has this version: no question changes what an earlier one has read.
+        """
+        if self.files is None:
+            return
+        leaves = tree.leaves(state)
+        if self.files.exists(client_id, version):
+            held = self.files.read(client_id, version)
+            if not all(torch.equal(one, leaf.cpu()) for one, leaf in zip(held, leaves, strict=True)):
+                raise FormError("the question gives a new state the version of another one")
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.files.write(client_id, version, leaves)
 
     def sweep(self, needed: Mapping[int, list[int]]) -> None:
         """Delete the versions of some clients that no checkpoint needs; `needed` lists those that stay."""
@@ -225,7 +237,9 @@ class NodeTraining:
         session = Session.of(settings, facts, device := torch.device("cpu"))
         is_private = any(one.node_secret() for one in settings.features)
         steps = repr(session.algorithm), repr(session.terms.solver)  # not in `name` if the server is a program
-        self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
+        self.secret = None
+        if is_private:  # other samples, other noise
+            self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps, data.facts.digest)
         _check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.shared, device)
         terms = session.terms._replace(of_clients=_of_clients(sent["solvers"], sent["ids"], facts.num_clients))
@@ -278,8 +292,10 @@ class NodeTraining:
         """Run the clients' work of a phase: messages are returned, states are written here."""
         self.check(facts := packet.facts)
         clients, sent = self.prepare(packet)
-        if self.secret is not None:  # reused noise could be removed by subtracting two answers
-            self.rounds.terms = self.rounds.terms._replace(secret=self.secret.for_(digest_of_question(packet)))
+        if self.secret is not None:  # noise in two different answers could be removed by subtracting them
+            held = {f"{one}/{name}": leaf for one in clients for name, leaf in tree.items(self.states.read(one))}
+            asked = digest_of_question(packet), digest_of(held)
+            self.rounds.terms = self.rounds.terms._replace(secret=self.secret.for_(*asked))
         answers: dict[str, list[Tensor]] = {}
         failures: dict[str, list[str]] = {}
         for some in _alike(clients, sent):

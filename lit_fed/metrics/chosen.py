@@ -113,6 +113,7 @@ class ClientMetric:
             labels: [n], or [n, C] for multilabel targets.
             owner: clients of the samples, [n], whose queries differ; None: one.
         """
+        shown, labels = self._in_units(shown), self._in_units(labels)
         if self._is_curve:
             self._add_classes(labels)
         self._add_ranges(shown, labels)
@@ -120,6 +121,13 @@ class ClientMetric:
             self.metric.update(*self.facing(shown, labels, owner))
         except (ValueError, RuntimeError) as error:  # the metric is undefined for these samples
             self._failure = str(error)
+
+    def _in_units(self, values: Tensor) -> Tensor:
+        """Standardised values in the units of the labels; those of metrics that square them stay without the mean."""
+        scale = self.target.label_scale
+        if scale is None or not isinstance(self.metric, _squaring()):
+            return self.target.in_units(values)
+        return scale[1] * values
 
     def facing(self, shown: Tensor, labels: Tensor, owner: Tensor | None = None) -> tuple[Tensor, ...]:
         """Predictions and labels for the metric, of two classes the probability of the second; of rankings queries."""
@@ -370,6 +378,15 @@ def _curves() -> tuple[type[torchmetrics.Metric], ...]:
     kinds = torchmetrics.classification
     return (
         kinds.BinaryPrecisionRecallCurve, kinds.MulticlassPrecisionRecallCurve, kinds.MultilabelPrecisionRecallCurve
+    )  # fmt: skip
+
+
+def _squaring() -> tuple[type[torchmetrics.Metric], ...]:
+    """Metrics that a constant does not change, but the rounding of its square in their sums of squares would."""
+    kinds = torchmetrics.regression
+    return (
+        kinds.R2Score, kinds.ExplainedVariance, kinds.RelativeSquaredError, kinds.PearsonCorrCoef,
+        kinds.ConcordanceCorrCoef,
     )  # fmt: skip
 
 

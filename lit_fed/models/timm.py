@@ -100,9 +100,9 @@ def _create(library: Any, name: str, pretrained: bool, given: dict[str, Any]) ->
         return library.create_model(name, pretrained=pretrained, **given)
     except Exception as error:  # network, hub or option errors of any type
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        fix = "correct --model.network.options"
+        fix = "correct --model.network.name or --model.network.options"
         if pretrained:
-            fix += ", or without network access give a file by --model.network.weights"
+            fix = f"without network access give a file by --model.network.weights; else {fix}"
         raise ConfigError(f"timm's {name} cannot be built ({said}); {fix}") from error
 
 

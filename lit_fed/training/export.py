@@ -234,7 +234,7 @@ class Combination(nn.Module):
             return torch.stack([next(remaining) if one else nothing for one in counts], dim=1)
 
         prediction = self.predict(SubstitutedTask.of(self.task, source), x)
-        return self.task.target.shown(prediction)
+        return self.task.target.in_units(self.task.target.shown(prediction))
 
 
 def traced_model(

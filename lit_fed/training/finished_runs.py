@@ -102,7 +102,8 @@ def read_run(folder: Path) -> FinishedRun:
     summary = RunSummary.read(folder)
     if config and "changes_on_resume" in summary.entries:
         config["changes_on_resume"] = summary.entries["changes_on_resume"]
-    clients = unquoted_table(pd.read_csv(folder / "clients.csv"))
+    names = pd.read_csv(folder / "clients.csv", usecols=["client"], dtype=str, na_filter=False)  # 01 is not 1
+    clients = unquoted_table(pd.read_csv(folder / "clients.csv").assign(client=names["client"]))
     return FinishedRun(folder, config, summary, read_history(folder), clients)
 
 
@@ -257,7 +258,7 @@ def _clients(runs: Sequence[FinishedRun], metric: str) -> pd.DataFrame:
     """The clients of the runs for `paired`, in the order of the runs; `value` is the mean over those of a division."""
     parts = []
     for run in runs:
-        part = run.clients[["population", "client", "num_test", metric]].astype({"client": str})
+        part = run.clients[["population", "client", "num_test", metric]].copy()
         part.columns = pd.Index(["population", "client", "samples", "value"])
         parts.append(part.assign(division=_division(run)))
     groups = pd.concat(parts).groupby(["division", "population", "client"], sort=False)

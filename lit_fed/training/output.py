@@ -265,9 +265,9 @@ def prediction_table(
         return pd.DataFrame(columns | _own_columns(served, target))
     if target.vectors:
         return pd.DataFrame(columns | _vector_columns(served, target, class_names))
-    columns["label"] = served.labels.flatten().numpy()
+    columns["label"] = target.in_units(served.labels).flatten().numpy()
     if target.continuous:
-        return pd.DataFrame(columns | {"prediction": target.shown(served.log_prob).numpy()})
+        return pd.DataFrame(columns | {"prediction": target.in_units(target.shown(served.log_prob)).numpy()})
     log_prob = served.log_prob.flatten(0, -2)
     columns["prediction"] = log_prob.argmax(1).numpy()
     if class_names is not None:
@@ -285,7 +285,8 @@ def prediction_table(
 def _own_columns(served: Predictions, target: Likelihood) -> dict[str, np.ndarray]:
     """Columns of user-defined labels and predictions; those with several entries are numbered."""
     columns: dict[str, np.ndarray] = {}
-    for kind, values in {"label": served.labels, **target.columns(target.shown(served.log_prob))}.items():
+    shown = target.columns(target.in_units(target.shown(served.log_prob)))
+    for kind, values in {"label": target.in_units(served.labels), **shown}.items():
         rows = values.flatten(0, 1) if target.positions else values
         each = {kind: rows} if rows.ndim == 1 else dict(enumerate(rows.flatten(1).unbind(1)))
         columns |= {one if one == kind else f"{kind}_{one}": column.numpy() for one, column in each.items()}

@@ -113,13 +113,17 @@ def _mixture(predict: Predict, task: Task, x: Tensor, algorithm: str) -> tuple[d
     to rounding if the prediction is a mixture.
     """
     asked = asked_models(predict, task, x)
+
+    def shown(prediction: Tensor) -> Tensor:
+        return task.target.shown(prediction).double().flatten()
+
     if len(asked) == 1:
         models, counts, shape = asked[0]
         outputs = torch.randn(len(x), len(counts), *shape, generator=torch.Generator().manual_seed(1), dtype=task.dtype)
-        mixed = task.target.shown(predict(SubstitutedTask.of(task, lambda *_: outputs), x)).double().flatten()
+        mixed = shown(predict(SubstitutedTask.of(task, lambda *_: outputs), x))
         one = torch.ones(1, dtype=task.dtype)
         used = [m for m, one in enumerate(counts) if one]
-        each = [task.target.shown(task.mix(one, outputs[:, m : m + 1])).double().flatten() for m in used]
+        each = [shown(task.mix(one, outputs[:, m : m + 1])) for m in used]
         parts = torch.stack(each, 1)
         weights = torch.linalg.lstsq(parts[:EQUATIONS], mixed[:EQUATIONS]).solution
         if (parts @ weights - mixed).abs().max() < TOLERANCE and weights.min() > -TOLERANCE:

@@ -155,7 +155,7 @@ def entropy(*shares):
         (Sequences(2), [[0, 0], [1, 1]], entropy(0.5, 0.5)),
         (Sequences(2, ignore_index=5), [[0, 5], [1, 5]], entropy(0.5, 0.5)),
         (Regression(), [1.0, 3.0], 0.5),
-        (Regression().standardised(2.0, 2.0), [0.0, 4.0], 0.5),
+        (Regression().standardised((2.0, 2.0)), [-1.0, 1.0], 0.5),
         (VectorRegression(2), [[1.0, 0.0], [3.0, 4.0]], 2.5),
         (Quantiles(), [1.0, 2.0], None),
     ],

@@ -244,7 +244,7 @@ def test_an_exception_names_a_client_and_the_trainer_that_finds_the_one(stage):
 
     broken = type("Broken", (FedAvg,), {stage: fail})()
     with pytest.raises(
-        ClientError, match=f"round 0, {stage}: RuntimeError: no such thing .*debug finds the one"
+        ClientError, match=f"round 0, {stage}: RuntimeError: no such thing .*sequential names the one"
     ) as caught:
         run_rounds(broken, VectorizedTrainer(), make_clients([7, 9]))
     assert caught.value.client_id == 1  # the longest of the chunk

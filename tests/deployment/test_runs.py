@@ -139,6 +139,29 @@ def test_a_round_that_nodes_may_answer_with_other_noise_is_charged_twice(folders
         go_on(3, 0.2, first.with_name("previous.ckpt"), resume_with_changes=True)
 
 
+@pytest.mark.parametrize("missing", ["wait", "drop"])
+@pytest.mark.parametrize("kind", [ClientPrivacy, LocalPrivacy])
+def test_a_repeated_round_of_other_clients_has_other_noise_and_is_charged(folders, tmp_path, missing, kind):
+    """Between the release of a round and its checkpoint a server may be killed, and a node be missing afterwards."""
+    privacy, secrets = kind(0.5, clip_norm=1.0, delta=1e-5), []
+    options = {"client_sampling": "poisson"} if kind is ClientPrivacy else {}
+    faults = Faults(on_bad_client="drop") if missing == "drop" else None
+
+    def go_on(rounds, ckpt_path=None):
+        module = module_of(privacy=privacy, faults=faults)
+        nodes = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+        dataset = InProcessFederation(nodes, missing=missing)
+        folder = fit(tmp_path / "runs", dataset, module, rounds=rounds, ckpt_path=ckpt_path, **options)
+        secrets.append(module.federation.terms.secret.key)
+        return guarantee_of(module)["privacy/releases"], folder / "checkpoints/last.ckpt"
+
+    _, last = go_on(2)
+    releases, _ = go_on(3, last)
+    assert releases == (3 if missing == "wait" else 4)
+    if kind is ClientPrivacy:  # of the others each node has its own
+        assert (secrets[0] == secrets[1]) is (missing == "wait")
+
+
 def test_nodes_keep_what_checkpoints_need_and_no_more(folders, tmp_path):
     module = module_of()
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))

@@ -55,6 +55,12 @@ def write_run(
     return folder
 
 
+def test_clients_of_a_run_keep_their_written_names(tmp_path):
+    names = ["01", "1", "1e3", "NA"]
+    run = write_run(tmp_path / "run", {}, (0.1,) * 4, names=names)
+    assert read_run(run).clients["client"].tolist() == names
+
+
 def refused(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         main(["compare", *map(str, arguments)])

@@ -49,7 +49,7 @@ def test_dropout_by_function_is_seen():
         ({"name": "resnett18", "options": {}}, "name is resnett18; give a network of timm, did you mean resnet18"),
         (
             {"options": {"growth_rate": 1}},
-            r"timm's test_vit cannot be built \(TypeError: .* correct --model\.network\.options",
+            r"timm's test_vit cannot be built \(TypeError: .* correct --model\.network\.name or --model\.",
         ),
         ({"options": {"dept": 1}}, "options has 'dept', which is not handed on to timm; did you mean depth"),
         ({"options": {"num_classes": 1}}, "options has num_classes, which the data set sets; leave it out"),

@@ -219,10 +219,22 @@ def test_parameters_chosen_by_name_are_those_that_the_network_leaves_to_be_train
     said = capsys.readouterr()
     assert (
         "lit_fed: each model trains 760 numbers (head.weight, head.bias); 51 are frozen, held once and never sent; what"
-        " comes before head is computed once for all models\n"
+        " comes before head is computed once for all models; the frozen ones are random: no weights were loaded\n"
     ) in said.err
     (row,) = [line.split("│") for line in said.out.splitlines() if "network.body" in line]
     assert [cell.strip() for cell in row[3:5]] == ["51", "frozen"]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_random_frozen_weights_are_named(tmp_path, capsys, loaded):
+    class Loaded(RandomFeatures):
+        def __init__(self, input_shape, num_outputs):
+            super().__init__(input_shape, num_outputs)
+            for leaf in self.body.parameters():
+                leaf.data = torch.linspace(-1, 1, leaf.numel()).view(leaf.shape)
+
+    fit("FedEM", tmp_path, rounds=1, model=MODEL | {"network": Loaded if loaded else RandomFeatures})
+    assert ("the frozen ones are random: no weights were loaded" in capsys.readouterr().err) is not loaded
 
 
 def test_bf16_and_algorithms_for_linear_models(tmp_path):

@@ -25,11 +25,10 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 
 __all__ = [
-    "ANY_SEED", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode",
-    "Labels",
-    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "given_array", "input_array",
-    "is_first_process", "label_array", "make_split", "names_of", "picture_array", "require", "stacked_samples",
-    "with_words",
+    "ANY_SEED", "CONSTANT", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet",
+    "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split",
+    "given_array", "input_array", "is_first_process", "label_array", "make_split", "names_of", "picture_array",
+    "require", "scaled_labels", "stacked_samples", "with_words",
 ]  # fmt: skip
 
 
@@ -42,6 +41,12 @@ PLACE = "--data.dataset"
 
 ANY_SEED = f"[0, {2**32 - 1}]"
 """The range of seeds, for `check_settings`."""
+
+CONSTANT = 1e-13
+"""Numbers count as constant below this ratio of standard deviation and mean, near float64 resolution."""
+
+FEW_STEPS = 100
+"""Numbers whose deviation has fewer steps of float32 are refused."""
 
 MOST_CLASSES = 20
 """Integer labels with more different values than this may be quantities."""
@@ -83,7 +88,8 @@ class Normalisation(NamedTuple):
         """Normalise inputs, in place if `x` is a writable float32 array.
 
         Args:
-            x: inputs [n, channels, ...] in 0..1.
+            x: inputs [n, channels, ...] in 0..1, or as uint8. The mean of float64 is taken off in float64, since it may
+                be far larger than what is left.
 
         Returns:
             Array of the same shape, float32; `x` itself if it was overwritten.
@@ -97,11 +103,21 @@ class Normalisation(NamedTuple):
             f"inputs of shape {list(x.shape)} have no {len(self.mean)} channels on axis 1 for the constants "
             f"mean = {self.mean}, std = {self.std}; give one of each per channel",
         )
-        mean, std = (np.array(one, dtype=np.float32).reshape(-1, *[1] * (x.ndim - 2)) for one in self)
+        x = input_array(x) if x.dtype == np.uint8 else x
+        kind = np.float64 if x.dtype == np.float64 else np.float32
+        mean, std = (np.array(one, dtype=kind).reshape(-1, *[1] * (x.ndim - 2)) for one in self)
         # avoids a second copy of a whole image data set
-        out = x if x.dtype == np.float32 and x.flags.writeable else np.empty(x.shape, dtype=np.float32)
-        np.subtract(x, mean, out=out, dtype=np.float32)
-        return np.divide(out, std, out=out)
+        out = x if x.dtype == np.float32 and x.flags.writeable else np.empty(x.shape, dtype=kind)
+        np.subtract(x, mean, out=out, dtype=kind)
+        np.divide(out, std, out=out)
+        return out.astype(np.float32, copy=False)
+
+
+def scaled_labels(y: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
+    """Labels [n, ...] less their mean, by their deviation, as float32."""
+    mean, std = scale
+    scaled: np.ndarray = ((y.astype(np.float64) - mean) / std).astype(np.float32)
+    return scaled
 
 
 class DataSet(ABC):
@@ -203,8 +219,7 @@ def input_array(x: np.ndarray) -> np.ndarray:
     if x.dtype.kind in "iu":
         return x.astype(np.int64, copy=False)
     require(x.dtype.kind in "fb", f"inputs of type {x.dtype} cannot be trained on; store numbers (float, int or uint8)")
-    with np.errstate(over="ignore"):  # becomes inf, which callers report with its sample
-        return x.astype(np.float32, copy=False)
+    return _as_float32(x)
 
 
 def label_array(y: np.ndarray) -> np.ndarray:
@@ -218,8 +233,27 @@ def label_array(y: np.ndarray) -> np.ndarray:
     """
     fix = "number the classes from 0, or store a float for each sample"
     require(y.dtype.kind in "fbiu", f"labels of type {y.dtype} cannot be trained on; {fix}")
-    with np.errstate(over="ignore"):  # as for inputs
-        return y.astype(np.float32 if y.dtype.kind == "f" else np.int64, copy=False)
+    return _as_float32(y) if y.dtype.kind == "f" else y.astype(np.int64, copy=False)
+
+
+def _as_float32(values: np.ndarray) -> np.ndarray:
+    """Numbers [n, ...] as float32; what is too large becomes infinite, which callers report with its sample.
+
+    Raises:
+        ConfigError: if float64 tells values apart that float32 does not.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if values.dtype == np.float64 and len(values) > 1:
+            spread, mean = values.std(0), np.abs(values.mean(0))
+            steps = np.spacing(mean.astype(np.float32))
+            lost = (steps > spread / FEW_STEPS) & (spread > CONSTANT * mean)
+            place = tuple(int(one) for one in np.unravel_index(int(np.argmax(lost)), lost.shape))
+            require(
+                not lost.any(),
+                f"numbers around {mean[place]:.6g}{f' at {list(place)} of a sample' if place else ''} deviate by "
+                f"{spread[place]:.3g}, and float32 has steps of {steps[place]:.3g} there; take their mean off first",
+            )
+        return values.astype(np.float32, copy=False)
 
 
 def make_split(x: np.ndarray, y: np.ndarray, sizes: np.ndarray) -> Split:

@@ -10,7 +10,7 @@ ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,7 +246,12 @@ def _padded_labels(place: str, labels: Given, length: int | None) -> np.ndarray:
     return padded
 
 
-def checked(client: ClientArrays, *, may_lack_training: bool = False) -> ClientArrays:
+def checked(
+    client: ClientArrays,
+    *,
+    may_lack_training: bool = False,
+    inputs: Callable[[np.ndarray], np.ndarray] = input_array,
+) -> ClientArrays:
     """The client with all six arrays in their final types, checked as far as one client alone allows."""
     given = client.arrays
     bare = may_lack_training and not any(given[name].size for name in REQUIRED_ARRAYS[:2] if name in given)
@@ -264,7 +269,7 @@ def checked(client: ClientArrays, *, may_lack_training: bool = False) -> ClientA
         _check_lengths(client.sources[split], split, x, y, may_be_empty=bare and len(given["x_test"]) > 0)
         _check_axes(client.sources[split], split, x, y)
         for name, array in ((x_name, x), (y_name, y)):
-            arrays[name] = _converted(client.sources[split], name, array)
+            arrays[name] = _converted(client.sources[split], name, array, inputs)
         stored[x_name] = str(x.dtype)
     return client._replace(arrays=arrays, stored=stored)
 
@@ -292,10 +297,10 @@ def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
     )
 
 
-def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
+def _converted(source: str, name: str, array: np.ndarray, inputs: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Convert an array to its final type; NaN, infinity and negative integers are refused."""
     try:
-        array = input_array(array) if name.startswith("x") else label_array(array)
+        array = inputs(array) if name.startswith("x") else label_array(array)
     except ConfigError as error:
         raise ConfigError(f"{source}: array {name}: {error}") from error
     if array.dtype.kind == "f":

@@ -7,17 +7,23 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, require
+from lit_fed.data.data_sets.base import CONSTANT, PLACE, Normalisation, require
 from lit_fed.data.data_sets.fills import Imputation, learned_fills, summed
-from lit_fed.data.data_sets.rows import SHOWN, TableRows, as_numbers, as_text, is_numeric, missing_values
+from lit_fed.data.data_sets.rows import (
+    SHOWN,
+    Reading,
+    TableRows,
+    as_numbers,
+    as_text,
+    is_numeric,
+    missing_values,
+    whole,
+)
 from lit_fed.system.names import few
 
 __all__ = [
-    "CONSTANT", "DatePart", "Feature", "TableColumns", "encode", "fill_in", "prepared", "standardisation", "typed",
+    "DatePart", "Feature", "TableColumns", "encode", "fill_in", "prepared", "standardisation", "typed",
 ]  # fmt: skip
-
-CONSTANT = 1e-7
-"""A column counts as constant below this ratio of standard deviation and mean, near float32 resolution."""
 
 
 class Feature(NamedTuple):
@@ -53,6 +59,19 @@ class TableColumns(NamedTuple):
     query_column: str | None = None  # number of the query of each row, beside the label
     dates: tuple[str, ...] = ()  # columns of dates
     date_parts: tuple[str, ...] = ()  # inputs of each; (): days
+    date_format: str = "ISO8601"
+    encoding: str = Reading().encoding
+    decimal: str = Reading().decimal
+    skip_lines: int = 0
+
+    @property
+    def reading(self) -> Reading:
+        """How the files are read."""
+        categories = tuple(one.name for one in self.features if one.categories is not None)
+        return Reading(
+            self.separator, self.encoding, self.decimal, self.skip_lines, self.client_column, categories,
+            self.label_column,
+        )  # fmt: skip
 
     @property
     def numeric(self) -> list[int]:
@@ -109,14 +128,14 @@ def encode(rows: TableRows, columns: TableColumns, option: str = "--") -> np.nda
         option: prefix of the table's options in error messages.
 
     Returns:
-        Array [n, W] float32.
+        Array [n, W] float64.
 
     Raises:
         ConfigError: naming row, column and value of an unknown category.
     """
     import pandas as pd
 
-    inputs = np.zeros((len(rows.frame), len(columns.input_names)), dtype=np.float32)
+    inputs = np.zeros((len(rows.frame), len(columns.input_names)))
     end = 0
     for feature in columns.features:
         start, end, values = end, end + len(feature.input_names), rows.frame[feature.name].to_numpy()
@@ -184,24 +203,24 @@ def prepared(rows: TableRows, columns: TableColumns, option: str, *more: str) ->
     """
     inputs = [one.name for one in columns.features]
     rows.require_columns(columns.dates, option)
-    rows = _dated(rows, columns.dates, columns.date_parts)
+    rows = _dated(rows, columns, f", or set {PLACE}.date_format" if option == PLACE else "")
     rows.require_columns([*inputs, *more], option)
-    return _marked(rows, columns.missing_values, inputs)
+    return _marked(rows, columns, inputs)
 
 
-def _marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> TableRows:
+def _marked(rows: TableRows, encoding: TableColumns, columns: Sequence[str]) -> TableRows:
     """The rows without the values that mark a missing one.
 
     Args:
         rows: the table.
-        marks: texts, of all these columns or as column=text of one of them.
+        encoding: the marks, texts of all these columns or as column=text of one of them, and the categories.
         columns: columns that may have missing values.
 
     Raises:
         ConfigError: if a mark names another column.
     """
     frame = rows.frame.copy(deep=False)
-    for mark in marks:
+    for mark in encoding.missing_values:
         column, of_one, text = mark.rpartition("=")
         require(
             not of_one or column in columns,
@@ -211,6 +230,9 @@ def _marked(rows: TableRows, marks: Sequence[str], columns: Sequence[str]) -> Ta
             found = frame[name].map(as_text, na_action="ignore") == text
             if found.any():
                 left = frame[name].mask(found)
+                if name in encoding.reading.categories:
+                    frame[name] = whole(left.map(as_text, na_action="ignore").astype(object))
+                    continue
                 numbers = as_numbers(left)
                 unread = numbers.isna().to_numpy() & ~missing_values(left)
                 frame[name] = left if unread.any() else numbers
@@ -222,31 +244,37 @@ DatePart = Literal["year", "month", "day", "weekday", "hour"]
 OF_PANDAS = {"weekday": "day_of_week"}
 
 
-def _dated(rows: TableRows, dates: Sequence[str], parts: Sequence[str]) -> TableRows:
+def _dated(rows: TableRows, columns: TableColumns, or_set: str) -> TableRows:
     """The rows with dates as numbers, or with a column for each of their parts in place of theirs.
 
     Args:
         rows: the table.
-        dates: columns of dates, in ISO 8601 (2024-01-31, 2024-01-31 13:00) or stored as times.
-        parts: as of `DatePart`, the weekday from 0, Monday; (): days since 1970-01-01.
+        columns: columns of dates, in their format or stored as times, and their parts as of `DatePart`, the weekday
+            from 0, Monday; (): days since 1970-01-01.
+        or_set: another fix for a value that is no date.
 
     Raises:
-        ConfigError: naming the first row whose value is no date.
+        ConfigError: naming the first row whose value is no date, or a part that is a column already.
     """
     import pandas as pd
 
     frame = rows.frame.copy(deep=False)
-    for name in dates:
+    iso = columns.date_format == "ISO8601"
+    fix = f"write 2024-01-31, or 2024-01-31 13:00{or_set}" if iso else f"write it as {columns.date_format}"
+    for name in columns.dates:
         values, missing = frame[name], missing_values(frame[name])
         known = values.mask(missing | is_numeric(values)).astype(object)  # numbers would count as nanoseconds
-        found = pd.to_datetime(known, format="ISO8601", errors="coerce", utc=True)
+        found = pd.to_datetime(known, format=columns.date_format, errors="coerce", utc=True)
         wrong = ~missing & found.isna().to_numpy()
-        rows.refuse(name, wrong, "is no date; write 2024-01-31, or 2024-01-31 13:00", values.to_numpy())
-        if not parts:
+        rows.refuse(name, wrong, f"is no date; {fix}", values.to_numpy())
+        if not columns.date_parts:
             frame[name] = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
             continue
         place = list(frame.columns).index(name)
         frame = frame.drop(columns=name)
-        for offset, part in enumerate(parts):
+        for offset, part in enumerate(columns.date_parts):
+            require(
+                f"{name} {part}" not in frame, f"{rows.source}: there is a column '{name} {part}' already; rename it"
+            )
             frame.insert(place + offset, f"{name} {part}", getattr(found.dt, OF_PANDAS.get(part, part)))
     return rows._replace(frame=frame)

@@ -27,7 +27,7 @@ def learned_fills(impute: Imputation, clients: Sequence[np.ndarray]) -> np.ndarr
         impute: `mean`, from the number and sum of values; `median`, by bisection on the number of values up to a
             bound (the mean of the two in the middle); `most_frequent`, from the counts of each value (of equally
             frequent ones the smallest).
-        clients: numbers of each client, [n_t, W] float32, NaN where missing.
+        clients: numbers of each client, [n_t, W] float64, NaN where missing.
 
     Returns:
         One number for each column, [W] float64; NaN where no client has a value.
@@ -35,7 +35,7 @@ def learned_fills(impute: Imputation, clients: Sequence[np.ndarray]) -> np.ndarr
     count = summed([(~np.isnan(x)).sum(0) for x in clients])
     with np.errstate(invalid="ignore"):
         if impute == "mean":
-            return np.asarray(summed([np.nansum(x.astype(np.float64), axis=0) for x in clients]) / count)
+            return np.asarray(summed([np.nansum(x, axis=0) for x in clients]) / count)
         if impute == "median":
             keys = [_ordered(x) for x in clients]
             middle = (_smallest(keys, (count + 1) // 2), _smallest(keys, count // 2 + 1))
@@ -52,17 +52,16 @@ LAST = np.iinfo(np.int64).max
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:
-    """Whole numbers in the order of these float32, NaN last."""
-    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.int32).astype(np.int64)
-    return np.where(np.isnan(x), LAST, np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
+    """Whole numbers in the order of these float64, NaN last."""
+    bits = np.ascontiguousarray(x, dtype=np.float64).view(np.int64)
+    return np.where(np.isnan(x), LAST, np.where(bits < 0, -(bits & LAST), bits))
 
 
 def _smallest(keys: Sequence[np.ndarray], rank: np.ndarray) -> np.ndarray:
     """The value of each rank, from 1, in its column: clients tell how many of their values are at most a bound."""
-    low, high = np.full(len(rank), -(2**31)), np.full(len(rank), 2**31)
+    low, high = np.full(len(rank), -LAST), np.full(len(rank), LAST)
     while (low < high).any():
-        bound = (low + high) // 2
+        bound = (low >> 1) + (high >> 1) + (low & high & 1)  # their sum may be no int64
         enough = summed([(one <= bound).sum(0) for one in keys]) >= rank
         low, high = np.where(enough, low, np.minimum(bound + 1, high)), np.where(enough, bound, high)
-    found = np.where(low < 0, -low | 0x80000000, low).astype(np.uint32).view(np.float32)
-    return found.astype(np.float64)
+    return np.where(low < 0, -low | np.iinfo(np.int64).min, low).view(np.float64)

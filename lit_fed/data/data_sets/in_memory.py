@@ -111,7 +111,8 @@ def data_set_of_frame(
     Raises:
         ConfigError: if a field does not exist.
     """
-    given = {name for name in Table.__dataclass_fields__ if name not in ("path", "unseen_path", "separator")}
+    of_files = ("path", "unseen_path", "separator", "encoding", "decimal", "skip_lines")
+    given = {name for name in Table.__dataclass_fields__ if name not in of_files}
     for name in table:
         require(name in given, f"a table from a frame has no field {name}; choose from {', '.join(sorted(given))}")
     unseen = unseen if isinstance(unseen, str) else tuple(map(str, unseen))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
 from lit_fed.data.data_sets.fills import Imputation
-from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, table_name
+from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, say, table_name
 from lit_fed.data.data_sets.table_encoder import TableEncoder
+from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
+from lit_fed.system.names import few
 
 __all__ = ["Table", "read_later"]
 
@@ -33,7 +36,8 @@ class Table(PooledDataSet):
     at most 20 integers, are classes and keep their names; labels with fractions are regression targets; for more
     integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming columns, counts
     and the first row (from 1, after the header), unless `impute` fills them in. Several names are a list, or one text
-    with commas: `age, sex`. Parquet needs `pip install "pyarrow>=15"`.
+    with commas: `age, sex`. Clients of CSV files and workbooks are called as they are written: 01 is not 1, and NA is a
+    name. Parquet needs `pip install "pyarrow>=15"`.
 
     Args:
         path: file with a header, .csv, .tsv (both also with .gz), .parquet, .feather or .xlsx; several with commas, or
@@ -45,6 +49,7 @@ class Table(PooledDataSet):
         ignored_columns: columns to leave out.
         category_columns: columns with categories that look like numbers, or with many categories.
         date_columns: columns with dates, as 2024-01-31 or 2024-01-31 13:00: days since 1970-01-01.
+        date_format: format of dates that are texts, as of `strptime`, such as `%d.%m.%Y` if the day is first.
         date_parts: some of `year`, `month`, `day`, `weekday`, `hour`, each an input in place of the days.
         query_column: column with the number of the query (a user, a search) of each row, for `--model.target Ranking`;
             labels are then pairs of relevance and query.
@@ -58,7 +63,10 @@ class Table(PooledDataSet):
         standardize: standardise numeric columns by mean and standard deviation of the training rows, from sums over
             clients; checkpoints keep them for later clients.
         unknown_categories: for a text in no training row: `error`, or `zeros` in all inputs of the column.
-        separator: separator of CSV values.
+        separator: separator of CSV values; another of `,`, `;`, `|` and tab is recognised, with a line that says so.
+        encoding: encoding of CSV files: UTF-8, `latin-1`, `utf-16`, …
+        decimal: decimal point in CSV and .xlsx files, `,` for 1,5.
+        skip_lines: lines ahead of the header in CSV and .xlsx files.
         missing_values: texts that mark a missing value beside empty cells, as `?`, or `chol=0` in one column.
         impute: replacement of missing inputs: the `mean`, `median` or `most_frequent` value of the training rows, from
             sums over clients, or `constant`; null: missing values are refused. For texts `most_frequent` takes the most
@@ -77,6 +85,7 @@ class Table(PooledDataSet):
     ignored_columns: Names = ()
     category_columns: Names = ()
     date_columns: Names = ()
+    date_format: str = "ISO8601"
     date_parts: Names = ()
     query_column: str | None = None
     split_column: str | None = None
@@ -87,6 +96,9 @@ class Table(PooledDataSet):
     standardize: bool = True
     unknown_categories: Literal["error", "zeros"] = "error"
     separator: str = ","
+    encoding: str = "utf-8-sig"
+    decimal: str = "."
+    skip_lines: int = 0
     missing_values: Names = ()
     impute: Imputation | None = None
     impute_by: Literal["all", "client"] = "all"
@@ -104,7 +116,10 @@ class Table(PooledDataSet):
                 f"{PREFIX}.{name} is {getattr(self, name)}, but impute is {self.impute or 'null'}; give "
                 f"{PREFIX}.impute median",
             )
-        require(len(self.separator) == 1, f"{PREFIX}.separator is {self.separator!r}; give one character")
+        for name in ("separator", "decimal"):
+            given = getattr(self, name)
+            require(len(given) == 1, f"{PREFIX}.{name} is {given!r}; give one character")
+        check_settings(self, prefix=PREFIX, skip_lines=">= 0")
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
                 not given or self.client_column is not None or (name == "unseen_clients" and self.natural),
@@ -142,12 +157,7 @@ class Table(PooledDataSet):
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows = self._read()
         self._check_columns(rows)
-        columns = TableColumns(
-            tuple(map(Feature, self._inputs(rows))), self.label_column, self.client_column, self.split_column,
-            self.separator, self.unknown_categories, names_of(self.missing_values),
-            self.impute if self.impute_by == "client" else None, self.query_column, names_of(self.date_columns),
-            names_of(self.date_parts),
-        )  # fmt: skip
+        columns = self._columns(self._inputs(rows))
         rows = prepared(rows, columns, PREFIX)
         columns = columns._replace(features=tuple(self._with_kind(rows, one.name) for one in columns.features))
         public = self._public(rows, columns)
@@ -159,11 +169,27 @@ class Table(PooledDataSet):
         unseen = self._unseen(rows, owner, names)
         return Samples(np.arange(len(rows.frame)), labels, owner, names, class_names, split, unseen, encoder)
 
+    def _columns(self, names: Sequence[str] = ()) -> TableColumns:
+        """Encoding of these input columns before anything is learned; without names: how files are read."""
+        categories = names_of(self.category_columns)
+        return TableColumns(
+            tuple(Feature(name, () if name in categories else None) for name in names or categories),
+            self.label_column, self.client_column, self.split_column, self.separator, self.unknown_categories,
+            names_of(self.missing_values), self.impute if self.impute_by == "client" else None, self.query_column,
+            names_of(self.date_columns), names_of(self.date_parts), self.date_format, self.encoding, self.decimal,
+            self.skip_lines,
+        )  # fmt: skip
+
     def _read(self) -> TableRows:
         """The rows of all files, those of `unseen_path` last."""
         require(bool(self.path), f"Table: path is not set; pass {PREFIX}.path FILE")
         later = [] if self.unseen_path is None else [(self.unseen_path, f"{PREFIX}.unseen_path")]
-        return read_rows([*((path, f"{PREFIX}.path") for path in self._files()), *later], self.separator)
+        files = self._files()
+        if isinstance(self.path, str) and (folder := given_path(self.path, f"{PREFIX}.path")).is_dir():
+            names = sorted(one.name for one in folder.iterdir() if str(one) not in files and one.name[0] != ".")
+            if names:
+                say(f"{folder}: {few(names)}: no table, and left out")
+        return read_rows([*((path, f"{PREFIX}.path") for path in files), *later], self._columns().reading)
 
     def _files(self) -> list[str]:
         """The paths in `path`: one, several with commas, or those of the tables in a folder."""
@@ -181,7 +207,7 @@ class Table(PooledDataSet):
         if self.constants is None:
             return None
         option = f"{PREFIX}.constants"
-        public = read_rows([(self.constants, option)], self.separator)
+        public = read_rows([(self.constants, option)], columns.reading)
         public = prepared(public, columns, f"{option} must have the column", self.label_column)
         public.require_values(self.label_column)
         return public
@@ -215,18 +241,27 @@ class Table(PooledDataSet):
     def _with_kind(self, rows: TableRows, name: str) -> Feature:
         """An input column; categories, and what takes the place of missing values, are learned later."""
         category = name in self.category_columns or not rows.holds_numbers(name)
+        if category and name not in self.category_columns and (found := rows.other_notation(name)):
+            say(f"{rows.source}: {found}, or categories in {PREFIX}.category_columns; here each text is an input")
         empty = "" if category else float("nan")
         return Feature(name, () if category else None, None if self.impute is None else empty)
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Labels [n], float32, or int64 with class names, those of the public rows if given."""
         rows.require_values(self.label_column)
+        other = None if self.task == "classification" else rows.other_notation(self.label_column)
+        require(other is None, f"{rows.source}: {other}, or for classes give {PREFIX}.task classification")
         floating = rows.frame[self.label_column].dtype.kind == "f"
         if (self.task or ("regression" if floating else "classification")) == "regression":
-            y = rows.numbers(self.label_column).astype(np.float32)
+            y = rows.numbers(self.label_column)
+            y = y.astype(np.float32) if self.standardize_labels else label_array(y)
             if self.query_column is None:
                 return y, None
-            return np.stack([y, rows.numbers(self.query_column).astype(np.float32)], 1), None
+            query = rows.numbers(self.query_column)
+            rows.refuse(
+                self.query_column, query != query.astype(np.float32), "is inexact in float32; count from 0", query
+            )
+            return np.stack([y, query.astype(np.float32)], 1), None
         require(
             self.query_column is None,
             f"{PREFIX}.query_column is {self.query_column!r}, and labels are classes; give --model.target Ranking",
@@ -248,6 +283,8 @@ class Table(PooledDataSet):
         if self.client_column is None:
             sizes = [size for _, size in rows.files]
             own = [table_name(Path(path)) for path, _ in rows.files]
+            twice = next((one for one in own if own.count(one) > 1), None)
+            require(twice is None, f"{PREFIX}.path: two files are called {twice!r}, and name their clients; rename one")
             return (np.repeat(np.arange(len(sizes)), sizes), own) if len(sizes) > 1 else (None, None)
         owner, names = rows.named(self.client_column)
         return owner, list(names)
@@ -293,14 +330,14 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
     Raises:
         ConfigError: naming file, row, column and value of what is wrong.
     """
-    rows = read_rows([(str(path), OPTION)], columns.separator)
+    rows = read_rows([(str(path), OPTION)], columns.reading._replace(classes=class_names))
     columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
     label, client = columns.label_column, columns.client_column
     roles = (label, client, columns.split_column, columns.query_column)
     rows = typed(prepared(rows, columns, f"{OPTION} {path}, column", *filter(None, roles)), columns, "--")
     x, labelled = encode(rows, columns), ~missing_values(rows.frame[label])
     if class_names is None:
-        y = np.where(labelled, rows.numbers(label, may_miss=True), 0).astype(np.float32)
+        y = np.where(labelled, rows.numbers(label, may_miss=True), 0)
     else:
         wrong = f"is not a class of the training ({', '.join(class_names)}); correct it"
         y, _ = rows.named(label, class_names, wrong, may_miss=True)

@@ -11,11 +11,17 @@ import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import OF_LABELS, Normalisation, is_first_process, require
-from lit_fed.data.data_sets.columns import CONSTANT, Feature, TableColumns, encode, fill_in, standardisation, typed
+from lit_fed.data.data_sets.base import (
+    CONSTANT,
+    OF_LABELS,
+    Normalisation,
+    input_array,
+    require,
+    scaled_labels,
+)
+from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, standardisation, typed
 from lit_fed.data.data_sets.fills import learned_fills, summed
-from lit_fed.data.data_sets.rows import SHOWN, TableRows
-from lit_fed.errors import notice
+from lit_fed.data.data_sets.rows import SHOWN, TableRows, say
 from lit_fed.system.names import few
 
 if TYPE_CHECKING:
@@ -40,7 +46,7 @@ class TableEncoder:
         rows: the table, as of `prepared`.
         columns: encoding; categories of features are still empty, ().
         public: rows to learn from in place of the training samples; None: none.
-        label_scale: also find mean and standard deviation of the labels.
+        label_scale: standardise labels by mean and standard deviation of the training labels.
     """
 
     settings: Table
@@ -61,7 +67,8 @@ class TableEncoder:
         )
         inputs = encode(rows, columns, option)
         clients = np.split(inputs[train_rows], ends)
-        _say_constant_columns(clients, columns, seen.names, self.rows.source)
+        given = rows.frame.iloc[train_rows][[one.name for one in columns.features]]
+        _say_constant_columns(given, [len(one) for one in clients], seen.names, self.rows.source)
         known = clients if public is None else [encode(public, columns, option)]
         if self.settings.impute is not None:
             columns = self._filled(columns, known)
@@ -73,28 +80,35 @@ class TableEncoder:
         if self.settings.standardize and columns.numeric:
             normalisation = standardisation(known, columns)
             inputs = normalisation.apply(inputs)
-        scale = self._label_scale(seen) if self.label_scale else None
+        inputs = input_array(inputs)
+        scale, labels = None, np.zeros(0)
+        if self.label_scale:
+            labels = self.rows.numbers(columns.label_column)
+            scale = self._label_scale(np.split(labels[train_rows], ends))
+        if scale is not None:
+            labels = scaled_labels(labels, scale)
         learned = () if self.public is not None else _learned(columns.features, normalisation)
         if scale is not None and self.public is None:
             learned = (*learned, OF_LABELS)
 
         def encoded(population: Population) -> Population:
-            population = population.with_splits(
-                lambda split: Split(torch.from_numpy(inputs[split.x.numpy()]), split.y, split.offsets)
-            )
+            def of_rows(split: Split) -> Split:
+                rows = split.x.numpy()
+                y = split.y if scale is None else torch.from_numpy(labels[rows])
+                return Split(torch.from_numpy(inputs[rows]), y, split.offsets)
+
+            population = population.with_splits(of_rows)
             return population._replace(columns=columns, normalisation=normalisation, learned=learned, label_scale=scale)
 
         return encoded(seen), None if unseen is None else encoded(unseen)
 
-    def _label_scale(self, seen: Population) -> tuple[float, float] | None:
-        """Mean and standard deviation of the labels, from sums over clients; None if they are constant."""
-        ends = seen.train.offsets[1:-1].numpy()
-        clients = np.split(seen.train.y.numpy(), ends)
+    def _label_scale(self, clients: Sequence[np.ndarray]) -> tuple[float, float] | None:
+        """Mean and standard deviation of training labels [n_t], from sums over clients; None if they are constant."""
         if self.public is not None:
             clients = [self.public.numbers(self.columns.label_column)]
         count = sum(map(len, clients))
-        mean = float(summed([y.sum(dtype=np.float64) for y in clients])) / count
-        std = float(np.sqrt(summed([np.square(y.astype(np.float64) - mean).sum() for y in clients]) / count))
+        mean = float(summed([y.sum() for y in clients])) / count
+        std = float(np.sqrt(summed([np.square(y - mean).sum() for y in clients]) / count))
         return (mean, std) if std > CONSTANT * abs(mean) else None
 
     def _learned(self, feature: Feature, frame: pd.DataFrame) -> Feature:
@@ -106,6 +120,11 @@ class TableEncoder:
             return feature
         counts = Counter(values[~missing])
         categories = tuple(sorted(counts))
+        require(
+            bool(categories),
+            f"{self.rows.source}: no training row has a value of {feature.name}; leave the column out "
+            "by ignored_columns",
+        )
         require(
             len(categories) <= MOST_CATEGORIES or feature.name in self.settings.category_columns,
             f"{self.rows.source}: column {feature.name!r} holds {len(categories)} different texts, each of which would "
@@ -155,28 +174,36 @@ def _rows_by_client(population: Population) -> Iterator[tuple[np.ndarray, np.nda
 
 
 FEW_ROWS = 10
-"""A column that is constant in fewer rows of a client says nothing."""
+"""A column that is constant in fewer rows of a client says nothing about this client alone."""
 
 
-def _say_constant_columns(
-    clients: Sequence[np.ndarray], columns: TableColumns, names: Sequence[str], source: str
-) -> None:
-    """Name in one line the columns that are constant or empty at some clients alone."""
-    import pandas as pd
+def _say_constant_columns(rows: pd.DataFrame, clients: Sequence[int], names: Sequence[str], source: str) -> None:
+    """Name in one line each the columns that never vary within a client, and those that do not at some clients.
 
-    if not columns.numeric:
-        return
-    numeric = columns.numeric
-    frame = pd.DataFrame(np.concatenate(clients)[:, numeric], columns=[columns.input_names[one] for one in numeric])
-    grouped = frame.groupby(np.repeat(np.arange(len(clients)), [len(rows) for rows in clients]))
-    alone = grouped.nunique(dropna=False).eq(1) & (grouped.size() >= FEW_ROWS).to_numpy()[:, None]
+    Args:
+        rows: inputs of the training samples, client by client.
+        clients: the number of rows of each client.
+        names: the clients' names.
+        source: name of the table.
+    """
+    columns, starts = [name for name in rows if rows[name].nunique() > 1], np.cumsum([0, *clients])
+    grouped = rows[columns].groupby(np.repeat(np.arange(len(clients)), clients))
+    one_value = grouped.nunique(dropna=False).eq(1)
+    never = [name for name in columns if one_value[name].all() and max(clients) > 1]
+    if never:
+        what = "varies" if len(never) == 1 else "vary"
+        effect = "its effect" if len(never) == 1 else "their effects"
+        say(f"{source}: {few(never, SHOWN)} never {what} within a client: {effect} cannot be told from the client's")
     said = []
-    for name in frame.columns[frame.nunique() > 1]:
-        own = grouped[name].nth(0)[alone[name].to_numpy()]
-        some = [
-            f"{names[number]} ({'empty' if np.isnan(value) else f'{value:g}'})"
-            for number, value in zip(np.flatnonzero(alone[name]).tolist(), own, strict=True)
-        ]
-        said += [f"{name} at {', '.join(some[:3])}{' …' if len(some) > 3 else ''}"] if some else []
-    if said and is_first_process():
-        notice(f"{source}: columns with one value at a client: {few(said, between='; ')}")
+    for name in columns:
+        if name in never:
+            continue
+        alone = np.flatnonzero(one_value[name] & (grouped.size() >= FEW_ROWS)).tolist()
+        some = [f"{names[one]} ({_shown(rows[name].iloc[starts[one]])})" for one in alone]
+        said += [f"{name} at {few(some)}"] if some else []
+    if said:
+        say(f"{source}: columns with one value at a client: {few(said, between='; ')}")
+
+
+def _shown(value: float | str) -> str:
+    return value or "empty" if isinstance(value, str) else "empty" if np.isnan(value) else f"{value:g}"

@@ -97,7 +97,10 @@ def told(dataset: DataSet, target: Target | None) -> DataSet:
         return dataset
     kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
     option = "labels" if kind == "multilabel" else "task"
-    return replace(dataset, **{option: kind}) if dataset.unsaid == option else dataset  # type: ignore[type-var]
+    said: dict[str, str | bool] = {option: kind} if dataset.unsaid == option else {}
+    if (not target.scalable or target.partly_labelled) and getattr(dataset, "standardize_labels", False):
+        said["standardize_labels"] = False
+    return replace(dataset, **said) if said else dataset  # type: ignore[type-var]
 
 
 def with_labels(population: Population, target: Target) -> Population:

@@ -143,7 +143,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         return
     missing = _first_row(held != torch.arange(len(held)))
     own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
-    say = "--data.dataset.num_classes" if own else f"num_classes of {type(dataset).__name__}"
+    say = "--data.dataset.num_classes" if own else "--model.target Multiclass --model.target.num_classes"
     raise ConfigError(
         f"train split of seen client {_owner_name(seen, seen.train, row)!r}: label {largest} means {largest + 1} "
         f"classes, but no sample has class {len(held) if missing is None else missing}; number the classes 0, 1, 2, … "
@@ -167,8 +167,13 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
     if not _is_guessed(dataset, seen) or not len(y):
         return
     option, is_table = f"--data.dataset.{dataset.unsaid}", dataset.unsaid == "task"
-    if target.continuous and len(values := y.unique()) <= MOST_CLASSES and bool((values == values.round()).all()):
-        shown = ", ".join([f"{value:.1f}" for value in values[:4].tolist()] + ["…"] * (len(values) > 4))
+    rounding = 0.0
+    if seen.label_scale is not None:  # standardising rounded them
+        y, rounding = target.standardised(seen.label_scale).in_units(y), 1e-6 * seen.label_scale[1]
+    values = y.unique()
+    whole = target.continuous and bool(((values - values.round()).abs() <= rounding).all())
+    if whole and len(values) <= MOST_CLASSES:
+        shown = ", ".join([f"{value:.1f}" for value in (values[:4].round() + 0.0).tolist()] + ["…"] * (len(values) > 4))
         kind = "several labels per sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
         kind += f", with {option} classification" if is_table else ""
         raise ConfigError(

@@ -77,9 +77,10 @@ class PersonalFeature(Feature):
                 )
         for name, value in given.items():
             if self.personal is None and value != ("joint" if name == "training" else None):
+                way = "" if name == "training" else ", and --model.personal_training alternating"
                 raise ConfigError(
                     f"--model.personal_{name} is {value}, and nothing is personal; add --model.personal, such as "
-                    "[head], or leave it out"
+                    f"[head]{way}, or leave it out"
                 )
         if self.personal is not None and not names_of(self.personal):
             raise ConfigError("--model.personal is []; give patterns of names, such as [head], or leave it out")

@@ -220,7 +220,6 @@ def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
         ("age", "Unnamed: 0", "a column has no name"),
         (LINES, "", "the file is empty; it needs a line of column names"),
         (LINES, "who,age,town,fold,kind\n", "has no rows; add some"),
-        (",", ";", "set --data.dataset.separator"),
         ("yes", "no", "all labels in column 'kind' are 'no'; give two classes"),
     ],
 )
@@ -543,18 +542,19 @@ def test_dates_are_days_or_parts(tmp_path):
 def test_labels_of_a_regression_are_standardised_by_the_training_rows(tmp_path, capsys):
     options = {"client_column": "site", "label_column": "y", "ignored_columns": "visit"}
     data = data_of(table(tmp_path, DATED, **options), test_fraction=0)
-    y = data.seen.train.y
-    assert (data.target.mean, data.target.std) == pytest.approx((float(y.mean()), float(y.std(correction=0))), rel=1e-6)
+    standard = data.seen.train.y
+    assert (float(standard.mean()), float(standard.std(correction=0))) == pytest.approx((0, 1), abs=1e-6)
+    mean, std = data.target.label_scale
+    y = data.target.in_units(standard)
+    assert sorted(round(one, 5) for one in y.tolist()) == [0.25, 0.5, 3.5, 11.0]
     assert "labels are standardised by the mean 3.812 and deviation 4.34" in capsys.readouterr().err
     outputs = torch.tensor([[0.5], [-1.0], [0.0], [2.0]])
-    standard = (y - data.target.mean) / data.target.std
-    torch.testing.assert_close(data.target.losses(outputs, y), 0.5 * (outputs[:, 0] - standard).square())
-    loss, square = data.target.score(outputs, y)
-    shown = data.target.shown(outputs)
-    torch.testing.assert_close(shown, data.target.mean + data.target.std * outputs[:, 0])
-    torch.testing.assert_close((loss, square), (0.5 * (outputs[:, 0] - standard).square(), (shown - y).square()))
-    torch.testing.assert_close(data.target.residual(outputs, y), outputs - standard[:, None])
-    torch.testing.assert_close(data.target.soft_labels(outputs, y, 0.25), 0.25 * y + 0.75 * shown)
+    torch.testing.assert_close(data.target.losses(outputs, standard), 0.5 * (outputs[:, 0] - standard).square())
+    loss, square = data.target.score(outputs, standard)
+    shown = data.target.in_units(data.target.shown(outputs))
+    torch.testing.assert_close(shown, mean + std * outputs[:, 0].double())
+    torch.testing.assert_close(loss, 0.5 * (outputs[:, 0] - standard).square())
+    torch.testing.assert_close(square.double(), (shown - y).square())
     facts = data.facts(weighting="samples", seed=0, num_rounds=1)
     assert TrainingFacts.from_plain(facts.plain()).target == data.target != Regression()
     assert "mean and standard deviation of labels" in facts.learned

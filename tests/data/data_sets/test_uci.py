@@ -4,6 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
+import torch
 
 from lit_fed.data import HeartDisease, Parkinsons
 from lit_fed.data.data_sets import uci
@@ -36,8 +37,8 @@ def test_patients_are_clients(tmp_path, packed):
     assert list(data.seen.names) == ["1", "2"]
     assert data.input_shape == (16,)
     assert data.target.name == "regression"
-    y = data.seen.train.y.tolist() + data.seen.test.y.tolist()
-    assert sorted(y) == sorted([20 + row / 2 for row in range(6)] * 2)
+    y = data.target.in_units(torch.cat([data.seen.train.y, data.seen.test.y])).tolist()
+    assert sorted(y) == pytest.approx(sorted([20 + row / 2 for row in range(6)] * 2))
 
 
 @pytest.fixture

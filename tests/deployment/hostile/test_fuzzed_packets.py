@@ -178,8 +178,8 @@ def read_like_the_server(kind, question, module):
         return implausible_rows(rows, torch.full((len(ids),), 4), is_share=True)
 
     return {
-        "facts": lambda answer: facts_of_answer(answer, lit_fed.__version__), "train": worked, "measure": measured,
-        "keep": lambda answer: kept_of_answer(answer, ids),
+        "facts": lambda answer: facts_of_answer(answer, lit_fed.__version__, 1000), "train": worked,
+        "measure": measured, "keep": lambda answer: kept_of_answer(answer, ids),
     }[kind], worked  # fmt: skip
 
 

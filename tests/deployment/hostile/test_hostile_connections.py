@@ -224,6 +224,19 @@ def test_one_node_cannot_take_all_connections(server, tls, monkeypatch):
         waiting.result()
 
 
+@pytest.mark.parametrize("line", ["GET /elsewhere HTTP/1.1", POST])
+def test_refused_requests_hold_no_descriptor(start_server, tls, line):
+    """Their senders keep their side open, and do not agree that the connection is closed."""
+    server = start_server(tls, limits=Limits(poll_seconds=0.3, idle_seconds=60.0))
+    before, held = descriptors(), [joined(server, tls) for _ in range(15)]
+    for number, one in enumerate(held):
+        body = ("Content-Length: 10",) if line == POST else ()
+        one.sendall(request(line, *body, body=b"x" * 10 * len(body), process=f"p{number}"))
+    until(lambda: descriptors() - before <= len(held) + 2)  # those of this side alone
+    for one in held:
+        one.close()
+
+
 def test_a_node_that_was_started_too_often_comes_later(server, tls, monkeypatch):
     monkeypatch.setattr(https_mailbox, "MOST_CHANGES", 3)
     monkeypatch.setattr(https_mailbox, "CHANGES_SECONDS", 0.5)

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from in_process import InProcess, InProcessFederation, make_nodes, same
 from test_runs import fit, module_of
 
+from lit_fed.core import tree
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.seeds import Secret
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
@@ -97,3 +99,57 @@ def test_no_node_hears_who_else_takes_part(folders, tmp_path):
     asked = [from_bytes(one).facts for node in transport.nodes for one, _ in questions(transport, node)]
     assert asked
     assert [facts["present"] for facts in asked] == [[]] * len(asked)
+
+
+def moved(packet):
+    """A question about slightly other models."""
+    trees = {name: [leaf.clone() for leaf in some] for name, some in packet.trees.items()}
+    trees["shared"][0].view(-1)[:] += 0.1
+    return Packet(packet.facts | {"needed": None}, trees)  # which deletes no state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_question_overwrites_a_state(folders, tmp_path, kind):
+    """Asked, the state overwritten, asked again: the noise of the two answers would cancel."""
+    _, nodes, transport = trained(folders, tmp_path, KINDS[kind], rounds=2)
+    first, second = [from_bytes(data) for data, _ in questions(transport, "anna")[:2]]
+    assert set(second.facts["versions"]) == {first.facts["version"]}
+    before = leaves(nodes["anna"].handle(to_bytes(second)))
+    assert from_bytes(nodes["anna"].handle(to_bytes(moved(first)))).facts == {"refused": "packet"}
+    assert same(leaves(nodes["anna"].handle(to_bytes(second))), before)
+
+
+def keys_of_noise(node, packet, count=1):
+    """The secret of the noise in the answers to a question, each time under a new version."""
+    found = []
+    for number in range(count):
+        fresh = packet.facts["version"] + 10 + number + len(list(node.states.rglob("*.pt")))
+        assert (
+            "refused"
+            not in from_bytes(node.handle(to_bytes(Packet(packet.facts | {"version": fresh}, packet.trees)))).facts
+        )
+        found.append(node._training.rounds.terms.secret.key)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_state_or_other_samples_have_other_noise(folders, tmp_path, kind):
+    """The same question to a node whose files of states or samples were exchanged is another release."""
+    module, nodes, transport = trained(folders, tmp_path, KINDS[kind], rounds=2)
+    packet = from_bytes(questions(transport, "anna")[1][0])
+    one, again = keys_of_noise(nodes["anna"], packet, 2)
+    assert one == again, "the version of the state that is written changes nothing"
+    states = nodes["anna"]._training.states
+    client = packet.facts["clients"][0]
+    state = states.read(client)
+    next(leaf for leaf in tree.leaves(state) if leaf.is_floating_point()).add_(1e-3)
+    states.files.write(client, packet.facts["versions"][0], tree.leaves(state))
+    (exchanged,) = keys_of_noise(nodes["anna"], packet)
+    assert exchanged != one
+    place = next(folders["anna"].rglob("*.npz"))
+    with np.load(place) as arrays:
+        held = dict(arrays)
+    held["x_train"][0] += 1e-3
+    np.savez(place, **held)
+    (other,) = keys_of_noise(make_nodes(folders, tmp_path / "states", settings=module.settings)["anna"], packet)
+    assert other not in (one, exchanged)
