@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,22 @@ def continue_run(logger: WandbLogger, checkpoint: Path) -> None:
             del os.environ["WANDB_RUN_ID"]  # the next run of the process is another
 
 
+class _Row:
+    """Collects what is logged to a W&B run, in place of its `log`, of which each call would make a row."""
+
+    def __init__(self, log: Any) -> None:
+        self.log, self.values = getattr(log, "log", log), dict[str, Any]()
+
+    def __call__(self, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        self.values |= data
+
+    def write(self) -> None:
+        """Write the row."""
+        if self.values:
+            self.log(self.values)
+        self.values = {}
+
+
 class WandbRounds(FederatedCallback):
     """Makes a round one row of a W&B run, with the number of rounds as the horizontal axis; every such run has it.
 
@@ -52,15 +67,13 @@ class WandbRounds(FederatedCallback):
 
     def __init__(self) -> None:
         self._run_id: str | None = None
-        self._is_open = False  # the row of a round
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Collect what is logged until the row is complete: W&B makes a row of each call."""
         for run in _runs(trainer):
             self._run_id = run.id
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
-            run.log = partial(run.log, commit=False)
+            run.log = _Row(run.log)
 
     def state_dict(self) -> dict[str, Any]:
         return {"run_id": self._run_id}
@@ -68,21 +81,18 @@ class WandbRounds(FederatedCallback):
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         for run in _runs(trainer):
             run.log({"round": record.round_idx + 1})
-            self._is_open = True
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the row of the round before."""
-        for run in _runs(trainer) if self._is_open else ():
-            run.log({}, commit=True)
+        for run in _runs(trainer):
+            run.log.write()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the last row; later calls are rows of their own again."""
+        """Write the last row; later calls of `log` are rows of their own again."""
         for run in _runs(trainer):
-            if isinstance(run.log, partial):
-                run.log = run.log.func
-                if self._is_open or stage == "test":
-                    run.log({}, commit=True)
-        self._is_open = False
+            if isinstance(run.log, _Row):
+                run.log.write()
+                run.log = run.log.log
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._run_id is not None:  # else there is no run to which a row belongs
