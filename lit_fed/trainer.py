@@ -151,7 +151,7 @@ class FederatedTrainer(Trainer):
             own, path = self._round_logger, None if ckpt_path is None else Path(ckpt_path)
             if path is not None and (own is None or own.holds(path)):
                 self._continue_wandb(path)
-            elif own is not None and self.is_global_zero:
+            elif own is not None:
                 own.refuse_other_run()
             if not self.loggers:
                 keep_apart(self, path)

@@ -147,7 +147,7 @@ class RoundLogger(Logger):
         Raises:
             ConfigError: naming the folder.
         """
-        if self._columns is None and self.experiment.is_file():
+        if self._columns is None and Path(self.log_dir, "metrics.csv").is_file():
             raise ConfigError(
                 f"{self.log_dir} holds a run; leave its version out for a new one, or go on with it by ckpt_path='last'"
             )
