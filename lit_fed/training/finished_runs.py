@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.paired import paired
 from lit_fed.metrics.scores import USUAL
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
+from lit_fed.system.plain_yaml import read_yaml
 from lit_fed.system.spreadsheets import unquoted_table
 from lit_fed.training.round_logger import newest_version, read_history
 
@@ -102,7 +101,7 @@ def read_run(folder: Path) -> FinishedRun:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(f"{folder} has no {missing[0]}; give a folder that a fit of lit_fed has written")
-    config = yaml.safe_load((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
+    config = read_yaml((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
     summary = RunSummary.read(folder)
     if config and "changes_on_resume" in summary.entries:
         config["changes_on_resume"] = summary.entries["changes_on_resume"]

@@ -179,7 +179,7 @@ class FederatedModule(LightningModule):
             self._settle_rate(facts_of(self.settings, data, num_rounds), data, "fit")
         for one in self.settings.features:
             one.check_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
-        done = 0 if self.trainer.ckpt_path is not None else self.num_rounds_done - self.trainer.global_step
+        done = 0 if self.history.resumes else self.num_rounds_done - self.trainer.global_step
         self.federation.terms = self.federation.terms._replace(num_rounds=done + num_rounds)
         self.federation.schedule_rounds = num_rounds if done else None
 

@@ -2,7 +2,6 @@
 
 import inspect
 from datetime import timedelta
-from types import SimpleNamespace
 
 import torch
 from lightning.pytorch import Trainer
@@ -11,15 +10,13 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch import nn
 
 from lit_fed.trainer import ClientLoop, FederatedLoop, FederatedTrainer, RoundLoop
 from lit_fed.training.stopping import StopRequests
-from lit_fed.training.strategy import FederatedStrategy, same_on_every_rank
 
 
 def test_overridden_private_names_exist():
@@ -81,17 +78,3 @@ def test_the_trainer_installs_the_loops():
     assert (trainer.max_epochs, trainer.max_steps) == (7, 5)
     assert trainer.reload_dataloaders_every_n_epochs == 1
     assert trainer.num_sanity_val_steps == 0
-
-
-def test_numbers_that_every_rank_has_are_not_reduced(monkeypatch):
-    """Lightning passes the group of `self.log` on to the strategy; with one device there is nothing to be passed."""
-    sent = []
-    monkeypatch.setattr(DDPStrategy, "reduce", lambda self, tensor, *_: sent.append(tensor) or tensor)
-    several, alone = SimpleNamespace(strategy=FederatedStrategy()), SimpleNamespace(strategy=SingleDeviceStrategy())
-    assert same_on_every_rank(alone) == {}
-    for given, number in ((same_on_every_rank(several), 0), ({"sync_dist": True}, 2)):  # a sum and its weight
-        results = _ResultCollection(training=False)
-        options = {"sync_dist_fn": several.strategy.reduce, "on_step": False, "on_epoch": True, "batch_size": 1}
-        results.log("on_validation_epoch_end", "x", torch.tensor(3.0), **options, **given)
-        assert float(results.metrics(on_step=False)["log"]["x"]) == 3
-        assert len(sent) == number
