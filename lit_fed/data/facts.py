@@ -70,7 +70,8 @@ COLUMNS = record(
         ),
         "unknown_categories": one_of("error", "zeros"), "skip_lines": LARGE,
         **dict.fromkeys(("missing_values", "dates", "date_parts"), NAMES),
-        **dict.fromkeys(("label_column", "separator", "date_format", "encoding", "decimal"), TEXT),
+        **dict.fromkeys(("label_column", "date_format", "encoding"), TEXT),
+        **dict.fromkeys(("separator", "decimal"), text(1, r"[\s\S]")),
         **dict.fromkeys(("client_column", "split_column", "query_column"), optional(TEXT)),
         "own_fills": optional(one_of(*get_args(Imputation))),
     },
@@ -102,7 +103,7 @@ def _vector(value: Any, place: str) -> Tensor:
 
 
 FACTS: dict[str, Reader] = {
-    "input_shape": SHAPE, "input_type": _type, "label_shape": SHAPE, "target": _target,
+    "input_shape": list_of(whole(1, 2**31 - 1), 8, 1), "input_type": _type, "label_shape": SHAPE, "target": _target,
     "num_clients": whole(1, MOST_NUMBERS), "total_samples": SAMPLES, "most_samples": SAMPLES, "batch_size": LARGE,
     "clients_per_block": POSITIVE, "weighting": one_of("samples", "positions", "uniform"), "seed": SEED,
     "num_rounds": POSITIVE, "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)),

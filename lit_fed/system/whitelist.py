@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from lit_fed.errors import ConfigError
 from lit_fed.system.discovery import path_of_name
 from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in, same_class
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = ["Whitelist", "without_writes"]
 
@@ -125,7 +126,7 @@ class Whitelist:
     def holds_configuration(self, text: str, kind: Kind) -> bool:
         """Whether the parser would read a text as a configuration, or as the name of a file with one."""
         try:
-            if "class_path" in text or isinstance(yaml.safe_load(text), dict | list):
+            if "class_path" in text or isinstance(read_yaml(text), dict | list):
                 return True
             return kind != "anything" and Path(text).is_file()
         except (yaml.YAMLError, RecursionError, ValueError, OSError):  # a name that no file can have

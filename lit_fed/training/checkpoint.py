@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -93,6 +93,11 @@ def _one_number(value: Any, place: str) -> Any:
     return value if is_one else instance(int, float)(value, place)
 
 
+def _one_tensor(value: Any, place: str) -> Tensor:
+    """Read a tensor of one real number."""
+    return cast(Tensor, _one_number(_tensor(value, place), place))
+
+
 def _rate(value: Any, place: str) -> Any:
     """Read a learning rate."""
     return one_of("auto")(value, place) if isinstance(value, str) else number(0)(value, place)
@@ -173,7 +178,7 @@ TRAINING_ENTRIES: Mapping[str, Reader] = {
 OTHER_ENTRIES: Mapping[str, Reader] = {"callbacks": keyed(TEXT, keyed(TEXT, instance(object), MOST), MOST)}
 
 OF_LIGHTNING: dict[type[Callback], dict[str, Reader]] = {
-    EarlyStopping: dict.fromkeys(("wait_count", "stopped_epoch", "patience"), STEP) | {"best_score": _one_number},
+    EarlyStopping: dict.fromkeys(("wait_count", "stopped_epoch", "patience"), STEP) | {"best_score": _one_tensor},
     ModelCheckpoint: {
         "best_model_score": optional(_one_number),
         "best_k_models": keyed(TEXT, _one_number, MOST),
@@ -354,6 +359,8 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> N
     for callback in callbacks:
         state = found.get(callback.state_key)
         reason = _misfit(callback, state) if state else ""
+        if isinstance(callback, EarlyStopping) and state and not reason:  # Lightning would keep the old one silently
+            state = state | {"patience": callback.patience}
         states |= {} if reason or not state else {callback.state_key: state}
         said += [f"the state of {type(callback).__name__} in the checkpoint {reason}; it starts anew"] if reason else []
     if "callbacks" in checkpoint:  # the keys stay, since Lightning names callbacks that are missing

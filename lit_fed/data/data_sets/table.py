@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require, say
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
 from lit_fed.data.data_sets.fills import Imputation
-from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, say, table_name
+from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, table_name
 from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
