@@ -63,6 +63,15 @@ INPUTS = record(
 
 TEXT = instance(str)
 NAMES = list_of(TEXT, MOST_NUMBERS)
+
+
+def _character(value: Any, place: str) -> str:
+    """A text of one character."""
+    if len(found := str(TEXT(value, place))) != 1:
+        raise FormError(f"{place} is not one character")
+    return found
+
+
 COLUMNS = record(
     {
         "features": list_of(
@@ -71,7 +80,7 @@ COLUMNS = record(
         "unknown_categories": one_of("error", "zeros"), "skip_lines": LARGE,
         **dict.fromkeys(("missing_values", "dates", "date_parts"), NAMES),
         **dict.fromkeys(("label_column", "date_format", "encoding"), TEXT),
-        **dict.fromkeys(("separator", "decimal"), text(1, r"[\s\S]")),
+        **dict.fromkeys(("separator", "decimal"), _character),
         **dict.fromkeys(("client_column", "split_column", "query_column"), optional(TEXT)),
         "own_fills": optional(one_of(*get_args(Imputation))),
     },

@@ -185,11 +185,10 @@ def _histogram(clients: pd.DataFrame, metric: str, larger_is_better: bool | None
 def _bins(values: np.ndarray, scale: str) -> np.ndarray:
     if scale == "log":
         return np.geomspace(values.min(), values.max(), 21)
-    if len(values) and np.ptp(values) <= 20 * np.spacing(
-        np.abs(values).max()
-    ):  # there are no numbers between the edges
-        values = values.mean() * np.array([0.99, 1.01])
-    return np.histogram_bin_edges(values, bins=20)
+    try:
+        return np.histogram_bin_edges(values, bins=20)
+    except ValueError:  # too large, and too near to each other, for numbers between them
+        return np.linspace(*(values.mean() + np.abs(values).mean() * np.array([-0.01, 0.01])), 21)
 
 
 def _mark_worst_decile(axes: Any, values: pd.Series, edges: np.ndarray, unit: str, *, larger_is_better: bool) -> None:
