@@ -237,7 +237,7 @@ class FederatedModule(LightningModule):
         own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
         refuse_other_run(kept, history.arguments, own, self.algorithm, place=f"--ckpt_path {path}")
-        facts = TrainingFacts.from_plain(stored["serving"], self.settings.target)
+        facts = self._facts_in(stored, f"--ckpt_path {path}")
         if unknown_categories is not None and facts.columns is not None:
             facts = facts._replace(columns=facts.columns._replace(unknown_categories=unknown_categories))
         history.warm_start = WarmStart.found_in(stored)
@@ -408,7 +408,14 @@ class FederatedModule(LightningModule):
         if path is None:
             return None
         stored = load_checkpoint(Path(path), option=option, values=False)[CHECKPOINT_KEY]
-        return TrainingFacts.from_plain(stored["serving"], self.settings.target), f"{option} {path}"
+        return self._facts_in(stored, f"{option} {path}"), f"{option} {path}"
+
+    def _facts_in(self, stored: dict[str, Any], place: str) -> TrainingFacts:
+        """Facts of the training of a checkpoint; `stored` is its entry under `CHECKPOINT_KEY`."""
+        try:
+            return TrainingFacts.from_plain(stored["serving"], self.settings.target)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
 
     # ------------------------------------------------------------------ description
     @property

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,14 @@ def test_a_test_listens_only_if_the_command_line_says_so(whole, place, capsys):
     assert not [event for event, _ in found if event.startswith("socket.")]
     said = ended(["test", "--ckpt_path", str(path), "--data.dataset", "Federation"], capsys)
     assert "patience is -1.0" in said, "it is made, with the options of the checkpoint"
+
+
+def test_a_name_of_another_package_is_not_imported(place, monkeypatch):
+    point = EntryPoint("ForeignNet", "foreign:Net", "lit_fed.algorithms")
+    monkeypatch.setattr("lit_fed.command_line.classes.entry_points", lambda: {"ForeignNet": point})
+    for arguments in ({"model": {"algorithm": "ForeignNet"}}, network("lit_fed.Timm", options={"act": "ForeignNet"})):
+        assert "names foreign.Net (arguments), and to import foreign" in refusal(arguments)
+    assert not (place / "code_ran").exists()
 
 
 def test_known_classes_are_taken(place):

@@ -5,19 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer
 from quiet import quiet_trainer
 from running import SMALL, folder
 from watched import touched
 
 from lit_fed import FederatedDataModule, FederatedModule
 from lit_fed.algorithms import FedEM, Local
+from lit_fed.callbacks import ClientFaults, ClientWeights, CommunicationCost, Divergence, RunReport, SpectralGap
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.cli import main
 from lit_fed.command_line.classes import trusted_arguments
 from lit_fed.data import Digits
 from lit_fed.errors import ConfigError
-from lit_fed.training.checkpoint import load_checkpoint
+from lit_fed.training.checkpoint import LOOPS, keep_harmless, load_checkpoint
 
 ARGUMENTS = [
     *SMALL, "--model.algorithm", "Local", "--data.num_clients", "4", "--trainer.enable_progress_bar", "false",
@@ -245,6 +246,47 @@ def test_what_early_stopping_keeps_comes_back(tmp_path, capsys):
     assert "did not improve" in str(before)
     stopped(6, ckpt_path=last)
     assert "starts anew" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("callback", "state"),
+    [
+        (EarlyStopping("loss"), {"wait_count": 0, "stopped_epoch": 0, "best_score": torch.zeros(2), "patience": 3}),
+        (EarlyStopping("loss"), {"wait_count": -1, "stopped_epoch": 0, "best_score": torch.tensor(1.0), "patience": 3}),
+        (ModelCheckpoint(), checkpoints_state("", None) | {"best_k_models": {"": "x"}}),
+        (Timer("00:00:01:00"), {"time_elapsed": {"train": float("nan")}}),
+        (CommunicationCost(), {"totals": {"comm/total_bytes_up": 0.0, "comm/total_bytes_down": torch.zeros(3)}}),
+        (ClientFaults(), {"totals": dict.fromkeys(ClientFaults().totals, 0), "failed": {"ben": [-1]}}),
+        (ClientWeights(), {"records": {"rounds": [1]}, "spacing": 1, "seen": 1}),
+        (ClientWeights(), {"records": {}, "spacing": 0, "seen": 1}),
+        (Divergence(), {"first": "x"}), (RunReport(), {"seconds": -1.0}),
+        (SpectralGap(), {"squares": 1, "num_rounds": 0}),
+    ],
+    ids=lambda one: type(one).__name__,
+)  # fmt: skip
+def test_states_of_the_run_s_callbacks_have_a_form(callback, state, capsys):
+    trainer = quiet_trainer(1, "nowhere")
+    trainer.callbacks = [callback]
+    own = callback.state_dict()
+    content = {"callbacks": {callback.state_key: state}}
+    keep_harmless(content, trainer, "its.ckpt")
+    assert content["callbacks"] == {callback.state_key: {}}
+    assert f"the state of {type(callback).__name__} in the checkpoint is of another form (" in capsys.readouterr().err
+    keep_harmless(content := {"callbacks": {callback.state_key: own}}, trainer, "its.ckpt")
+    assert content["callbacks"] == {callback.state_key: own}
+    assert not capsys.readouterr().err
+
+
+def test_loops_of_another_form_are_refused():
+    trainer = quiet_trainer(1, "nowhere")
+    loops = {name: getattr(trainer, name).state_dict() for name in LOOPS}
+    keep_harmless({"loops": copy.deepcopy(loops)}, trainer, "its.ckpt")
+    for place, value in [
+        (("fit_loop", "epoch_progress", "current"), {}), (("fit_loop", "epoch_progress", "total"), {"reset": 1}),
+        (("test_loop", "batch_progress", "is_last_batch"), 1), (("fit_loop",), {}),
+    ]:  # fmt: skip
+        with pytest.raises(ConfigError, match=r"^its\.ckpt: its entry loops is not of the form"):
+            keep_harmless({"loops": replaced(loops, place, value)}, trainer, "its.ckpt")
 
 
 def test_an_entry_that_holds_itself_is_refused(whole, tmp_path, capsys):

@@ -148,6 +148,12 @@ def test_unseen_clients_stand_below_in_bins_of_the_same_edges(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "unseen clients"
 
 
+def test_large_results_that_are_nearly_equal_are_drawn(tmp_path):
+    loss = 4.6e18 * (1 + np.array([0, 1, 2]) * np.finfo(float).eps)
+    axes = drawn(tmp_path, clients_of([0.5] * 3).assign(loss=loss, accuracy=loss))["client_accuracy.png"].axes[0]
+    assert sum(one.get_height() for one in axes.patches if not one.get_hatch()) == 3
+
+
 @pytest.mark.parametrize("num_clients", [4, 60])
 def test_clients_have_names_while_there_is_room(tmp_path, num_clients):
     weights = np.linspace(1, 0.6, num_clients)

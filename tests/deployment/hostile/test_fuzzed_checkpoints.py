@@ -1,6 +1,6 @@
 """Whole commands from checkpoints with a forged value in one entry: each runs, or ends with a message.
 
-`FUZZ_SECONDS=3600 python -m pytest -n 0 THIS_FILE` goes on for an hour, with other seeds.
+The long lane runs 600 of them; `FUZZ_SECONDS=3600 python -m pytest -n 0 THIS_FILE` goes on for an hour.
 """
 
 import itertools
@@ -18,10 +18,13 @@ import attacks_in_settings as attacks
 import numpy as np
 import pytest
 import torch
+from prepared import DRAWN
 from running import SMALL
 from watched import watch, watched
 
 from lit_fed.cli import main
+
+pytestmark = pytest.mark.filterwarnings("default")
 
 QUIET = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
@@ -174,7 +177,7 @@ def attempt(place, content, run, command, path, value, capsys):
     shutil.rmtree("served", ignore_errors=True)
     Path("new.pt2").unlink(missing_ok=True)
     status = 0
-    with watched(place) as written, watch(attacks.FORBIDDEN) as seen:
+    with watched(place, os.environ[DRAWN]) as written, watch(attacks.FORBIDDEN) as seen:
         try:
             main(command_of(command, run, place / "theirs/theirs.ckpt"))
         except SystemExit as stopped:
