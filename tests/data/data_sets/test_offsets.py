@@ -70,7 +70,7 @@ def test_a_program_takes_the_same_mean_off():
         rows = frame(column, label)
         module, data = fit(rows)
         model = personal_model(module.trainer, module, data, client="ann")
-        x = torch.from_numpy(rows[["a", "b"]].to_numpy()[:5])
+        x = torch.tensor(rows[["a", "b"]].to_numpy()[:5])
         assert model(x).dtype == torch.float64
         shown.append(model(x) - label)
     torch.testing.assert_close(*shown, rtol=0, atol=1e-3)
