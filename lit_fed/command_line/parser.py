@@ -66,6 +66,9 @@ BARE_LIST = re.compile(r"Expected a <class '(?:list|tuple)'>.* value: ([\w.+-]+(
 NOT_TEXT = re.compile(r"Expected a <class 'str'>.*? (?:Got|Given) value: ([\w.+-]+)(?= |$)")
 """Its words for a number or a truth value in place of a text, and the value."""
 
+BARE_MAPPING = re.compile(r"Expected a <class 'dict'>.* value: (\S+: \S+)$")
+"""Its words for a mapping without braces, and the mapping."""
+
 NOT_BOOL = re.compile(r"Expected a <class 'bool'>.* value: (?:yes|no|on|off)$", re.IGNORECASE)
 """Its words for one of YAML's old truth values."""
 
@@ -143,7 +146,7 @@ class FederatedParser(LightningArgumentParser):
     def parse_string(self, content: str, *args: Any, **options: Any) -> Namespace:
         """Parse the text of a configuration, and remember it."""
         import_named(COMMENT.sub("", content))
-        parsed: Namespace = super().parse_string(content, *args, **options)
+        parsed: Namespace = super().parse_string(f"{content}\n", *args, **options)  # no argument
         self.configurations.append(parsed.clone())
         return parsed
 
@@ -159,6 +162,8 @@ class FederatedParser(LightningArgumentParser):
         hint = self._hint(found[1], found[2], text) if found else ""
         bare = BARE_LIST.search(text)
         hint = f"a list has brackets, as in '[{bare[1]}]'" if bare else hint
+        bare = BARE_MAPPING.search(text)
+        hint = f"a mapping has braces, as in '{{{bare[1]}}}'" if bare else hint
         if plain := NOT_TEXT.search(text):
             written = {"True": "true", "False": "false", "None": "null"}.get(plain[1], plain[1])
             hint = f"YAML reads {written} as no text; quote it, as '\"{written}\"'"

@@ -16,8 +16,19 @@ STRING = "tag:yaml.org,2002:str"
 class PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # there with libyaml
     """Reads `no`, `on`, `010`, `1:30` and dates as text, like every key: names of clients and columns are such words.
 
-    Numbers may have an exponent without a point, as in Python: `1e-4`.
+    Numbers may have an exponent without a point, as in Python: `1e-4`. A mapping in one line has braces: an argument
+    such as `Unnamed: 0` is text.
     """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._argument = stream if isinstance(stream, str) and "\n" not in stream else None
+
+    def get_single_data(self) -> Any:
+        node = self.get_single_node()
+        if self._argument is not None and isinstance(node, yaml.MappingNode) and not node.flow_style:
+            return self._argument
+        return None if node is None else self.construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         self.flatten_mapping(node)
@@ -49,4 +60,4 @@ def read_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: if it is none.
     """
-    return yaml.load(text, PlainLoader)
+    return yaml.load(f"{text}\n", PlainLoader)

@@ -188,7 +188,7 @@ class RawColumns(nn.Module):
                 inputs += [(place, code, 1) for code in range(len(one.categories))]
             inputs += [(place, 0, 2)] * one.indicator
         self.columns = columns
-        self.register_buffer("fill", torch.tensor(fills))
+        self.register_buffer("fill", torch.tensor(fills, dtype=torch.float64))
         for name, each in zip(("source", "code", "kind"), zip(*inputs, strict=True), strict=True):
             self.register_buffer(name, torch.tensor(each))
 
@@ -233,7 +233,7 @@ class PersonalModel(nn.Module):
         if normalisation is not None:
             shape = (-1, *[1] * (example.ndim - 2))
             for name, constants in normalisation._asdict().items():
-                self.register_buffer(name, torch.tensor(constants, dtype=torch.float32).view(shape))
+                self.register_buffer(name, torch.tensor(constants, dtype=example.dtype).view(shape))
         self.example, self.about = example, about
         self._take(legal)
         self.encoder: RawColumns | None = None
@@ -257,7 +257,7 @@ class PersonalModel(nn.Module):
         if columns is None:
             raise ConfigError("--raw_columns is true, and the training was not on a table; leave it out")
         self.encoder = RawColumns(columns)
-        self.example = torch.zeros(2, len(columns.features))
+        self.example = torch.zeros(2, len(columns.features), dtype=self.example.dtype)
         self._take(legal_columns(columns, self.normalisation, raw=True), named=True)
         self.about |= {
             "input_shape": ["N", len(columns.features)],
@@ -276,6 +276,7 @@ class PersonalModel(nn.Module):
             x = self.encoder(x)
         if self.normalisation is not None:
             x = (x - self.mean) / self.std
+        x = x.float() if x.dtype == torch.float64 else x  # the mean of a table's column may be far larger than the rest
         found: Tensor = self.combination(x, [component(x) for component in self.components])
         return torch.where(legal.view(-1, *[1] * (found.ndim - 1)), found, math.nan)
 
@@ -380,11 +381,12 @@ def traced_model(
         for m, one in enumerate(counts)
         if one
     ]
-    about = _about(federation, facts, client, example)
+    shown = example if facts.columns is None else example.double()  # as the columns of a table are read
+    about = _about(federation, facts, client, shown)
     with torch.no_grad():
         outputs = [component(example) for component in components]
     combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), {}, name=about["algorithm"]))
-    made = components, combination, facts.normalisation, example, about, legal_inputs(facts)
+    made = components, combination, facts.normalisation, shown, about, legal_inputs(facts)
     return PersonalModel(*made) if facts.inputs is None else NamedPersonalModel(facts.inputs, *made)
 
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 import pytest
 import yaml
 
-from lit_fed.system.plain_yaml import read_yaml
+from lit_fed.system.plain_yaml import PlainLoader, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,13 @@ def test_numbers_truth_values_and_null_are_values(word, value):
     (found,) = read_yaml(f"a: {word}").values()
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["Unnamed: 0", "class: y", "a: {b: 1}"])
+def test_an_argument_is_no_mapping_without_braces(text):
+    assert yaml.load(text, PlainLoader) == text
+    assert isinstance(yaml.load(f"{{{text}}}", PlainLoader), dict)
+    assert isinstance(read_yaml(text), dict), "a file of one line, which may end without one"
 
 
 def test_keys_are_text():

@@ -234,7 +234,7 @@ class Table(PooledDataSet):
             require(
                 self.feature_columns is not None or not (name.startswith("Unnamed: ") or not name.strip()),
                 f"{rows.source}: a column has no name, such as the row numbers that pandas writes without index=False; "
-                f"name it, or leave it out by ignored_columns {name!r}",
+                f"name it, or leave it out by {PREFIX}.ignored_columns {name!r}",
             )
         return names
 
