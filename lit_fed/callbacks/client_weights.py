@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.types import Leaves
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import whole_file
 from lit_fed.system.readers import MOST, instance, keyed, list_of, whole
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
@@ -57,7 +57,13 @@ class ClientWeights(FederatedCallback):
         rounds = self.records.get("rounds", [])
         if rounds and int(rounds[-1]) == module.num_rounds_done:
             return
-        for name, value in {"rounds": torch.tensor(module.num_rounds_done), **self._weights(trainer, module)}.items():
+        found = {"rounds": torch.tensor(module.num_rounds_done), **self._weights(trainer, module)}
+        if any(one.shape != value.shape for name, value in found.items() for one in self.records.get(name, ())):
+            notice(
+                "the weights of earlier rounds are of other clients than those that are measured now; they are left out"
+            )
+            self.records = {}
+        for name, value in found.items():
             self.records.setdefault(name, []).append(value)
         if len(self.records["rounds"]) > self.most_records:
             self.records = {name: values[::2] for name, values in self.records.items()}

@@ -188,7 +188,7 @@ def _bins(values: np.ndarray, scale: str) -> np.ndarray:
     try:
         return np.histogram_bin_edges(values, bins=20)
     except ValueError:  # too large, and too near to each other, for numbers between them
-        return np.linspace(*(values.mean() + np.abs(values).mean() * np.array([-0.01, 0.01])), 21)
+        return float(values.mean()) + float(np.abs(values).mean()) * np.linspace(-0.01, 0.01, 21)
 
 
 def _mark_worst_decile(axes: Any, values: pd.Series, edges: np.ndarray, unit: str, *, larger_is_better: bool) -> None:

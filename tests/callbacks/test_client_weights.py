@@ -1,5 +1,7 @@
 """What is kept of the weights of clients, over resumed runs too, and the pictures of it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,18 @@ def test_mixtures_graph_and_groups_of_every_evaluated_round(on_graph):
     summary = {path.name for path in (on_graph / "plots").iterdir()}
     assert summary >= {"mixture_over_rounds.png", "graph.png"}
     assert not {"collaboration.png", "collaboration_over_rounds.png"} & summary
+
+
+def test_weights_of_other_clients_are_left_out(monkeypatch, capsys):
+    """As a forged checkpoint may hold them: they could not be stacked."""
+    callback, module = ClientWeights(), SimpleNamespace(num_rounds_done=2)
+    callback.load_state_dict(
+        {"records": {"rounds": [torch.tensor(1)], "mixture": [torch.zeros(2, 3)]}, "spacing": 1, "seen": 1}
+    )
+    monkeypatch.setattr(callback, "_weights", lambda *_: {"mixture": torch.ones(6, 3)})
+    callback._keep(None, module)
+    assert {name: len(values) for name, values in callback.records.items()} == {"rounds": 1, "mixture": 1}
+    assert "of other clients than those that are measured now" in capsys.readouterr().err
 
 
 def test_a_resumed_run_keeps_what_came_before(on_graph, tmp_path):
