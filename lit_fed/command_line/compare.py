@@ -7,6 +7,7 @@ configurations, else by its run.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -176,8 +177,8 @@ def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
             values = [one[key] for one in figures if one.get(key) is not None]
             if len(values) == len(runs):
                 row[key] = statistics.mean(values)
-                if key.startswith("test/") and len(values) > 1:
-                    row[f"{key} (std)"] = statistics.stdev(values)
+                if key.startswith("test/") and len(values) > 1:  # `stdev` fails where a run diverged
+                    row[f"{key} (std)"] = statistics.stdev(values) if math.isfinite(row[key]) else math.nan
         rows.append({**row, "folders": " ".join(str(run.folder) for run in runs)})
     table = pd.DataFrame(rows)
     return table[[column for column in table if column != "folders"] + ["folders"]]

@@ -12,6 +12,7 @@ from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import STATISTICS, USUAL
 from lit_fed.pictures import style
+from lit_fed.system.foreign_files import read_table
 from lit_fed.system.packages import mpl, nx, pd
 from lit_fed.training.round_logger import evaluated_split, read_history
 
@@ -231,7 +232,7 @@ def _component_figures(folder: Path, metric: str) -> list[tuple[str, Any]]:
     path = folder / "components.csv"
     if not path.is_file():
         return []
-    return [(f"component_{metric}.png", _components(pd.read_csv(path), metric))]
+    return [(f"component_{metric}.png", _components(read_table(path, "move it away"), metric))]
 
 
 def _components(table: pd.DataFrame, metric: str) -> Any:

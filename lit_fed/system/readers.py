@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 __all__ = [
-    "MOST_FLOAT", "FormError", "Reader", "keyed", "list_of", "number", "number_of_text", "one_of", "optional", "record",
-    "text", "tuple_of", "whole",
+    "MOST_FLOAT", "FormError", "Reader", "keyed", "list_of", "number", "number_of_text", "one_of", "optional", "plain",
+    "record", "text", "tuple_of", "whole",
 ]  # fmt: skip
 
 MOST_FLOAT = 3.4028234663852886e38
 """Largest finite float32: no sample has a larger loss, and no update a larger entry."""
+
+
+SHOWN = 60
+"""Letters of the name of an entry that a place repeats."""
 
 
 class FormError(ValueError):
@@ -83,7 +87,7 @@ def list_of(inner: Reader, most: int, least: int = 0) -> Reader:
     def read(value: Any, place: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= most:
             _refuse(place, f"a list of {least} to {most} entries")
-        return [inner(one, place) for one in value]
+        return [inner(one, f"{place}[{number}]") for number, one in enumerate(value)]
 
     return read
 
@@ -110,19 +114,51 @@ def keyed(key: Reader, inner: Reader, most: int) -> Reader:
     return read
 
 
-def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = ()) -> Reader:
-    """Read an object with exactly these names, of which some may be absent, also from the result."""
+def plain(most: int = 2**20, deepest: int = 32) -> Reader:
+    """Read lists and objects of texts, numbers, booleans and None: at most so many values, so many levels deep."""
+
+    def read(value: Any, place: str) -> Any:
+        waiting, count = [(value, place, 0)], 0
+        while waiting:
+            one, where, depth = waiting.pop()
+            count += 1
+            if count > most or depth > deepest:
+                _refuse(place, f"of at most {most} values, nested at most {deepest} levels deep")
+            if isinstance(one, dict):
+                waiting += [(inner, _inside(where, name), depth + 1) for name, inner in one.items()]
+            elif isinstance(one, list):
+                waiting += [(inner, where, depth + 1) for inner in one]
+            elif not isinstance(one, str | float | bool | None) and not (type(one) is int and abs(one) < 2**64):
+                _refuse(where, "a text, a boolean or a number of at most 64 bits")
+        return value
+
+    return read
+
+
+def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = (), others: bool = False) -> Reader:
+    """Read an object with exactly these names, of which some may be absent, also from the result.
+
+    With `others` it may hold plain values of other names.
+    """
+    rest = plain()
 
     def read(value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             _refuse(place, "an object")
         if missing := [name for name in fields if name not in value and name not in may_miss]:
             _refuse(f"{place}.{missing[0]}", "there")
-        if len(value) > sum(name in value for name in fields):
+        if not others and len(value) > sum(name in value for name in fields):
             _refuse(place, f"an object with no other names than {', '.join(fields)}")
-        return {name: fields[name](one, f"{place}.{name}") for name, one in value.items()}
+        return {name: fields.get(name, rest)(one, _inside(place, name)) for name, one in value.items()}
 
     return read
+
+
+def _inside(place: str, name: Any) -> str:
+    """The place of an entry of an object."""
+    if not isinstance(name, str):
+        _refuse(place, "an object whose names are texts")
+    return f"{place}.{name}" if name.isprintable() and len(name) <= SHOWN else place
 
 
 def _value(fits: Callable[[Any], bool], wanted: str, made: Callable[[Any], Any]) -> Reader:

@@ -1,0 +1,122 @@
+"""Files that others may have written: at most so many bytes, plain values, and a form that a reader checks."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import require_file
+from lit_fed.system.packages import pd
+from lit_fed.system.readers import FormError, Reader
+from lit_fed.system.spreadsheets import unquoted_table
+
+__all__ = ["MOST_BYTES", "json_lines", "read_file", "read_table", "yaml_value"]
+
+MOST_BYTES = 2**26
+"""Upper limit of a file of plain values, packed and unpacked."""
+
+MOST_OF_TABLE = 2**30
+"""Upper limit of the bytes of a table."""
+
+MOST_OF_YAML = 2**20
+"""Upper limit of a YAML file, whose parser is slow."""
+
+LONGEST_SCALAR = 2**16
+"""Letters of one value of a YAML file: a number of more would take minutes."""
+
+
+@contextmanager
+def _named(path: Path, fix: str, most: int) -> Iterator[None]:
+    """Name the file and the fix if it is no file, too large, or cannot be read."""
+    require_file(path, fix)
+    if (size := path.stat().st_size) > most:
+        raise ConfigError(f"{path} has {size:,} bytes, and at most {most:,} are read; {fix}")
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}; {fix}") from error
+
+
+def read_file(path: Path, parse: Callable[[bytes], Any], form: Reader, fix: str) -> Any:
+    """Read the plain values of a file.
+
+    Args:
+        path: the file.
+        parse: makes values of its content: `json.loads`, `json_lines`, `yaml_value`.
+        form: reader of these values.
+        fix: what to do, for the message.
+
+    Raises:
+        ConfigError: naming the file, the entry and the fix.
+    """
+    with _named(path, fix, MOST_BYTES):
+        return form(parse(path.read_bytes()), "the content")
+
+
+def json_lines(content: bytes) -> list[Any]:
+    """The values of a JSON Lines file, which may be packed by gzip."""
+    if content.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise FormError(f"it unpacks to more than {MOST_BYTES:,} bytes")
+    return list(map(json.loads, content.splitlines()))
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what a few bytes can make large: aliases, and long numbers."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise FormError(
+                f"line {event.start_mark.line + 1} has an alias, *{event.anchor}: write out what it repeats"
+            )
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
+            raise FormError(f"line {event.start_mark.line + 1} has a value of more than {LONGEST_SCALAR:,} letters")
+        return super().compose_node(parent, index)
+
+
+def yaml_value(content: bytes | str) -> Any:
+    """The value of a YAML document without aliases."""
+    if len(content) > MOST_OF_YAML:
+        raise FormError(f"a YAML file has at most {MOST_OF_YAML:,} bytes")
+    return yaml.load(content, Loader=_Loader)
+
+
+def read_table(path: Path, fix: str, texts: Sequence[str] = (), wholes: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a CSV file of numbers and booleans.
+
+    Args:
+        path: the file.
+        fix: what to do, for the message.
+        texts: columns of texts, as they are written: 01 is not 1.
+        wholes: columns of whole numbers >= 0.
+
+    Raises:
+        ConfigError: naming the file, the column and the fix.
+    """
+    with _named(path, fix, MOST_OF_TABLE):
+        table = unquoted_table(pd.read_csv(path, converters=dict.fromkeys(texts, str), low_memory=False))
+        if not isinstance(table.index, pd.RangeIndex):
+            raise FormError("its rows are longer than its header")
+        if lacks := [name for name in (*texts, *wholes) if name not in table]:
+            raise FormError(f"it has no column {lacks[0]}")
+        for name in table if len(table) else ():
+            kind = table[name].dtype
+            if name in wholes and not (kind.kind == "i" and (table[name] >= 0).all()):
+                raise FormError(f"column {name} holds something else than whole numbers >= 0")
+            if name not in texts and kind.kind not in "biuf":
+                raise FormError(f"column {str(name)[:100]!r} holds something else than numbers")
+        return table
