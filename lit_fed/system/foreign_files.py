@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from lit_fed.system.packages import pd
 from lit_fed.system.readers import FormError, Reader
 from lit_fed.system.spreadsheets import unquoted_table
 
-__all__ = ["MOST_BYTES", "json_lines", "read_file", "read_table", "yaml_value"]
+__all__ = ["MOST_BYTES", "check_unpacked", "json_lines", "read_file", "read_table", "yaml_value"]
 
 MOST_BYTES = 2**26
 """Upper limit of a file of plain values, packed and unpacked."""
@@ -30,8 +31,32 @@ MOST_OF_TABLE = 2**30
 MOST_OF_YAML = 2**20
 """Upper limit of a YAML file, whose parser is slow."""
 
+MOST_TIMES, ALWAYS = 100, 2**28
+"""An archive unpacks to at most so many times its size; so many bytes are never too many."""
+
 LONGEST_SCALAR = 2**16
 """Letters of one value of a YAML file: a number of more would take minutes."""
+
+
+def check_unpacked(path: Path, fix: str) -> None:
+    """Refuse a .zip or .gz file that is small, and would fill memory or disk; other files pass.
+
+    Raises:
+        ConfigError: naming the file, its limit and the fix.
+    """
+    most = max(ALWAYS, MOST_TIMES * path.stat().st_size)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(one.file_size for one in archive.infolist())  # a member is not read beyond it
+    elif path.suffix == ".gz":
+        with gzip.open(path) as file:
+            size = 0
+            while size <= most and (part := file.read(2**20)):
+                size += len(part)
+    else:
+        return
+    if size > most:
+        raise ConfigError(f"{path} unpacks to more than {most:,} bytes, {MOST_TIMES} times its own; {fix}")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ __all__ = [
     "ANY_SEED", "CONSTANT", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet",
     "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split",
     "given_array", "input_array", "is_first_process", "label_array", "make_split", "names_of", "picture_array",
-    "require", "scaled_labels", "stacked_samples", "with_words",
+    "require", "scaled_labels", "stacked_samples", "with_words", "without_ghostscript",
 ]  # fmt: skip
 
 
@@ -323,6 +323,13 @@ def given_array(given: Any, place: str) -> np.ndarray:
         raise ConfigError(
             f"{place} cannot become an array ({error}); give tensors, arrays or numbers of one shape"
         ) from error
+
+
+def without_ghostscript() -> None:
+    """Keep Pillow from starting Ghostscript, where other libraries open files that may hold PostScript."""
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False
 
 
 def picture_array(image: "Image", size: tuple[int, int] | None, place: str) -> np.ndarray:

@@ -5,8 +5,12 @@ import json
 import os
 import random
 import sys
+import zipfile
 
+import numpy as np
+import pandas as pd
 import pytest
+import torchvision
 import yaml
 from attacks_in_settings import FORBIDDEN
 from test_compare import config, write_run
@@ -17,8 +21,12 @@ from lit_fed.benchmark.task import read_task
 from lit_fed.cli import UntestedCLI
 from lit_fed.command_line.arguments import configs_folder
 from lit_fed.command_line.compare import comparison_table
+from lit_fed.data.data_sets.image_folder import ImageFolder
+from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.data.data_sets.table import Table
+from lit_fed.data.data_sets.torch_dataset import TorchDataset
 from lit_fed.errors import ConfigError
-from lit_fed.system import foreign_files
+from lit_fed.system import foreign_files, machine
 from lit_fed.training.finished_runs import grouped, metric_of, named, read_run
 
 BOMB = "\n".join(["a: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))])
@@ -222,3 +230,43 @@ def test_a_task_has_a_form(tmp_path, change, digests, said):
     (tmp_path / "t.samples.jsonl").write_text(digests)
     with pytest.raises(ConfigError, match=said):
         read_task(str(tmp_path / "t.yaml")).known_clients()
+
+
+# ---------------------------------------------------------------------- data
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(/tmp/x) (w) file\n"
+
+
+def test_a_picture_starts_no_program(tmp_path):
+    """PostScript under the name of a picture, read by lit_fed, and by a data set of another library."""
+    for client in ("ann", "ben"):
+        for label in ("cat", "dog"):
+            (tmp_path / client / label).mkdir(parents=True)
+            (tmp_path / client / label / "a.png").write_bytes(EPS)
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"a\.png: cannot be read as an image"):
+        ImageFolder(str(tmp_path), image_size=8, channels=3, cache_dir=None).load()
+    assert not others(seen, tmp_path)
+    pictures = torchvision.datasets.ImageFolder(str(tmp_path / "ann"))
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match="sample 0 of ImageFolder cannot be read"):
+        TorchDataset(pictures).load()
+    assert not others(seen, tmp_path)
+
+
+def test_packed_files_have_a_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_files, "ALWAYS", 2**16)
+    np.savez_compressed(tmp_path / "a.npz", x_train=np.zeros(2**20), y_train=np.zeros(1))
+    with pytest.raises(ConfigError, match=r"a\.npz unpacks to more than .* bytes, 100 times its own; .*numpy\.savez"):
+        read_npz(tmp_path / "a.npz", ("x_train",), ())
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"who,y\n" + b"ann,1\n" * 2**18))
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w", zipfile.ZIP_DEFLATED) as book:
+        book.writestr("xl/worksheets/sheet1.xml", b"<c/>" * 2**20)
+    for name in ("a.csv.gz", "a.xlsx"):
+        with pytest.raises(ConfigError, match=f"{name} unpacks to more than .* save it as .csv"):
+            Table(str(tmp_path / name), client_column="who", label_column="y").load()
+
+
+def test_a_parquet_file_fits_into_memory(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    pd.DataFrame({"who": ["a"] * 2000, "y": 0}).to_parquet(tmp_path / "a.parquet")
+    monkeypatch.setattr(machine, "available_memory", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"2,000 rows of 2 columns: takes .* save fewer rows"):
+        Table(str(tmp_path / "a.parquet"), client_column="who", label_column="y").load()
