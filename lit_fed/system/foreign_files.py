@@ -133,7 +133,12 @@ def read_table(path: Path, fix: str, texts: Sequence[str] = (), wholes: Sequence
         ConfigError: naming the file, the column and the fix.
     """
     with _named(path, fix, MOST_OF_TABLE):
-        table = unquoted_table(pd.read_csv(path, converters=dict.fromkeys(texts, str), low_memory=False))
+        numbers = pd.read_csv(path, nrows=0).columns.difference(texts)
+        table = pd.read_csv(
+            path, dtype=dict.fromkeys(texts, str), keep_default_na=False, low_memory=False,
+            na_values={name: ["", "nan"] for name in numbers},  # NA is a name
+        )  # fmt: skip
+        table = unquoted_table(table)
         if not isinstance(table.index, pd.RangeIndex):
             raise FormError("its rows are longer than its header")
         if lacks := [name for name in (*texts, *wholes) if name not in table]:

@@ -172,7 +172,7 @@ def print_rows(
         table.add_column(heading, justify="left" if position < words else "right", overflow=overflow)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else width).print(table)
+    Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False).print(table)  # names hold [ and :
 
 
 def check_new_folder(output: str | Path) -> Path:

@@ -1,9 +1,11 @@
 """Attacks by files that tools read: run folders, records and tasks of others. Each is refused by file and entry."""
 
 import gzip
+import io
 import json
 import os
 import random
+import re
 import sys
 import zipfile
 
@@ -20,12 +22,14 @@ from lit_fed.benchmark import command, records
 from lit_fed.benchmark.task import read_task
 from lit_fed.cli import UntestedCLI
 from lit_fed.command_line.arguments import configs_folder
-from lit_fed.command_line.compare import comparison_table
+from lit_fed.command_line.compare import compare, comparison_table
+from lit_fed.command_line.report import write_report
 from lit_fed.data.data_sets.image_folder import ImageFolder
 from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.data.data_sets.table import Table
 from lit_fed.data.data_sets.torch_dataset import TorchDataset
 from lit_fed.errors import ConfigError
+from lit_fed.pictures import style
 from lit_fed.system import foreign_files, machine
 from lit_fed.training.finished_runs import grouped, metric_of, named, read_run
 
@@ -270,3 +274,36 @@ def test_a_parquet_file_fits_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "available_memory", lambda: 1000)
     with pytest.raises(ConfigError, match=r"2,000 rows of 2 columns: takes .* save fewer rows"):
         Table(str(tmp_path / "a.parquet"), client_column="who", label_column="y").load()
+
+
+# ---------------------------------------------------------------------- names
+NAMES = ["$\\frac{$x$", "_hidden", "<script>alert(1)</script>", "[x](javascript:alert(1))", "x;=HYPERLINK(1)", "＝1"]
+
+
+def test_names_are_shown_as_they_are(tmp_path, capsys):
+    """In figures, tables, Markdown and HTML: names of clients, of runs and their folders, and settings."""
+    runs = [write_run(tmp_path / f"{n} `[/b]` {name.replace('/', '')}", config(lr=n), (0.5,) * 6, names=NAMES)
+            for n, name in enumerate(NAMES)]  # fmt: skip
+    compare(runs, tmp_path / "out", None, ["svg"], NAMES)
+    shown = capsys.readouterr().out
+    page = (tmp_path / "out/comparison.md").read_text()
+    assert not re.search(r"(?<!\\)(<script|\[x\]|\$)", page)
+    assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist()[4:] == ["x;'=HYPERLINK(1)", "'＝1"]
+    assert "[x](javascript:alert(1))" in shown
+    write_report(runs, tmp_path / "report.html", names=NAMES)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_shows_a_name(name):
+    """As matplotlib takes it apart when it draws; a line has its place in the legend."""
+    figure = style.new_figure(2, 2)
+    axes = figure.subplots()
+    axes.plot([0, 1], label=style.short_name(name, 100))
+    style.legend_above(figure)
+    figure.savefig(io.BytesIO(), format="svg")
+    (text,) = figure.legends[0].get_texts()
+    drawn, is_formula = text._preprocess_math(text.get_text())
+    assert (drawn.strip(), is_formula) == (name, False)
