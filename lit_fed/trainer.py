@@ -10,7 +10,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError
+from lit_fed.system.files import owner_only
 from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
@@ -135,7 +136,11 @@ class FederatedTrainer(Trainer):
         )  # fmt: skip
         if note and self.is_global_zero:
             sys.stderr.write(note)
-        with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
+        with (
+            owner_only(module.settings.is_private),
+            writing(self.loggers, module.algorithm_name),
+            self._interrupts_passed_on(),
+        ):
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         self._signal_connector.end()
 
@@ -160,21 +165,29 @@ class FederatedTrainer(Trainer):
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
         kwargs |= self._with_path(args, kwargs)
-        with writing(self.loggers), self._interrupts_passed_on():
+        with self._with_mode(args, kwargs), writing(self.loggers), self._interrupts_passed_on():
             return super().validate(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the test split; the report prints a table and completes the run's folder."""
         kwargs |= self._with_path(args, kwargs)
-        with writing(self.loggers), self._interrupts_passed_on():
+        with self._with_mode(args, kwargs), writing(self.loggers), self._interrupts_passed_on():
             return super().test(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def _with_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The argument `ckpt_path` of a test or a validation, if it is a word."""
         if kwargs.get("ckpt_path") not in KEYWORDS:
             return {}
-        model = args[0] if args else kwargs.get("model", self.lightning_module)
-        return {"ckpt_path": self._found(kwargs["ckpt_path"], federated(model))}
+        return {"ckpt_path": self._found(kwargs["ckpt_path"], federated(self._model_of(args, kwargs)))}
+
+    def _with_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+        """The context in which files of a private run are for their owner."""
+        model = self._model_of(args, kwargs)
+        return owner_only(isinstance(model, FederatedModule) and model.settings.is_private)
+
+    def _model_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LightningModule | None:
+        """The model of a test or a validation."""
+        return args[0] if args else kwargs.get("model", self.lightning_module)
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
@@ -245,7 +258,8 @@ class FederatedTrainer(Trainer):
         clients: Any = data.seen if population == "seen" else data.unseen
         table = prediction_table(served, clients.names, clients.train.first_id, module.target, module.facts.class_names)
         if path is not None:
-            write_table(table, path)
+            with owner_only(module.settings.is_private):
+                write_table(table, path)
             sys.stdout.write(f"predictions: {path}\n")
         return None if return_predictions is False else table
 
@@ -266,8 +280,9 @@ class FederatedTrainer(Trainer):
         callbacks: list[Callback] = self.callbacks
         callbacks += also
         try:
-            with self._interrupts_passed_on():
-                path = self._found(ckpt_path, federated(model or self.lightning_module))
+            module = federated(model or self.lightning_module)
+            with owner_only(module.settings.is_private), self._interrupts_passed_on():
+                path = self._found(ckpt_path, module)
                 return super().predict(model, None, data, into is None, path, weights_only) or []
         finally:
             for one in also:

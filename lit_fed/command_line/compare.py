@@ -20,7 +20,7 @@ from lit_fed.metrics.paired import mean_difference
 from lit_fed.metrics.scores import STATISTICS
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
-from lit_fed.system.files import write_atomically
+from lit_fed.system.files import owner_only, write_atomically
 from lit_fed.system.packages import pd
 from lit_fed.training.finished_runs import (
     FinishedRun,
@@ -111,7 +111,8 @@ def compare(
     table = comparison_table(groups, metric)
     headings, lines = cells_of(table, metric)
     against, caption = differences_from_first(groups, metric), varied(groups)
-    with new_folder(output, owner=True) as partial:
+    private = any(run.is_private for run in runs)
+    with owner_only(private), new_folder(output, owner=True) as partial:
         partial.mkdir()
         write_table(table, partial / "comparison.csv")
         write_atomically(

@@ -47,8 +47,7 @@ MOST_CURVES = 12
 
 
 def draw(
-    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",), *,
-    private: bool = False,
+    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",)
 ) -> None:  # fmt: skip
     """Draw the figures of a run into `plots/`.
 
@@ -58,10 +57,9 @@ def draw(
         directions: whether larger is better, by the name of the metric; None: unknown. A chosen metric that stands
             first is drawn ahead of the accuracy.
         formats: formats of each figure, `png`, `pdf` or `svg`.
-        private: make `plots/` readable by its owner only.
     """
     plots = folder / "plots"
-    plots.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    plots.mkdir(exist_ok=True)
     with mpl.rc_context(style.COLUMN):
         for name, figure in _figures(folder, clients, directions):
             for suffix in formats:

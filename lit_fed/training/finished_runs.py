@@ -69,6 +69,11 @@ class FinishedRun(NamedTuple):
     clients: pd.DataFrame
 
     @property
+    def is_private(self) -> bool:
+        """Whether ε does not cover what its files say about single clients."""
+        return bool(self.config.get("model", {}).get("privacy")) or "privacy/delta" in self.summary.entries
+
+    @property
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.parent.name if self.folder.name.startswith("version_") else self.folder.name
