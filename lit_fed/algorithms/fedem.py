@@ -142,9 +142,8 @@ class ResponsibilityFedEM(FedEM):
     """
 
     message = MessageSpec(complete=False)  # components that a client does not use are not sent
-    incompatible = {
-        **FedEM.incompatible, **dict.fromkeys(("privacy", "robust", "deployment", "ef21"), WEIGHS)
-    }  # fmt: skip
+    reveals_mixture = True
+    incompatible = {**FedEM.incompatible, **dict.fromkeys(("privacy", "robust", "ef21"), WEIGHS)}
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
         """Send π_tm θ_m,t and π_t, which the server adds up with weights n_t; a component of weight 0 costs no bits."""

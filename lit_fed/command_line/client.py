@@ -61,6 +61,11 @@ def client_parser() -> PlainParser:
     parser.add_argument(
         "--stay", action="store_true", help="wait for the server's next training when one is over (default: end)"
     )
+    parser.add_argument(
+        "--reveal-mixture", action="store_true",
+        help="let the server learn the clients' mixture weights, which ResponsibilityFedEM and --model.algorithm.start "
+        "Clustering send (default: refuse)",
+    )  # fmt: skip
     return parser
 
 
@@ -131,7 +136,7 @@ def run_client(arguments: list[str], load: Callable[[], ModuleType]) -> None:
     with FolderLock(states, f"--states {given.states}", "give each node its own folder"):
         from lit_fed.deployment.node import Node  # loads PyTorch
 
-        node = Node(root, states, *settings_in(given.config, load))
+        node = Node(root, states, *settings_in(given.config, load), reveal_mixture=given.reveal_mixture)
         logged(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
         while True:
             try:

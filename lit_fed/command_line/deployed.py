@@ -62,7 +62,7 @@ def main(load: Callable[[], ModuleType]) -> None:
             raise
         sys.stderr.write(f"lit_fed: {'interrupted' if isinstance(error, KeyboardInterrupt) else error}\n")
         sys.stderr.flush()
-        raise SystemExit({KeyboardInterrupt: 130, WriteError: 1}.get(type(error), 2)) from None
+        sys.exit({KeyboardInterrupt: 130, WriteError: 1}.get(type(error), 2))
 
 
 # ---------------------------------------------------------------------- certificates
@@ -197,7 +197,9 @@ def _node_processes(names: Sequence[str], folder: Path, address: str, settings: 
     """Run node processes, and end them on exit."""
     from lit_fed.deployment.node import Node
 
-    nodes = [Node(folder / "data" / name, folder / "states" / name, *settings) for name in names]
+    nodes = [  # of one operator, who may know all
+        Node(folder / "data" / name, folder / "states" / name, *settings, reveal_mixture=True) for name in names
+    ]
     context, threads = multiprocessing.get_context("fork"), max(1, (os.cpu_count() or 1) // len(names))
     started: list[ForkProcess] = []
     before = signal.signal(signal.SIGTERM, _terminated)

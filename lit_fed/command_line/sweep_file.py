@@ -28,6 +28,7 @@ from lit_fed.metrics.selection import choose_metrics
 from lit_fed.system.files import write_atomically
 from lit_fed.system.foreign_files import read_file
 from lit_fed.system.names import import_path
+from lit_fed.system.plain_yaml import read_yaml
 from lit_fed.system.readers import list_of, record
 
 __all__ = ["Point", "Search", "Sweep", "check_arguments", "read_sweep"]
@@ -120,7 +121,7 @@ def read_sweep(path: Path) -> Sweep:
     parser = FederatedParser()
     parser.add_class_arguments(_File)
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path.read_text())
         file = parser.parse_object(content if isinstance(content, dict) else {})
         return _sweep(path, file)
     except OSError as error:

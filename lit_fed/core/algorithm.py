@@ -149,6 +149,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     """The promise: numbers are right alone and in every combination with wrappers, ranks and nodes, unless it is
     refused; False: formula, both client trainers and resumed runs are checked, and combinations are not."""
 
+    reveals_mixture: ClassVar[bool] = False
+    """Whether messages tell the server a client's mixture weights, which the operator of a node has to allow."""
+
     hides_cohort: ClassVar[bool] = False
     """Whether it is secret who takes part in a round; so under a wrapper whose ε counts on it."""
 

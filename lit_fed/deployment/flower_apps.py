@@ -12,14 +12,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.flower_transport import FlowerTransport, bytes_of, flower, reply_of
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import Packet, to_bytes
 from lit_fed.errors import ConfigError, check_settings, logged
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = ["FlowerFederation", "answer_of", "client_app", "run_fit", "server_app"]  # noqa: F822 - below
 
@@ -69,7 +68,7 @@ def run_fit(grid: Any, context: Any) -> None:
     """
     settings = context.run_config
     resumed = ["--ckpt_path", str(settings["ckpt-path"])] if settings.get("ckpt-path") else []
-    config = json.dumps(yaml.safe_load(str(settings["config"])))
+    config = json.dumps(read_yaml(str(settings["config"])))
     before, token = sys.argv, GRID.set(grid)
     sys.argv = ["lit-fed", "fit", "--config", config, *resumed]
     try:
@@ -87,7 +86,8 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
 
     Args:
         data: the packet.
-        settings: settings of the SuperNode: `config`, the file of its operator, `data-root` and `state-root`.
+        settings: settings of the SuperNode: `config`, the file of its operator, `data-root` and `state-root`; with
+            `reveal-mixture` true the server may learn the clients' mixture weights.
     """
     try:
         for name in ("config", "data-root", "state-root"):
@@ -98,7 +98,10 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
                 )
         in_files = importlib.import_module("lit_fed.command_line.client").settings_in  # a room above this one
         own = in_files([str(settings["config"])], importlib.import_module("lit_fed.__main__").command_line)
-        node = Node(str(settings["data-root"]), str(settings["state-root"]), *own)
+        node = Node(
+            str(settings["data-root"]), str(settings["state-root"]), *own,
+            reveal_mixture=settings.get("reveal-mixture") is True,
+        )  # fmt: skip
     except ConfigError as error:
         logged(str(error))
         return to_bytes(Packet({"refused": "folders"}))

@@ -78,6 +78,10 @@ REFUSALS = {
         "the models that clients start from are others here, or data and settings do not go together; install the same "
         "version of torch, have the same files of a pretrained network on both, and leave out --init_from"
     ),
+    "mixture": (
+        "its operator does not let the server learn mixture weights, which clients of this algorithm send; start it "
+        "with --reveal-mixture, or give --model.algorithm FedEM without --model.algorithm.start"
+    ),
     "clients": "its clients are others than at the start; start the server's command again",
     "states missing": "the file of a client's state is missing; give it the folder --states that it had before",
     "states damaged": "the file of a client's state cannot be read; put it back from a copy",

@@ -61,6 +61,8 @@ class Node:
         settings: settings of the training, the same as the server's.
         written: the section `model` that they were made of, from `common_settings`; the server's has to equal it. None:
             a program gives the same settings to server and node.
+        reveal_mixture: let the server learn the clients' mixture weights, where the algorithm sends them. No setting of
+            a server changes it.
 
     Attributes:
         over: the last training is finished, and the node has kept what serving its clients needs.
@@ -70,9 +72,10 @@ class Node:
     """
 
     def __init__(
-        self, root: str | Path, states: str | Path, settings: ModelSettings, written: dict[str, Any] | None = None
-    ) -> None:
-        self.root, self.states = Path(root).expanduser(), Path(states).expanduser()
+        self, root: str | Path, states: str | Path, settings: ModelSettings, written: dict[str, Any] | None = None,
+        *, reveal_mixture: bool = False,
+    ) -> None:  # fmt: skip
+        self.root, self.states, self._reveals = Path(root).expanduser(), Path(states).expanduser(), reveal_mixture
         self._settings, self._written = settings, written
         self.data = NodeData(self.root, self.states)
         self._training: NodeTraining | None = None
@@ -130,7 +133,11 @@ class Node:
         with _refusing("settings"):
             refuse_other_settings(sent["model"], self._written)
         with _refusing("start"):
-            self._training = NodeTraining(name, sent, self._settings, self.data, folder)
+            training = NodeTraining(name, sent, self._settings, self.data, folder)
+        if training.rounds.algorithm.reveals_mixture and not self._reveals:
+            what = "the algorithm tells the server the clients' mixture weights; --reveal-mixture allows that"
+            raise RefusalError("mixture", what)
+        self._training = training
         self._training.states.kept = kept_versions(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(sent))

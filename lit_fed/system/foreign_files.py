@@ -17,6 +17,7 @@ import yaml
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
 from lit_fed.system.packages import pd
+from lit_fed.system.plain_yaml import PlainLoader, read_yaml
 from lit_fed.system.readers import FormError, Reader
 from lit_fed.system.spreadsheets import unquoted_table
 
@@ -33,9 +34,6 @@ MOST_OF_YAML = 2**20
 
 MOST_TIMES, ALWAYS = 100, 2**28
 """An archive unpacks to at most so many times its size; so many bytes are never too many."""
-
-LONGEST_SCALAR = 2**16
-"""Letters of one value of a YAML file: a number of more would take minutes."""
 
 
 def check_unpacked(path: Path, fix: str) -> None:
@@ -99,25 +97,19 @@ def json_lines(content: bytes) -> list[Any]:
     return list(map(json.loads, content.splitlines()))
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses what a few bytes can make large: aliases, and long numbers."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            raise FormError(
-                f"line {event.start_mark.line + 1} has an alias, *{event.anchor}: write out what it repeats"
-            )
-        if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
-            raise FormError(f"line {event.start_mark.line + 1} has a value of more than {LONGEST_SCALAR:,} letters")
-        return super().compose_node(parent, index)
-
-
 def yaml_value(content: bytes | str) -> Any:
-    """The value of a YAML document without aliases."""
-    if len(content) > MOST_OF_YAML:
-        raise FormError(f"a YAML file has at most {MOST_OF_YAML:,} bytes")
-    return yaml.load(content, Loader=_Loader)
+    """The value of a YAML document without aliases, by which a few bytes become large."""
+    text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+    if len(text) > MOST_OF_YAML:
+        raise FormError(f"a YAML file has at most {MOST_OF_YAML:,} letters")
+    anchors: set[Any] = set()
+    for event in yaml.parse(text, Loader=PlainLoader):
+        if not isinstance(event, yaml.AliasEvent):
+            anchors.add(getattr(event, "anchor", None))
+        elif event.anchor in anchors:  # else it is a text, such as *.weight, or an error
+            line = getattr(event.start_mark, "line", 0) + 1
+            raise FormError(f"line {line} has an alias, *{event.anchor}; write out its value")
+    return read_yaml(text)
 
 
 def read_table(path: Path, fix: str, texts: Sequence[str] = (), wholes: Sequence[str] = ()) -> pd.DataFrame:
@@ -133,7 +125,7 @@ def read_table(path: Path, fix: str, texts: Sequence[str] = (), wholes: Sequence
         ConfigError: naming the file, the column and the fix.
     """
     with _named(path, fix, MOST_OF_TABLE):
-        numbers = pd.read_csv(path, nrows=0).columns.difference(texts)
+        numbers = pd.read_csv(path, nrows=0).columns.difference(list(texts))
         table = pd.read_csv(
             path, dtype=dict.fromkeys(texts, str), keep_default_na=False, low_memory=False,
             na_values={name: ["", "nan"] for name in numbers},  # NA is a name

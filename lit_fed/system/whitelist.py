@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lit_fed.errors import ConfigError
+from lit_fed.system.foreign_files import yaml_value
 from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in
 from lit_fed.system.readers import FormError, plain
 
@@ -105,9 +106,11 @@ class Whitelist:
     def holds_configuration(self, text: str, kind: Kind) -> bool:
         """Whether the parser would read a text as a configuration, or as the name of a file with one."""
         try:
-            if "class_path" in text or isinstance(yaml.safe_load(text), dict | list):
+            if "class_path" in text or isinstance(yaml_value(text), dict | list):
                 return True
             return kind != "anything" and Path(text).is_file()
+        except FormError:  # an alias
+            return True
         except (yaml.YAMLError, RecursionError, ValueError, OSError):  # a name that no file can have
             return False
 

@@ -87,6 +87,8 @@ class StartByClustering(AlgorithmWrapper):
 
     num_rounds: int = field(repr=False)  # of `inner.start`, so that a checkpoint holds it once
 
+    reveals_mixture = True  # a client sends the component that it fits best
+
     @property
     def message(self) -> MessageSpec:
         """Not complete: clients send one component in the start."""
@@ -97,7 +99,7 @@ class StartByClustering(AlgorithmWrapper):
         """The algorithm's, and features that need all components of each client, or hide which one it uses."""
         here = "--model.algorithm.start Clustering; give --model.algorithm.start null"
         chooses = f"lets each client choose which components it sends by {here}"
-        more: dict[str, str] = dict.fromkeys(("privacy", "deployment", "ef21"), chooses)
+        more: dict[str, str] = dict.fromkeys(("privacy", "ef21"), chooses)
         return self.inner.incompatible | more | {"noise_in_steps": here}  # type: ignore[no-any-return]
 
     def _starts(self, ctx: Context) -> bool:

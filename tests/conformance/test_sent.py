@@ -48,7 +48,6 @@ REFUSED = {
     **dict.fromkeys(["CQGGADMM", "DFedEM", "DPSGD", "DecentralizedSurrogate", "FedeRiCo", "GADMM"], "has no server"),
     "Oracle": "true group",
     "ResponsibilityDFedEM": "has no server",
-    "ResponsibilityFedEM": "averages by mixture weights",
     "SharingADMM": "align",
 }
 

@@ -90,10 +90,11 @@ def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN, **shape) -> dict[str,
     return {node: root / node for node in [*nodes, "all"]}
 
 
-def make_nodes(folders, states: Path, settings=None, written=None) -> dict[str, Node]:
+def make_nodes(folders, states: Path, settings=None, written=None, **options) -> dict[str, Node]:
     """The nodes of these folders, by default with the settings of a module without arguments."""
     settings = settings or FederatedModule().settings
-    return {name: Node(folder, states / name, settings, written) for name, folder in folders.items() if name != "all"}
+    made = {name: folder for name, folder in folders.items() if name != "all"}
+    return {name: Node(folder, states / name, settings, written, **options) for name, folder in made.items()}
 
 
 def same(one, other) -> bool:

@@ -156,7 +156,7 @@ def test_a_node_without_a_server_ends_in_order_only_after_the_training(clients, 
         raise AwayError("--server localhost:9: cannot be reached for 1 s; start it")
 
     monkeypatch.setattr(client, "run_node", away)
-    monkeypatch.setattr(node, "Node", lambda *_: SimpleNamespace(over=over, handle=bytes))
+    monkeypatch.setattr(node, "Node", lambda *_, **__: SimpleNamespace(over=over, handle=bytes))
     states = str(tmp_path / "states")
     given = ["--server", "localhost:9", "--data.root", str(clients), "--states", states, "--name", "a", *CONFIG]
     if not over:
@@ -181,7 +181,7 @@ def test_a_node_ends_at_once(clients, tmp_path, number):
 import sys, time
 from lit_fed.command_line import client
 sys.modules['lit_fed.deployment.node'] = type(sys)('node')
-sys.modules['lit_fed.deployment.node'].Node = lambda *_: type('Node', (), {{'handle': bytes}})
+sys.modules['lit_fed.deployment.node'].Node = lambda *_, **__: type('Node', (), {{'handle': bytes}})
 place, states = {str(clients)!r}, {str(tmp_path)!r}
 client.settings_in = lambda *_: ()
 client.run_client(

@@ -34,6 +34,7 @@ from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.session import Session
 from lit_fed.wrappers.compression.codecs import QSGD, TopK
 from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.mixture_start import Clustering
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
@@ -91,7 +92,7 @@ def sides(folders, states, settings, **changed) -> Sides:
         made.append(FederatedRounds(session.algorithm, session.terms, server, session.choose))
     simulated, remote = made
     simulated.store = ClientStore(partial(simulated.initial_state, train), train.num_clients)
-    transport = InProcess(make_nodes(folders, states, settings=settings))
+    transport = InProcess(make_nodes(folders, states, settings=settings, reveal_mixture=True))
     federation = InProcessFederation(transport)
     remote_seen, remote_unseen = federation.load()
     for split in (remote_unseen.train, remote_unseen.val, remote_unseen.test):
@@ -231,6 +232,7 @@ CASES = {
         ENCODED
         | {"compression": None, "downlink_compression": QSGD(), "privacy": LocalPrivacy(**BUDGET), "faults": LOST},
     ),
+    "a start by clustering": Case(FedEM(2, start=Clustering(2))),
     "two phases": Case(UCFL(warmup_rounds=0), {"faults": LOST}),
     "models of others": Case(FedFOMO(num_neighbours=1), {"faults": LOST}),
     "turns": Case(MixtureADMM(form="gauss_seidel"), ENCODED, per_block=1),

@@ -14,7 +14,7 @@ from background import IN_ORDER, PATIENCE, ServingThread
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same, write_clients
 from lightning.pytorch import seed_everything
 
-from lit_fed import FedAvg, FedAvgPlus, FedEM, FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FedAvg, FedAvgPlus, FedEM, FederatedModule, FederatedTrainer, ResponsibilityFedEM, RoundLogger
 from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
 from lit_fed.core.local_solver import BY_CLIENT, LocalSolver
@@ -29,6 +29,7 @@ from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError, LostNodesError, NotFiniteError
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.mixture_start import Clustering
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 
@@ -193,6 +194,30 @@ def test_no_sample_label_mixture_or_state_is_on_the_wire(folders, tmp_path):
     assert not [one for one in secret if one in answers]
     planted = answers + secret[0]
     assert secret[0] in planted  # the search finds what is there
+
+
+ASKED = [lambda: ResponsibilityFedEM(2), lambda: FedEM(2, start=Clustering(1))]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=["by responsibility", "start by clustering"])
+def test_mixture_weights_are_sent_where_every_operator_allows_it(folders, tmp_path, asked):
+    """What the server then learns is in every message: π_t of ResponsibilityFedEM, in a start the chosen component."""
+    simulated, remote = module_of(asked()), module_of(asked())
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=remote.settings))
+    refused = r"anna says: its operator does not let the server learn .*--reveal-mixture"
+    with pytest.raises(LostNodesError, match=refused):
+        fit(tmp_path / "no", InProcessFederation(transport, missing="stop"), module_of(asked()), rounds=1)
+    assert not any(from_bytes(answer).trees for _, _, answer in transport.log), "nothing has left a node"
+    transport.nodes |= make_nodes(folders, tmp_path / "states", settings=remote.settings, reveal_mixture=True)
+    transport.log.clear()
+    fit(tmp_path / "nodes", InProcessFederation(transport), remote, rounds=2)
+    fit(tmp_path / "simulated", ClientFolder(str(folders["all"])), simulated, rounds=2)
+    assert same(tree.leaves(simulated.federation.shared), tree.leaves(remote.federation.shared))
+    both = [(from_bytes(question).facts, from_bytes(answer).trees) for _, question, answer in transport.log]
+    first = [trees for facts, trees in both if (facts["kind"], facts.get("round")) == ("train", 0)]
+    weights = [leaf for trees in first for some in trees.values() for leaf in some if leaf.shape == (2,)]
+    assert weights
+    assert all(float(one.sum()) == pytest.approx(1) for one in weights)
 
 
 def test_a_node_is_told_of_its_own_clients_solvers_alone(folders, tmp_path):
@@ -416,6 +441,10 @@ def test_masks_on_nodes_are_said(tmp_path, capsys):
     node = Node(tmp_path / "anna", tmp_path / "states", FederatedModule().settings)
     FederatedDataModule(InProcessFederation(InProcess({"anna": node}))).setup()
     assert "labels are taken for masks of 2 classes\n" in capsys.readouterr().err
+    write_clients(tmp_path / "bob", {"bob": (x, 255 * y, x, y)})
+    node = Node(tmp_path / "bob", tmp_path / "more", FederatedModule().settings)
+    with pytest.raises(ConfigError, match=r"masks on nodes hold 255; store the classes 0, 1, 2, …, or give"):
+        FederatedDataModule(InProcessFederation(InProcess({"bob": node}))).setup()
 
 
 def test_what_labels_on_nodes_are_taken_for_is_said(folders, tmp_path, capsys):

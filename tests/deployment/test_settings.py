@@ -90,17 +90,6 @@ def test_user_defined_classes_need_no_trust(monkeypatch, tmp_path):
         facts_from_json(sent)
 
 
-ASKED = [["ResponsibilityFedEM"], ["FedEM", "--model.algorithm.start", "Clustering"]]
-"""What would tell a server the mixture weights of each client, or which component it trains."""
-
-
-@pytest.mark.parametrize("asked", ASKED, ids=" ".join)
-def test_no_node_tells_a_server_its_mixture_weights(asked):
-    said = r"FedEM (averages by mixture weights that each client sends|lets each client choose)"
-    with pytest.raises(ConfigError, match=said):
-        written("--model.algorithm", *asked)
-
-
 def test_nodes_take_weights_of_classes_and_refuse_to_count(tmp_path):
     (tmp_path / "loss.yaml").write_text("class_path: CrossEntropy\ninit_args: {weight: [1, 2.5], in_e_step: true}\n")
     options = (
