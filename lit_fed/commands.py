@@ -19,6 +19,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.files import owner_only
 from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.hooks import data_of, federated, results_folder
@@ -79,13 +80,13 @@ def personalize(
         raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
     module = federated(model)
     data = _unseen_clients(trainer, module, ckpt_path, clients, unknown=unknown_categories)
-    with new_folder(folder, owner=trainer.is_global_zero) as partial:
+    with owner_only(module.settings.is_private), new_folder(folder, owner=trainer.is_global_zero) as partial:
         served = ServedClients(partial / "states")
         trainer.serve(module, data, into=served)
         if not trainer.is_global_zero:
             return None
         table, predictions, results = unseen_tables(served, data, module)
-        write_table(table, partial / "clients.csv", private=module.settings.is_private)
+        write_table(table, partial / "clients.csv")
         write_table(predictions, partial / f"predictions.{format}")
     if results:
         report.print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
@@ -178,7 +179,8 @@ def export(
     served = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
     if served is None:
         return None
-    exported = save_client(path, format, *served, raw_columns=raw_columns)
+    with owner_only(federated(model).settings.is_private):
+        exported = save_client(path, format, *served, raw_columns=raw_columns)
     sys.stdout.write(f"model: {path}\n")
     return exported
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError, notice
+from lit_fed.system.files import owner_only
 from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
@@ -147,7 +148,11 @@ class FederatedTrainer(Trainer):
         )  # fmt: skip
         if note and self.is_global_zero:
             sys.stderr.write(note)
-        with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
+        with (
+            owner_only(module.settings.is_private),
+            writing(self.loggers, module.algorithm_name),
+            self._interrupts_passed_on(),
+        ):
             own, path = self._round_logger, None if ckpt_path is None else Path(ckpt_path)
             if path is not None and (own is None or own.holds(path)):
                 self._continue_wandb(path)
@@ -211,13 +216,13 @@ class FederatedTrainer(Trainer):
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
         kwargs |= self._evaluated("validate", args, kwargs)
-        with writing(self.loggers), self._interrupts_passed_on():
+        with self._with_mode(args, kwargs), writing(self.loggers), self._interrupts_passed_on():
             return super().validate(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the test split; the report prints a table and completes the run's folder."""
         kwargs |= self._evaluated("test", args, kwargs)
-        with writing(self.loggers), self._interrupts_passed_on():
+        with self._with_mode(args, kwargs), writing(self.loggers), self._interrupts_passed_on():
             return super().test(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def _evaluated(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -234,6 +239,11 @@ class FederatedTrainer(Trainer):
         done = isinstance(module.settings.network, nn.Module) or (module.is_built and module.num_rounds_done)
         if ckpt_path is None and not done and self.is_global_zero:
             notice(f"{name} without --ckpt_path: of models not yet trained")
+
+    def _with_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+        """The context in which files of a private run are for their owner."""
+        model = args[0] if args else kwargs.get("model") or self.lightning_module
+        return owner_only(isinstance(model, FederatedModule) and model.settings.is_private)
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
@@ -305,7 +315,8 @@ class FederatedTrainer(Trainer):
         clients: Any = data.seen if population == "seen" else data.unseen
         table = prediction_table(served, clients.names, clients.train.first_id, module.target, module.facts.class_names)
         if path is not None:
-            write_table(table, path)
+            with owner_only(module.settings.is_private):
+                write_table(table, path)
             sys.stdout.write(f"predictions: {path}\n")
         return None if return_predictions is False else table
 
@@ -326,10 +337,11 @@ class FederatedTrainer(Trainer):
         callbacks: list[Callback] = self.callbacks
         callbacks += also
         try:
-            with self._interrupts_passed_on():
+            module = federated(model or self.lightning_module)
+            with owner_only(module.settings.is_private), self._interrupts_passed_on():
                 self._refuse()
-                path = self._found(ckpt_path, federated(model or self.lightning_module))
-                self._say_untrained("predict", model or self.lightning_module, path)
+                path = self._found(ckpt_path, module)
+                self._say_untrained("predict", module, path)
                 return super().predict(model, None, data, into is None, path, weights_only) or []
         finally:
             for one in also:

@@ -92,7 +92,7 @@ def extract(paths: Sequence[Path], network: ResNet) -> np.ndarray:
 def _read(path: Path) -> Image.Image:
     """One picture in colour."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=["JPEG", "PNG"]) as picture:
             return picture.convert("RGB")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as a picture ({error}); unpack it anew") from error

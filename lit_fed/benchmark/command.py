@@ -6,11 +6,13 @@ import json
 import math
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
 
+import lit_fed.algorithms
 from lit_fed.benchmark import comparison
 from lit_fed.benchmark.comparison import Row, mean_score, paired, row_of, share_worse
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
@@ -25,10 +27,12 @@ from lit_fed.benchmark.records import (
 )
 from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
+from lit_fed.command_line.classes import check_modules
 from lit_fed.command_line.parser import FederatedParser, command_parser
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.machine import require_cores
+from lit_fed.system.names import lies_below
 from lit_fed.training.output import print_line, print_rows
 
 __all__ = ["benchmark_parser", "run_benchmark"]
@@ -64,6 +68,10 @@ def benchmark_parser() -> FederatedParser:
     parser.add_argument("--data.root", type=str, default="data", help="folder of the data sets.")
     parser.add_argument("--output", type=str, default="runs/benchmark", help="folder of new records.")
     parser.add_argument("--again", action="store_true", help="also run algorithms that have a record, and compare.")
+    parser.add_argument(
+        "--trust", type=str, action="append", default=[], metavar="MODULE",
+        help="module whose algorithms are imported although a record alone names them. May be given often.",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on a core of its own.")
     return parser
 
@@ -84,6 +92,7 @@ def run_benchmark(arguments: list[str], fit: Fit) -> None:
         raise ConfigError(f"benchmark {given.action} takes no {given.names[0]!r}; give --tasks or --algorithms")
     if given.again and given.action != "run":
         raise ConfigError(f"benchmark {given.action} takes no --again; give it to benchmark run")
+    check_modules(given.trust)
     tasks = [] if given.action == "submit-check" and given.tasks == ["small"] else _tasks(given.tasks)
     actions = {"list": _list, "run": _run, "show": _show, "compare": _compare, "submit-check": _check}
     actions[given.action](given, tasks, fit)
@@ -107,8 +116,20 @@ def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     print_line(f"learning rates of all algorithms: {', '.join(map(str, LEARNING_RATES))}; {TRIALS} trials")
 
 
-def _points(name: str) -> list[dict[str, Any]] | None:
-    """The points of an algorithm's trials; None if it cannot be imported here."""
+def _distrusted(given: Namespace, name: str) -> str | None:
+    """Why an algorithm that a record names is not imported; None if it is of lit_fed, named or trusted by the user."""
+    known = name in lit_fed.algorithms.__all__ or name in given.algorithms
+    if known or any(lies_below(name, one) for one in given.trust):
+        return None
+    module = name.rpartition(".")[0] or name
+    return f"importing {name} may run any code; if you know it, add --trust {module}"
+
+
+def _points(given: Namespace, name: str) -> list[dict[str, Any]] | None:
+    """The points of an algorithm's trials; None if it cannot or may not be imported here."""
+    if why := _distrusted(given, name):
+        notice(f"the trials of the record of {name} are not checked: {why}")
+        return None
     try:
         return json.loads(json.dumps(trial_points(algorithm_class(name))))  # type: ignore[no-any-return]
     except ConfigError:
@@ -116,7 +137,7 @@ def _points(name: str) -> list[dict[str, Any]] | None:
 
 
 def _records(given: Namespace, task: Task) -> dict[str, Record]:
-    return checked_records(task, [stored_folder(), Path(given.output)], _points)
+    return checked_records(task, [stored_folder(), Path(given.output)], partial(_points, given))
 
 
 # ---------------------------------------------------------------------- actions
@@ -229,17 +250,29 @@ def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         if not records:
             raise ConfigError(f"{path}: there is no record; give a file that `benchmark run` made")
         for record in records:
-            task = own.get(record["task"]) or read_task(record["task"])
-            entry = entry_of(task, algorithm_class(record["algorithm"]))
-            found = list(problems(record, task, _points(entry.name)))
-            found += ["it is of another version of the algorithm's file"] if _is_missing(entry, record) else []
-            found = found or list(_differences(record, entry, fit, Path(given.data.root)))
+            found = list(_wrong(given, record, own, fit))
             wrong += bool(found)
             kept = "keeps to the protocol; one cut and one trial, run again, have its results"
             said = "is refused: " + "; ".join(found) if found else kept
             print_line(f"{record['task']}: the record of {record['algorithm']} {said}")
     if wrong:
         raise SystemExit(1)
+
+
+def _wrong(given: Namespace, record: Record, own: dict[str, Task], fit: Fit) -> Iterator[str]:
+    """What is wrong with a record; of one that keeps to the protocol, differences to the same runs here."""
+    name, task = record["algorithm"], own.get(record["task"])
+    if task is None and record["task"] not in task_files():
+        yield f"{record['task']} is no task of lit_fed; give its file by --tasks"
+        return
+    if why := _distrusted(given, name):
+        yield why
+        return
+    task = task or read_task(record["task"])
+    entry = entry_of(task, algorithm_class(name))
+    found = list(problems(record, task, _points(given, entry.name)))
+    found += ["it is of another version of the algorithm's file"] if not found and _is_missing(entry, record) else []
+    yield from found or _differences(record, entry, fit, Path(given.data.root))
 
 
 def _differences(record: Record, entry: Entry, fit: Fit, root: Path) -> Iterator[str]:

@@ -135,7 +135,7 @@ def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float
         return math.nan, math.nan
     rounds, sent = [], []
     for run, other in zip(record["runs"], baseline["runs"], strict=True):
-        if "curve" not in other:
+        if other.get("score") is None:  # diverged, or of one class
             continue
         reached = [one for one in run.get("curve", []) if one[1] is not None and one[1] >= other["score"]]
         rounds.append(reached[0][0] if reached else math.inf)

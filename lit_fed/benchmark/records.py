@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from lit_fed.benchmark.cut import CutClients, samples_digest
 from lit_fed.benchmark.measures import ADAPTED_ON
 from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.task import Task
-from lit_fed.errors import ConfigError, notice
+from lit_fed.errors import notice
+from lit_fed.system import readers
 from lit_fed.system.files import write_atomically
+from lit_fed.system.foreign_files import json_lines, read_file
+from lit_fed.system.readers import FormError, keyed, list_of, number, optional, plain, text, tuple_of, whole
 
 __all__ = [
     "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "records_file", "stored_folder",
@@ -23,15 +26,43 @@ __all__ = [
 
 Record = dict[str, Any]
 
-FIELDS = {
-    "algorithm", "task", "metric", "score", "protocol", "source", "versions", "tuning", "chosen", "arguments", "runs",
-}  # fmt: skip
+MOST = 10**6
+"""Upper limit of clients, and of runs and rounds of one."""
 
-OF_RUN = {
-    "cut", "samples", "round", "score", "cpu_seconds", "bytes_up", "bytes_down", "peak_bytes", "curve", "test_reads",
-    "test",
-}  # fmt: skip
-"""Columns of a run that did not diverge."""
+SCORE = optional(number(-sys.float_info.max, sys.float_info.max))
+
+SCORES = list_of(SCORE, MOST)
+
+POINT = readers.record({"lr": number()}, others=True)
+
+NAMED = readers.record({"algorithm": text(200, r"[\w.]+"), "task": text(200)}, others=True)
+"""Reader of what tells records apart."""
+
+DIVERGED = readers.record({"cut": whole(most=MOST), "samples": text(64), "diverged": plain()})
+
+RUN = readers.record(
+    {
+        "cut": whole(most=MOST), "samples": text(64), "round": whole(), "score": SCORE,
+        "cpu_seconds": number(), "bytes_up": number(), "bytes_down": number(), "peak_bytes": number(),
+        "curve": list_of(tuple_of(whole(), SCORE, number()), MOST), "test_reads": whole(),
+        "test": keyed(text(64), readers.record({"score": SCORES, "ece": SCORE, "pooled": SCORE}), 10),
+    }
+)  # fmt: skip
+
+RECORD = readers.record(
+    {
+        "algorithm": text(200), "task": text(200), "metric": text(64), "score": text(64), "protocol": whole(),
+        "source": text(64), "versions": keyed(text(64), text(64), 10), "chosen": POINT, "arguments": plain(),
+        "tuning": readers.record(
+            {
+                "cut": whole(), "split": text(64), "points": list_of(POINT, MOST), "scores": SCORES,
+                "cpu_seconds": number(),
+            }
+        ),
+        "runs": list_of(lambda one, place: _form_of_run(one)(one, place), MOST, least=1),
+    }
+)  # fmt: skip
+"""Reader of a record of this protocol."""
 
 REFUSALS = "refused.json"
 """File of the reasons why algorithms have no record, beside the records."""
@@ -40,6 +71,10 @@ POPULATIONS = {"seen", *(f"unseen_{percent}" for percent in ADAPTED_ON)}
 
 CLOSE = 0.01
 """Difference of means that another processor may make: rounding changes a prediction here and there."""
+
+
+def _form_of_run(run: Any) -> readers.Reader:
+    return DIVERGED if isinstance(run, dict) and "diverged" in run else RUN
 
 
 def stored_folder() -> Path:
@@ -54,20 +89,13 @@ def records_file(folder: Path, task: str) -> Path:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; none without one.
+    """The records of a file, of which `problems` checks the form; none without one.
 
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: naming a file that cannot be read, and the line that is no record.
     """
-    if not path.is_file():
-        return []
-    try:
-        found = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise ConfigError(f"{path}: no file of records ({error}); give one of `benchmark run`") from error
-    if not all(isinstance(one, dict) and {"algorithm", "task", "runs"} <= one.keys() for one in found):
-        raise ConfigError(f"{path}: a line is no record; give a file that `lit-fed benchmark run` made")
-    return found
+    fix = "give a file that `lit-fed benchmark run` made"
+    return read_file(path, json_lines, list_of(NAMED, MOST), fix) if path.is_file() else []
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -82,7 +110,8 @@ def write_record(folder: Path, record: Record) -> None:
 def read_refusals(folder: Path) -> dict[str, dict[str, str]]:
     """Why algorithms have no record, by task and algorithm."""
     path = folder / REFUSALS
-    return json.loads(path.read_text()) if path.is_file() else {}
+    form = keyed(text(200), keyed(text(200), plain(), MOST), MOST)
+    return read_file(path, json.loads, form, "delete it") if path.is_file() else {}
 
 
 def write_refusal(folder: Path, task: str, algorithm: str, reason: str) -> None:
@@ -123,18 +152,18 @@ def with_clients(record: Record, task: Task) -> Record:
 
 def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterator[str]:
     """Breaches of the protocol in a record; without `points`, those of its trials are not checked."""
-    if record.keys() != FIELDS or record["protocol"] != PROTOCOL:
+    if record.get("protocol") != PROTOCOL:
         yield f"it is no record of protocol {PROTOCOL}"
+        return
+    try:
+        RECORD(record, "it")
+    except FormError as error:
+        yield str(error)
         return
     if (record["metric"], record["score"]) != (task.metric, task.score):
         yield f"it is judged by {record['metric']} ({record['score']}), the task by {task.metric} ({task.score})"
-    tuning, runs = record["tuning"], record["runs"]
-    if points is not None and tuning["points"] != list(points):
-        yield f"its {len(tuning['points'])} trials are not the {len(points)} of the protocol"
-    if (tuning["split"], tuning["cut"]) != ("val", 0) or len(tuning["scores"]) != len(tuning["points"]):
-        yield "its trials were not all judged by validation samples of cut 0"
-    if record["chosen"] != chosen(tuning["points"], tuning["scores"]):
-        yield "its final point is not the best of its trials by validation samples"
+    yield from _problems_of_tuning(record["tuning"], record["chosen"], points)
+    runs = record["runs"]
     if [run["cut"] for run in runs] != list(task.cuts):
         yield f"its runs are of cuts {[run['cut'] for run in runs]}, the task has {list(task.cuts)}"
         return
@@ -148,13 +177,23 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
             yield f"cut {run['cut']}: {wrong}"
 
 
+def _problems_of_tuning(tuning: dict[str, Any], point: Any, points: Sequence[Any] | None) -> Iterator[str]:
+    if points is not None and tuning["points"] != list(points):
+        yield f"its {len(tuning['points'])} trials are not the {len(points)} of the protocol"
+    if (tuning["split"], tuning["cut"]) != ("val", 0) or len(tuning["scores"]) != len(tuning["points"]):
+        yield "its trials were not all judged by validation samples of cut 0"
+    elif point != chosen(tuning["points"], tuning["scores"]):
+        yield "its final point is not the best of its trials by validation samples"
+
+
 def _problems_of_score(record: Record) -> Iterator[str]:
     """The trial of the chosen point and the run of cut 0 are the same training: they have one validation score."""
     tuning, first = record["tuning"], record["runs"][0]
     pairs = zip(tuning["points"], tuning["scores"], strict=False)
     scores = [score for point, score in pairs if point == record["chosen"]]
-    if "score" in first and not any(score is not None and abs(score - first["score"]) <= CLOSE for score in scores):
-        yield f"its run of cut 0 has {first['score']} on validation samples, and the same trial {scores}"
+    again = first.get("score")  # None: diverged, or of one class
+    if again is not None and not any(score is not None and abs(score - again) <= CLOSE for score in scores):
+        yield f"its run of cut 0 has {again} on validation samples, and the same trial {scores}"
 
 
 def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> Iterator[str]:
@@ -162,7 +201,7 @@ def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> It
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
         return
-    if run.keys() != OF_RUN or run["test"].keys() != POPULATIONS:
+    if run["test"].keys() != POPULATIONS:
         yield "it lacks results"
         return
     if run["round"] != task.rounds or [run["round"], run["score"]] not in [one[:2] for one in run["curve"][-1:]]:

@@ -34,7 +34,9 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.files import write_atomically
+from lit_fed.system.foreign_files import read_file
 from lit_fed.system.machine import forget_peak_memory, peak_memory
+from lit_fed.system.readers import record
 from lit_fed.system.trials import Outcome, Plan, executor_of, run_trials
 from lit_fed.training.output import print_line
 
@@ -161,7 +163,7 @@ class Unfinished:
         if not self.path(work).is_file():
             return None
         self.left -= work.trial is None
-        result: dict[str, Any] = json.loads(self.path(work).read_text())
+        result: dict[str, Any] = read_file(self.path(work), json.loads, record({}, others=True), "delete it")
         return result
 
     def keep(self, work: Work, outcome: Outcome) -> None:

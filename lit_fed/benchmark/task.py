@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from lit_fed.benchmark.cut import Cut, CutClients, samples_digest
 from lit_fed.benchmark.measures import METRICS, SCORES
 from lit_fed.benchmark.protocol import CUTS, Point
 from lit_fed.command_line.arguments import configs_folder
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import write_atomically
+from lit_fed.system.foreign_files import json_lines, read_file, yaml_value
 from lit_fed.system.names import did_you_mean
-from lit_fed.system.plain_yaml import read_yaml
+from lit_fed.system.readers import FormError, keyed, list_of, plain, record, text, whole
 
 __all__ = ["Task", "read_task", "suites", "task_files"]
 
@@ -27,6 +26,9 @@ FIELDS = {
     *NEEDED, *OF_CUT, "score", "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites",
     "local_epochs", "accelerator",
 }  # fmt: skip
+
+MOST = 10**6
+"""Upper limit of rounds, cuts and samples of a batch, and of clients."""
 
 ROOT = "{root}"
 """Stands for `--data.root` in a task."""
@@ -102,10 +104,13 @@ class Task:
         return samples_digest(found.digests)
 
     def known_clients(self) -> dict[int, CutClients]:
-        """The clients of each cut."""
-        if not self.digests_path.is_file():
-            return {}
-        lines = [json.loads(line) for line in self.digests_path.read_text().splitlines()]
+        """The clients of each cut.
+
+        Raises:
+            ConfigError: naming the file of digests, and the entry that is none.
+        """
+        path, fix = self.digests_path, "restore it, or delete it and the records of the task"
+        lines = read_file(path, json_lines, list_of(_cut, MOST), fix) if path.is_file() else []
         return {line.pop("cut"): CutClients(**line) for line in lines}
 
     def write_clients(self, clients: Mapping[int, CutClients]) -> None:
@@ -140,10 +145,7 @@ def read_task(name: str) -> Task:
     if path is None:
         near = did_you_mean(name, own, f"choose from {', '.join(own)}")
         raise ConfigError(f"--tasks: there is no task {name!r}\n{near}")
-    try:
-        given = read_yaml(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--tasks {path}: cannot be read ({error}); correct it") from error
+    given = read_file(path, yaml_value, plain(), "correct it, or give another one to --tasks")
     if not isinstance(given, dict):
         raise ConfigError(f"--tasks {path}: a task is a mapping with {', '.join(NEEDED)}")
     if lacks := [field for field in NEEDED if field not in given]:
@@ -162,5 +164,16 @@ def _check_values(path: Path, given: dict[str, Any]) -> None:
             raise ConfigError(f"--tasks {path}: {field} is {given[field]!r}; choose from {', '.join(choices)}")
     for field, least in {"rounds": 1, "cuts": 1, "batch_size": 0, "local_epochs": 1}.items():
         value = given.get(field, 1)
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"--tasks {path}: {field} is {value!r}; give a whole number >= {least}")
+        if type(value) is not int or not least <= value <= MOST:
+            raise ConfigError(f"--tasks {path}: {field} is {value!r}; give a whole number >= {least}, at most {MOST:,}")
+
+
+def _cut(value: Any, place: str) -> dict[str, Any]:
+    """Read a line of the file of digests."""
+    name = plain(1)  # of a client
+    digests, counts = keyed(name, list_of(text(64), 3, 3), MOST), keyed(name, whole(), MOST)
+    fields = {"cut": whole(most=MOST), "digests": digests, "test_samples": counts, "unseen": list_of(name, MOST)}
+    found: dict[str, Any] = record(fields)(value, place)
+    if not found["digests"].keys() == found["test_samples"].keys() >= set(found["unseen"]):
+        raise FormError(f"{place} has other clients in digests than in test_samples or unseen")
+    return found

@@ -96,7 +96,7 @@ class ClientWeights(FederatedCallback):
         arrays["on_graph"] = np.array(hasattr(module.algorithm, "topology"))
         if module.facts.groups is not None:
             arrays["groups"] = module.facts.groups.cpu().numpy()
-        with whole_file(folder / "weights.npz", private=module.settings.is_private) as file:
+        with whole_file(folder / "weights.npz") as file:
             np.savez_compressed(file, **arrays)
 
 

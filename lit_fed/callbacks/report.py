@@ -141,12 +141,11 @@ class RunReport(FederatedCallback):
         if folder is None:
             return
         table = client_table(populations_of(data_of(trainer)), module)
-        private = module.settings.is_private
-        write_table(table, folder / "clients.csv", private=private)
+        write_table(table, folder / "clients.csv")
         if self.pictures:
             from lit_fed.pictures.run import draw
 
-            draw(folder, table, module.chosen_metrics.directions, self.formats, private=private)
+            draw(folder, table, module.chosen_metrics.directions, self.formats)
         summary.write(folder)
         sys.stdout.write(f"results: {folder}\n")
 

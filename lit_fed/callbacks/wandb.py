@@ -187,7 +187,7 @@ def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
     content = io.BytesIO()
     with mpl.rc_context(COLUMN):
         mixture_heat_map(table).savefig(content, format="png")
-    return wandb.Image(PIL.Image.open(content), caption=f"round {module.num_rounds_done}")
+    return wandb.Image(PIL.Image.open(content, formats=["PNG"]), caption=f"round {module.num_rounds_done}")
 
 
 def _log_best(run: Any, checkpoints: ModelCheckpoint) -> None:

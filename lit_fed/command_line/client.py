@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.https_node import AwayError, Link, run_node
 from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped
-from lit_fed.system.files import given_path
+from lit_fed.system.files import given_path, owner_only
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.packages import DataFrame, pd
 
@@ -211,7 +211,8 @@ def _serve(command: str, given: Namespace, load: Callable[[], ModuleType]) -> No
     if kept.left_out and not given.client:
         notice(f"{', '.join(kept.left_out)} took no part in the training, and is left out")
     try:
-        _write(command, given, kept, clients, path)
+        with owner_only(True):  # models, mixture weights and predictions of the node's own clients
+            _write(command, given, kept, clients, path)
     except ClientError as error:
         error.client_name = kept.names.get(error.client_id, "")
         raise
@@ -231,7 +232,7 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
         if command == "measure":
             sys.stdout.write(table.to_string(index=False) + "\n")
         if path is not None:
-            write_table(table, path, private=True)  # mixture weights and predictions of the node's own clients
+            write_table(table, path)
     if path is not None:
         sys.stdout.write(f"{'model' if command == 'export' else 'table'}: {path}\n")
 

@@ -7,6 +7,8 @@ configurations, else by its run.
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from lit_fed.metrics.paired import mean_difference
 from lit_fed.metrics.scores import STATISTICS
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
-from lit_fed.system.files import write_atomically
+from lit_fed.system.files import owner_only, write_atomically
 from lit_fed.system.packages import pd
 from lit_fed.training.finished_runs import (
     FinishedRun,
@@ -34,11 +36,15 @@ from lit_fed.training.finished_runs import (
 from lit_fed.training.output import check_new_folder, new_folder, print_rows, write_table
 
 __all__ = [
-    "add_runs", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_table", "markdown_table",
+    "add_runs", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_table", "escaped",
+    "markdown_table",
 ]  # fmt: skip
 
 PAIRED = "the same seen clients"
 """Title of the table of paired differences."""
+
+MARKS = r"[\\`*\[\]<|~$]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)"
+"""Signs that mean something to Markdown, where they do."""
 
 WIDTH = 140
 """Letters in a line of the table in a file."""
@@ -118,7 +124,8 @@ def compare(
     table = comparison_table(groups, metric)
     headings, lines = cells_of(table, metric)
     against, caption = differences_from_first(groups, metric), varied(groups)
-    with new_folder(output, owner=True) as partial:
+    private = any(run.is_private for run in runs)
+    with owner_only(private), new_folder(output, owner=True) as partial:
         partial.mkdir()
         write_table(table, partial / "comparison.csv")
         write_atomically(
@@ -191,8 +198,8 @@ def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
             values = [one[key] for one in figures if one.get(key) is not None]
             if len(values) == len(runs):
                 row[key] = statistics.mean(values)
-                if key.startswith("test/") and len(values) > 1:
-                    row[f"{key} (std)"] = statistics.stdev(values)
+                if key.startswith("test/") and len(values) > 1:  # `stdev` fails where a run diverged
+                    row[f"{key} (std)"] = statistics.stdev(values) if math.isfinite(row[key]) else math.nan
         rows.append({**row, "folders": " ".join(str(run.folder) for run in runs)})
     table = pd.DataFrame(rows)
     defined = [key for key in table if f"{key}".endswith("_undefined") and not table[key].fillna(0).any()]
@@ -231,10 +238,19 @@ def _cell(key: str, value: float, deviation: float | None) -> str:
     return f"{factor * value:.{digits}f}{spread}"
 
 
+def escaped(text: str) -> str:
+    r"""A text in one line that Markdown shows as it is: without tags, links, code and formulas.
+
+    Example:
+        >>> print(escaped("lr=0.1, my_run"), escaped("<b> [x](javascript:1)"))
+        lr=0.1, my_run \<b> \[x\](javascript:1)
+    """
+    return re.sub(MARKS, r"\\\g<0>", " ".join(text.split()))
+
+
 def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table; all columns but the first are aligned to the right."""
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    head, *rest = ["| " + " | ".join(line) + " |" for line in [headings, *cells]]
+    head, *rest = ["| " + " | ".join(map(escaped, line)) + " |" for line in [headings, *lines]]
     return [head, "|---|" + "--:|" * (len(headings) - 1), *rest]
 
 
@@ -244,7 +260,8 @@ def markdown(
 ) -> str:  # fmt: skip
     """The tables as a Markdown page, with the folders of the runs below."""
     text = [f"# Comparison by test {metric}", "", *markdown_table(headings, lines)]
-    text += ["", caption] if caption else []
+    text += ["", escaped(caption)] if caption else []
     text += ["", f"Means over {PAIRED}, bootstrap over clients:", "", *markdown_table(*against)] if against[1] else []
-    text += ["", *(f"- {line[0]}: `{folder}`" for line, folder in zip(lines, folders, strict=True))]
+    shown = (f"`{one}`" if one == " ".join(one.replace("`", " ").split()) else escaped(one) for one in folders)
+    text += ["", *(f"- {escaped(line[0])}: {folder}" for line, folder in zip(lines, shown, strict=True))]
     return "\n".join(text) + "\n"

@@ -23,7 +23,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Interval, mean_difference
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
-from lit_fed.system.files import given_path, whole_file
+from lit_fed.system.files import given_path, owner_only, write_atomically
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training import finished_runs
 from lit_fed.training.finished_runs import FinishedRun, Group
@@ -121,8 +121,8 @@ def write_report(
         finished_runs.refuse_other_data(groups)
     page = _Page(groups, metric, anonymous)
     check_writable(output.absolute().parent, "--output")
-    with whole_file(output, private=page.is_private) as file:
-        file.write(page.html().encode())
+    with owner_only(page.is_private):
+        write_atomically(output, page.html())
 
 
 class _Loss(NamedTuple):
@@ -172,8 +172,7 @@ class _Page(NamedTuple):
 
     @property
     def is_private(self) -> bool:
-        runs = [run for group in self.groups for run in group.runs]
-        return any(run.config.get("model", {}).get("privacy") or "privacy/delta" in run.summary.entries for run in runs)
+        return any(run.is_private for group in self.groups for run in group.runs)
 
     def html(self) -> str:
         title = escape(f"Report: {', '.join(group.name for group in self.groups)}")

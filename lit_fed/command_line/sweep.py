@@ -27,9 +27,12 @@ from lit_fed.callbacks.progress import time_left
 from lit_fed.command_line.arguments import shipped
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
+from lit_fed.system.foreign_files import read_file
 from lit_fed.system.machine import cores, require_cores
+from lit_fed.system.readers import record
 from lit_fed.system.trials import CoreExecutor, Outcome, Plan, run_trials
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
@@ -276,7 +279,7 @@ class SweepFolder:
             write_atomically(file, json.dumps(meaning, indent=2) + "\n")
             return
         now = json.loads(json.dumps(meaning))
-        stored = json.loads(file.read_text())
+        stored = read_file(file, json.loads, record({}, others=True), "choose a new folder")
         changed = [key for key in now if stored.get(key) != now[key]]
         if changed:
             raise ConfigError(
@@ -295,8 +298,8 @@ class SweepFolder:
 
     def summary(self, run: _Run) -> dict[str, Any] | None:
         """The summary of a run, which is written last; None if the run is not over."""
-        file = self.run_folder(run) / "summary.json"
-        return json.loads(file.read_text()) if file.is_file() else None
+        folder = self.run_folder(run)
+        return RunSummary.read(folder).entries if (folder / "summary.json").is_file() else None
 
     def arguments(self, run: _Run) -> list[str]:
         """Arguments that put a run into its folder, and continue it if it has begun."""

@@ -26,8 +26,10 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.system.files import write_atomically
+from lit_fed.system.foreign_files import read_file
 from lit_fed.system.names import import_path
 from lit_fed.system.plain_yaml import read_yaml
+from lit_fed.system.readers import list_of, record
 
 __all__ = ["Point", "Search", "Sweep", "check_arguments", "read_sweep"]
 
@@ -124,7 +126,7 @@ def read_sweep(path: Path) -> Sweep:
         return _sweep(path, file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give a file of configs/sweep/") from error
-    except (ConfigError, yaml.YAMLError) as error:
+    except (ConfigError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
 
 
@@ -254,7 +256,9 @@ class Search:
     def __init__(self, sweep: Sweep, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.sweep, self.file = sweep, folder / "points.json"
-        self.points: list[Point] = json.loads(self.file.read_text()) if self.file.is_file() else []
+        points = list_of(record({}, others=True), most=10**6)
+        fix = "choose another --output"
+        self.points: list[Point] = read_file(self.file, json.loads, points, fix) if self.file.is_file() else []
         if sweep.method == "grid":
             self.points = sweep.grid()
         self.choices = [key for key, one in sweep.parameters.items() if isinstance(one, list)]

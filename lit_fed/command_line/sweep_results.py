@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.command_line.compare import WIDTH, markdown_table
+from lit_fed.command_line.compare import WIDTH, escaped, markdown_table
 from lit_fed.command_line.sweep_file import Point, Sweep
-from lit_fed.pictures.style import STYLE, new_figure, save, scale_of
+from lit_fed.pictures.style import STYLE, literal, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
 from lit_fed.training.finished_runs import SAME_DATA
@@ -47,7 +47,7 @@ def result_of(sweep: Sweep, number: int, point: Point, found: Sequence[dict[str,
             hint = f"; there are {', '.join(known[:4])}" if known else ""
             needed = "; it needs --data.val_fraction and --trainer.check_val_every_n_epoch up to --trainer.max_epochs"
             return f"{sweep.metric} is {value} in summary.json{hint}{needed if split == 'val' and not known else ''}"
-    tested = [summary[key] for summary in found if (key := f"test/{rest}") in summary]
+    tested = [value for summary in found if math.isfinite(value := summary.get(f"test/{rest}", math.nan))]
     known_test = tuple(tested) if len(tested) == len(found) else ()
     seconds = sum(summary["seconds"] for summary in found)
     values = tuple(summary[sweep.metric] for summary in found)
@@ -86,7 +86,7 @@ def write_results(
                 row[f"{name}_std"] = statistics.stdev(some) if len(some) > 1 else math.nan
         rows.append(row | {"seconds": round(one.seconds, 3)})
     write_table(pd.DataFrame(rows), folder / "sweep.csv")
-    lines = [f"# Sweep of {sweep.path.name}", "", f"{sweep.method}, {sweep.goal} {sweep.metric}", ""]
+    lines = [f"# Sweep of {escaped(sweep.path.name)}", "", f"{sweep.method}, {sweep.goal} {sweep.metric}", ""]
     tables = {f"{sweep.path.name}: {len(results)} points": ("All points:", _table(sweep, results))}
     if chosen := best_of_each(sweep, results):
         title = "best point of each algorithm"
@@ -95,13 +95,13 @@ def write_results(
         lines += [*([heading, ""] if chosen else []), *markdown_table(*table), ""]
         if results:
             print_rows(title, *table, width=WIDTH, overflow="fold", caption=note or None)
-    lines += [note, ""] if note else []
+    lines += [escaped(note), ""] if note else []
     if results:
         best = shlex.join(sweep.arguments(results[0].point))
         lines += ["The best point again:", "", "```bash", f"python -m lit_fed {best}", "```", ""]
         draw_sweep(sweep, results, folder / "sweep.png")
     if failed:
-        lines += ["Failed:", "", *(f"- point {number:03d}: {error}" for number, error in failed.items()), ""]
+        lines += ["Failed:", "", *(f"- point {number:03d}: {escaped(error)}" for number, error in failed.items()), ""]
     write_atomically(folder / "sweep.md", "\n".join(lines))
 
 
@@ -175,9 +175,9 @@ def _heat_map(sweep: Sweep, results: Sequence[Result]) -> Any:
     down_best, across_best = np.unravel_index(best, values.shape)
     place = float(across_best) - 0.47, float(down_best) - 0.46
     axes.add_patch(Rectangle(place, 0.94, 0.92, fill=False, edgecolor=BEST, linewidth=2.5))
-    axes.set_xticks(range(len(columns)), [_label(one) for one in columns])
-    axes.set_yticks(range(len(rows)), [_label(one) for one in rows])
-    axes.set(xlabel=label_across, ylabel=label_down)
+    axes.set_xticks(range(len(columns)), [literal(_label(one)) for one in columns])
+    axes.set_yticks(range(len(rows)), [literal(_label(one)) for one in rows])
+    axes.set(xlabel=literal(label_across), ylabel=literal(label_down))
     axes.grid(visible=False)
     figure.colorbar(image, label=sweep.metric)
     return figure
@@ -202,7 +202,7 @@ def _panels(sweep: Sweep, results: Sequence[Result]) -> Any:
         bars = error[order] if error.any() else None
         axes.errorbar(x[order], middle[order], bars, capsize=3, elinewidth=1, color=INK, alpha=0.8, **line)
         axes.plot(x[best], middle[best], marker="*", markersize=15, color=BEST, markeredgecolor="black", zorder=5)
-        axes.set_xlabel(name)
+        axes.set_xlabel(literal(name))
     for row in panels:
         row[0].set_ylabel(sweep.metric)
     return figure
@@ -212,7 +212,7 @@ def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> 
     """Positions of the points: their numbers, or the indices of their choices if these are no numbers."""
     choices = _choices(sweep, key)
     if not all(map(_is_number, choices)):
-        labels = [_label(one) for one in choices]
+        labels = [literal(_label(one)) for one in choices]
         turned = {"rotation": 30, "ha": "right"} if max(map(len, labels)) * len(labels) > 28 else {}
         axes.set_xticks(range(len(choices)), labels, **turned)
         axes.margins(x=0.15)

@@ -86,7 +86,7 @@ class HttpsServer:
         self, listen: str, tls: Path | None, nodes: Collection[str] | None = None, limits: http.Limits | None = None,
         say: Callable[[str], None] = logged,
     ) -> None:  # fmt: skip
-        optional_package("aiohttp", "aiohttp>=3.14.5", "federation", LISTEN)
+        optional_package("aiohttp", "aiohttp>=3.14.5,<4", "federation", LISTEN)
         host, port = http.address_of(listen, LISTEN)
         self._tls = None if tls is None else http.tls_context("server", tls, TLS)
         self._limits, self._listener = limits or http.Limits(), _listening(host, port)

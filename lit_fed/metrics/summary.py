@@ -9,10 +9,15 @@ from typing import Any
 
 from lit_fed.metrics.scores import USUAL
 from lit_fed.system.files import write_atomically
+from lit_fed.system.foreign_files import read_file
+from lit_fed.system.readers import FormError, one_of, optional, record
 
 __all__ = ["RunSummary"]
 
 FILE = "summary.json"
+
+TOTALS = ("rounds", "seconds")
+"""Keys of numbers beside the metrics."""
 
 DIRECTION = "larger_is_better/"
 """Key of a metric's direction, ahead of its name."""
@@ -45,5 +50,22 @@ class RunSummary:
 
     @classmethod
     def read(cls, folder: Path) -> RunSummary:
-        """Read the `summary.json` of a run's folder."""
-        return cls(json.loads((folder / FILE).read_text()))
+        """Read the `summary.json` of a run's folder.
+
+        Raises:
+            ConfigError: naming the file, and the entry that has another type.
+        """
+        return cls(read_file(folder / FILE, json.loads, _entries, "give the folder of a run of lit_fed"))
+
+
+def _entries(value: Any, place: str) -> dict[str, Any]:
+    """Read the entries: plain values, of which the results are numbers."""
+    entries: dict[str, Any] = record({}, others=True)(value, place)
+    for name, one in entries.items():
+        if name.startswith(DIRECTION):
+            optional(one_of(True, False))(one, f"{place}.{name}")
+        elif name.startswith(("test/", "comm/")) or name in TOTALS:
+            is_missing = one is None and name.startswith("test/")
+            if type(one) not in (int, float) and not is_missing:  # NaN and infinity are results
+                raise FormError(f"{place}.{name} is not a number")
+    return entries

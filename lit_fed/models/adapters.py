@@ -58,7 +58,7 @@ class LowRankAdapters(NamedTuple):
         """
         if self.rank is None:
             return network
-        peft = optional_package("peft", "peft>=0.21", "lora", "--model.lora_rank")
+        peft = optional_package("peft", "peft>=0.21,<1", "lora", "--model.lora_rank")
         names = self._targets(network, _called(network, outputs))
         trained = {leaf: leaf.requires_grad for leaf in network.parameters()}
         settings = peft.LoraConfig(

@@ -53,7 +53,7 @@ class _HuggingFace(Network):
     ) -> None:  # fmt: skip
         """Build the library's network."""
         library = optional_package(
-            "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
+            "transformers", "transformers>=5.24,<6", "transformers", f"{OPTION} {type(self).__name__}"
         )
         with silenced(library):
             settings = _configuration(library, weights, config)

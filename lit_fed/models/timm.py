@@ -51,7 +51,7 @@ class Timm(Network):
         options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        library = optional_package("timm", "timm>=1.0.31", "timm", f"--model.network {type(self).__name__}")
+        library = optional_package("timm", "timm>=1.0.31,<2", "timm", f"--model.network {type(self).__name__}")
         image = image_shape(f"timm's {name}", input_shape)
         check_dropout(dropout)
         options = dict(options or {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,7 +107,7 @@ def _clients(groups: Sequence[Group], metric: str) -> Any:
                 label = None
     axes.set_yticks(
         range(len(groups)),
-        [textwrap.fill(style.short_name(group.name, LONGEST_NAME), 18) for group in reversed(groups)],
+        [style.short_name(group.name, LONGEST_NAME, line=18) for group in reversed(groups)],
     )
     axes.set(xlabel=f"test {metric} of a client{unit}", ylim=(-0.6, len(groups) - 0.4))
     axes.grid(visible=False, axis="y")

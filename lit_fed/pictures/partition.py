@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_fed.pictures.style import STYLE, new_figure, save, short_name
+from lit_fed.pictures.style import STYLE, literal, new_figure, save, short_name
 from lit_fed.system.packages import mpl, pd
 
 __all__ = ["draw_partition"]
@@ -78,7 +78,7 @@ def _draw_shares(axes: Any, shares: np.ndarray, names: list[str]) -> Any:
     axes.set_ylabel("label")
     axes.grid(visible=False)
     if len(shares) <= MOST_LABELS:
-        axes.set_yticks(range(len(shares)), names, fontsize=7)
+        axes.set_yticks(range(len(shares)), map(literal, names), fontsize=7)
     return image
 
 

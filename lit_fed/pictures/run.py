@@ -12,6 +12,7 @@ from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import STATISTICS, USUAL
 from lit_fed.pictures import style
+from lit_fed.system.foreign_files import read_table
 from lit_fed.system.packages import mpl, nx, pd
 from lit_fed.training.round_logger import evaluated_split, read_history
 
@@ -46,8 +47,7 @@ MOST_CURVES = 12
 
 
 def draw(
-    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",), *,
-    private: bool = False,
+    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",)
 ) -> None:  # fmt: skip
     """Draw the figures of a run into `plots/`.
 
@@ -57,10 +57,9 @@ def draw(
         directions: whether larger is better, by the name of the metric; None: unknown. A chosen metric that stands
             first is drawn ahead of the accuracy.
         formats: formats of each figure, `png`, `pdf` or `svg`.
-        private: make `plots/` readable by its owner only.
     """
     plots = folder / "plots"
-    plots.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    plots.mkdir(exist_ok=True)
     with mpl.rc_context(style.COLUMN):
         for name, figure in _figures(folder, clients, directions):
             for suffix in formats:
@@ -234,7 +233,7 @@ def _component_figures(folder: Path, metric: str) -> list[tuple[str, Any]]:
     path = folder / "components.csv"
     if not path.is_file():
         return []
-    return [(f"component_{metric}.png", _components(pd.read_csv(path), metric))]
+    return [(f"component_{metric}.png", _components(read_table(path, "move it away"), metric))]
 
 
 def _components(table: pd.DataFrame, metric: str) -> Any:

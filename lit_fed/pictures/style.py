@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lit_fed.system.files import whole_file
 
 __all__ = [
     "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "POPULATIONS", "STYLE", "UNDATED",
-    "byte_unit", "bytes_in_unit", "draw_curve", "draw_mean", "few_ticks", "frame", "legend_above", "look",
+    "byte_unit", "bytes_in_unit", "draw_curve", "draw_mean", "few_ticks", "frame", "legend_above", "literal", "look",
     "name_clients", "new_figure", "percent", "save", "scale_of", "short_name",
 ]  # fmt: skip
 
@@ -174,15 +175,25 @@ def legend_above(figure: Any, columns: int = 2) -> None:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def short_name(name: Any, most: int = LONGEST_NAME) -> str:
-    """The name of a client or a run, shortened for a figure.
+def literal(text: Any) -> str:
+    r"""A text that matplotlib draws as it is: $ begins no formula, and _ at the start hides no line from the legend.
+
+    Example:
+        >>> literal("$x$"), literal("_anna")
+        ('\\$x\\$', ' _anna')
+    """
+    return f"{' ' * str(text).startswith('_')}{text}".replace("$", r"\$")
+
+
+def short_name(name: Any, most: int = LONGEST_NAME, line: int | None = None) -> str:
+    """The name of a client or a run, shortened for a figure, as `literal`; `line`: upper limit of letters in a line.
 
     Example:
         >>> short_name("anna"), short_name("hospital_of_the_north_4")
         ('anna', 'hospital_of_t…')
     """
-    text = str(name)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    text = str(name) if len(str(name)) <= most else f"{str(name)[: most - 1]}…"
+    return literal(text if line is None else textwrap.fill(text, line))
 
 
 def name_clients(axes: Any, names: Sequence[Any] | np.ndarray | None, num_clients: int, most: int = 30) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,23 @@ from typing import IO
 
 from lit_fed.errors import ConfigError, WriteError
 
-__all__ = ["given_path", "os_error_text", "quote", "require_file", "whole_file", "write_atomically"]
+__all__ = ["given_path", "os_error_text", "owner_only", "quote", "require_file", "whole_file", "write_atomically"]
 
-OWNER_ONLY = 0o600
-"""Mode of files with private states of clients."""
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@contextmanager
+def owner_only(private: bool) -> Iterator[None]:
+    """Context in which all new files and folders are for their owner only, if `private`; else the umask decides.
+
+    This holds for files of other libraries and for the processes that they start, such as those of W&B.
+    """
+    before = os.umask(OTHERS)
+    try:
+        os.umask(before | OTHERS if private else before)
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager
@@ -22,7 +36,7 @@ def whole_file(path: Path, *, private: bool = False, keep: Path | None = None) -
 
     Args:
         path: the file; an existing one stays until the new one is whole.
-        private: only the owner may read and write it; else the umask decides.
+        private: only the owner may read and write it, in every run; else `owner_only` decides.
         keep: new path of an existing file, in the same folder; None: it is overwritten.
 
     Raises:
@@ -30,10 +44,8 @@ def whole_file(path: Path, *, private: bool = False, keep: Path | None = None) -
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.unlink(missing_ok=True)  # left by a killed process, maybe with another mode
-        if private:
-            partial.touch(mode=OWNER_ONLY)
-        with partial.open("w+b") as file:
+        partial.unlink(missing_ok=True)  # left by a killed process
+        with _opened_anew(partial, 0o666 & ~OTHERS if private else 0o666) as file:
             yield file
         if keep is not None:
             _set_aside(path, keep)
@@ -45,6 +57,12 @@ def whole_file(path: Path, *, private: bool = False, keep: Path | None = None) -
         raise WriteError(path, refused) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _opened_anew(path: Path, mode: int) -> IO[bytes]:
+    """Open a file that does not exist, not even as a link that somebody else has put there."""
+    follow = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    return open(path, "x+b", opener=lambda name, flags: os.open(name, flags | os.O_EXCL | follow, mode))
 
 
 def _set_aside(path: Path, keep: Path) -> None:

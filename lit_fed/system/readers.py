@@ -22,6 +22,10 @@ MOST_FLOAT = 3.4028234663852886e38
 """Largest finite float32: no sample has a larger loss, and no update a larger entry."""
 
 
+SHOWN = 60
+"""Letters of the name of an entry that a place repeats."""
+
+
 class FormError(ValueError):
     """A value of another form than expected; the message repeats nothing of its content."""
 
@@ -78,17 +82,6 @@ def instance(*kinds: type) -> Reader:
     return _value(fits, f"of type {' or '.join(kind.__name__ for kind in kinds)}", lambda one: one)
 
 
-def plain(value: Any, place: str) -> Any:
-    """Read a plain value of any form: texts, numbers, flags, None, and lists and objects of such."""
-    if isinstance(value, dict):
-        return {instance(str)(name, f"a name in {place}"): plain(one, f"{place}.{name}") for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(plain(one, place) for one in value)
-    if not (value is None or type(value) in (str, bool, float) or (type(value) is int and abs(value) < 2**64)):
-        _refuse(place, "a plain value")
-    return value
-
-
 def number_of_text(least: int = 0, most: int = 2**62) -> Reader:
     """Read a whole number that is the key of a JSON object: its decimal digits without leading zeros."""
     digits, inner = text(19, "0|[1-9][0-9]*"), whole(least, most)
@@ -106,7 +99,7 @@ def list_of(inner: Reader, most: int, least: int = 0) -> Reader:
     def read(value: Any, place: str) -> list[Any]:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             _refuse(place, f"a list of {least} to {most} entries")
-        return [inner(one, place) for one in value]
+        return [inner(one, f"{place}[{number}]") for number, one in enumerate(value)]
 
     return read
 
@@ -133,19 +126,51 @@ def keyed(key: Reader, inner: Reader, most: int) -> Reader:
     return read
 
 
-def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = ()) -> Reader:
-    """Read an object with exactly these names, of which some may be absent, also from the result."""
+def plain(most: int = 2**20, deepest: int = 32) -> Reader:
+    """Read lists and objects of texts, numbers, booleans and None: at most so many values, so many levels deep."""
+
+    def read(value: Any, place: str) -> Any:
+        waiting, count = [(value, place, 0)], 0
+        while waiting:
+            one, where, depth = waiting.pop()
+            count += 1
+            if count > most or depth > deepest:
+                _refuse(place, f"of at most {most} values, nested at most {deepest} levels deep")
+            if isinstance(one, dict):
+                waiting += [(inner, _inside(where, name), depth + 1) for name, inner in one.items()]
+            elif isinstance(one, list | tuple):
+                waiting += [(inner, where, depth + 1) for inner in one]
+            elif not isinstance(one, str | float | bool | None) and not (type(one) is int and abs(one) < 2**64):
+                _refuse(where, "a text, a boolean or a number of at most 64 bits")
+        return value
+
+    return read
+
+
+def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = (), others: bool = False) -> Reader:
+    """Read an object with exactly these names, of which some may be absent, also from the result.
+
+    With `others` it may hold plain values of other names.
+    """
+    rest = plain()
 
     def read(value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             _refuse(place, "an object")
         if missing := [name for name in fields if name not in value and name not in may_miss]:
             _refuse(f"{place}.{missing[0]}", "there")
-        if len(value) > sum(name in value for name in fields):
+        if not others and len(value) > sum(name in value for name in fields):
             _refuse(place, f"an object with no other names than {', '.join(fields)}")
-        return {name: fields[name](one, f"{place}.{name}") for name, one in value.items()}
+        return {name: fields.get(name, rest)(one, _inside(place, name)) for name, one in value.items()}
 
     return read
+
+
+def _inside(place: str, name: Any) -> str:
+    """The place of an entry of an object."""
+    if not isinstance(name, str):
+        _refuse(place, "an object whose names are texts")
+    return f"{place}.{name}" if name.isprintable() and len(name) <= SHOWN else place
 
 
 def _value(fits: Callable[[Any], bool], wanted: str, made: Callable[[Any], Any]) -> Reader:

@@ -10,22 +10,26 @@ from lit_fed.system.packages import DataFrame
 
 __all__ = ["quoted", "quoted_table", "unquoted", "unquoted_table"]
 
-FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+CELL = r"(?:^|(?<=[;,|\t\r\n]))"
+"""Where a cell may begin: spreadsheets separate cells by what their user's country does."""
+
+FORMULA = r"(?=[\s'\ufeff\u200b]*[=+\-@\t\r\n＝＋－＠﹦﹢﹣﹫])"
+"""What makes a cell a formula; spreadsheets in East Asia read wide signs, too."""
 
 
 def quoted(text: str) -> str:
-    """The text with an apostrophe before it if a spreadsheet would take it for a formula; numbers stay.
+    """The text with an apostrophe before each part that a spreadsheet would take for a formula; numbers stay.
 
     Example:
-        >>> quoted("=1+2"), quoted("-0.5"), quoted("anna"), quoted("'=1")
-        ("'=1+2", '-0.5', 'anna', "''=1")
+        >>> quoted("=1+2"), quoted("-0.5"), quoted("anna"), quoted("'=1"), quoted("x;=1")
+        ("'=1+2", '-0.5', 'anna', "''=1", "x;'=1")
     """
-    return f"'{text}" if FORMULA.match(text) and not _is_number(text) else text
+    return text if _is_number(text) else re.sub(CELL + FORMULA, "'", text)
 
 
 def unquoted(text: str) -> str:
     """The inverse of `quoted`."""
-    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
+    return re.sub(f"{CELL}'{FORMULA}", "", text)
 
 
 def quoted_table(table: DataFrame) -> DataFrame:

@@ -23,15 +23,13 @@ from torch.utils.data import Dataset
 
 from lit_fed.errors import ConfigError
 from lit_fed.system.discovery import path_of_name
+from lit_fed.system.foreign_files import yaml_value
 from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in, same_class
-from lit_fed.system.plain_yaml import read_yaml
+from lit_fed.system.readers import FormError, plain
 
 __all__ = ["Whitelist", "without_writes"]
 
-PLAIN = (str, int, float, bool, type(None))
-"""Types of values beside lists and dictionaries."""
-
-VALUES = (*PLAIN, Path)
+VALUES = (str, int, float, bool, type(None), Path)
 """Types of options whose texts name nothing."""
 
 MANY = (list, tuple, dict, object, Sequence, Mapping, Collection)
@@ -39,12 +37,6 @@ MANY = (list, tuple, dict, object, Sequence, Mapping, Collection)
 
 METRICS, OPTIMIZER = "model.metrics", "model.solver.optimizer"
 """The setting in which names without a module are those of torchmetrics, and keys may be paths."""
-
-DEEPEST = 32
-"""Levels of nesting."""
-
-LARGEST = 2**64
-"""Upper limit of whole numbers; seeds come close."""
 
 DATA_SETS = names_in(
     """
@@ -126,9 +118,11 @@ class Whitelist:
     def holds_configuration(self, text: str, kind: Kind) -> bool:
         """Whether the parser would read a text as a configuration, or as the name of a file with one."""
         try:
-            if "class_path" in text or isinstance(read_yaml(text), dict | list):
+            if "class_path" in text or isinstance(yaml_value(text), dict | list):
                 return True
             return kind != "anything" and Path(text).is_file()
+        except FormError:  # an alias
+            return True
         except (yaml.YAMLError, RecursionError, ValueError, OSError):  # a name that no file can have
             return False
 
@@ -154,22 +148,12 @@ class Whitelist:
         )
 
     # ------------------------------------------------------------------ checks
-    def check_plain(self, value: Any, place: str, depth: int = 0) -> None:
+    def check_plain(self, value: Any, place: str) -> None:
         """Refuse values that are not plain or nested too deep."""
-        if depth > DEEPEST:
-            self.refuse(place.partition(".")[0], f"is nested more than {DEEPEST} levels deep")
-        if isinstance(value, dict):
-            for key, one in value.items():
-                if not isinstance(key, str):
-                    self.refuse(place, f"has the key {key!r}, which is no text")
-                self.check_plain(one, f"{place}.{key}", depth + 1)
-        elif isinstance(value, list):
-            for one in value:
-                self.check_plain(one, place, depth + 1)
-        elif not isinstance(value, PLAIN):
-            self.refuse(place, f"is a {type(value).__name__}, no plain value")
-        elif isinstance(value, int) and abs(value) >= LARGEST:
-            self.refuse(place, "is a whole number of more than 64 bits")
+        try:
+            plain()(value, place)
+        except FormError as error:
+            self.refuse(place, f"holds something else than it can: {error}")
 
     def check_options(self, options: Any, of: Callable[..., Any], place: str) -> None:
         """Check options of a class or function; the type of an option decides the meaning of a text in it."""

@@ -115,7 +115,7 @@ def _at_least(fields: Mapping[str, Reader]) -> Reader:
 
 def _identity(value: Any, place: str) -> Any:
     """Read the identity of a run."""
-    return _at_least({"solver": _at_least({"lr": _rate}), "algorithm": plain})(plain(value, place), place)
+    return _at_least({"solver": _at_least({"lr": _rate}), "algorithm": ANY_PLAIN})(ANY_PLAIN(value, place), place)
 
 
 def _folder(value: Any, place: str) -> str:
@@ -129,8 +129,8 @@ def _folder(value: Any, place: str) -> str:
 LONGEST_PATH, LONGEST_PART = 4096, 255
 """Letters of a path, and of a name in it."""
 
-TEXT, STEP = instance(str), whole(0)
-PLAIN, TENSORS = keyed(TEXT, plain, MOST), keyed(TEXT, _tensor, MOST)
+TEXT, STEP, ANY_PLAIN = instance(str), whole(0), plain(MOST, DEEPEST)
+PLAIN, TENSORS = keyed(TEXT, ANY_PLAIN, MOST), keyed(TEXT, _tensor, MOST)
 
 SPENT = record(
     {"epsilon": instance(int, float), "delta": number(0, 1), "unit": TEXT, "adjacency": TEXT, "public_start": FLAG},
@@ -138,14 +138,14 @@ SPENT = record(
 )
 """A privacy guarantee in short."""
 
-SECTIONS: dict[str, Reader] = dict.fromkeys(("model", "data", "trainer"), PLAIN) | {"seed_everything": plain}
+SECTIONS: dict[str, Reader] = dict.fromkeys(("model", "data", "trainer"), PLAIN) | {"seed_everything": ANY_PLAIN}
 """Sections of the arguments of a run."""
 
 OWN_ENTRIES: Mapping[str, Reader] = {
     "identity": _identity, "arguments": record(SECTIONS, may_miss=tuple(SECTIONS)), "num_rounds": STEP,
     "schedule_rounds": STEP,
     "results": keyed(TEXT, _one_number, MOST),
-    "changes": list_of(record({"after_rounds": STEP, "setting": TEXT, "from": plain, "to": plain}), MOST),
+    "changes": list_of(record({"after_rounds": STEP, "setting": TEXT, "from": ANY_PLAIN, "to": ANY_PLAIN}), MOST),
     "client_files": optional(_folder),
     "init_from": optional(
         record(
@@ -170,7 +170,7 @@ ENTRIES: Mapping[str, Reader] = {
 GROUP = record({"lr": instance(float), "params": list_of(STEP, MOST)})
 
 TRAINING_ENTRIES: Mapping[str, Reader] = {
-    "loops": _counts, "lr_schedulers": list_of(plain, 0),
+    "loops": _counts, "lr_schedulers": list_of(ANY_PLAIN, 0),
     "optimizer_states": list_of(record({"state": record({}), "param_groups": list_of(GROUP, 1)}), 1),
 }  # fmt: skip
 """Entries that `save_weights_only` leaves out."""

@@ -538,7 +538,7 @@ def check_program_file(output: str | Path, format: str) -> Path:
     """
     path = given_path(str(output), "--output")
     if format == "peft":
-        optional_package("peft", "peft>=0.21", "lora", "--format peft")
+        optional_package("peft", "peft>=0.21,<1", "lora", "--format peft")
         return check_new_folder(output)
     if format not in ENDINGS:
         raise ConfigError(f"--format is {format}; choose pt, onnx or peft")

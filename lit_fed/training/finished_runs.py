@@ -13,9 +13,9 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.paired import paired
 from lit_fed.metrics.scores import USUAL
 from lit_fed.metrics.summary import RunSummary
+from lit_fed.system.foreign_files import read_file, read_table, yaml_value
 from lit_fed.system.packages import pd
-from lit_fed.system.plain_yaml import read_yaml
-from lit_fed.system.spreadsheets import unquoted_table
+from lit_fed.system.readers import record
 from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
@@ -24,6 +24,16 @@ __all__ = [
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
+
+FIX = "give a folder that a fit of lit_fed has written"
+
+SECTION = record({}, others=True)
+
+CONFIG = record(
+    {"model": record({"solver": SECTION}, may_miss=("solver",), others=True), "data": SECTION, "trainer": SECTION},
+    may_miss=("model", "data", "trainer"), others=True,
+)  # fmt: skip
+"""Reader of the parts of config.yaml that are looked into."""
 
 WHERE_KEPT = {"name", "ckpt_path", "default_root_dir", "report"}
 """Arguments that say where a run is kept, and do not change its results."""
@@ -62,6 +72,11 @@ class FinishedRun(NamedTuple):
     clients: pd.DataFrame
 
     @property
+    def is_private(self) -> bool:
+        """Whether ε does not cover what its files say about single clients."""
+        return bool(self.config.get("model", {}).get("privacy")) or "privacy/delta" in self.summary.entries
+
+    @property
     def name(self) -> str:
         """The name of its folder."""
         return self.folder.parent.name if self.folder.name.startswith("version_") else self.folder.name
@@ -94,19 +109,18 @@ def read_run(folder: Path) -> FinishedRun:
     """Read the files of a finished run.
 
     Raises:
-        ConfigError: if the run is not finished, or a file is missing.
+        ConfigError: if the run is not finished, or naming a file that is missing or that no run has written.
     """
     if not (folder / "summary.json").is_file():
         raise ConfigError(f"{folder} is not finished, it has no summary.json; {_ending(folder)}")
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        raise ConfigError(f"{folder} has no {missing[0]}; give a folder that a fit of lit_fed has written")
-    config = read_yaml((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
-    summary = RunSummary.read(folder)
+        raise ConfigError(f"{folder} has no {missing[0]}; {FIX}")
+    file, summary = folder / "config.yaml", RunSummary.read(folder)
+    config = read_file(file, yaml_value, CONFIG, FIX) if file.is_file() else {}
     if config and "changes_on_resume" in summary.entries:
         config["changes_on_resume"] = summary.entries["changes_on_resume"]
-    names = pd.read_csv(folder / "clients.csv", usecols=["client"], dtype=str, na_filter=False)  # 01 is not 1
-    clients = unquoted_table(pd.read_csv(folder / "clients.csv").assign(client=names["client"]))
+    clients = read_table(folder / "clients.csv", FIX, ("client", "population"), ("num_train", "num_test"))
     return FinishedRun(folder, config, summary, read_history(folder), clients)
 
 
@@ -142,7 +156,12 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
 
 def _metrics_of(run: FinishedRun) -> list[str]:
     """The metrics of a run's clients: the usual ones before the chosen ones."""
-    return [name for name in dict.fromkeys((*USUAL, *run.clients)) if f"test/seen/{name}" in run.summary.entries]
+    measured = run.clients.columns.drop(["client", "population"])
+    names = [name for name in dict.fromkeys((*USUAL, *measured)) if name in measured]
+    found = [name for name in names if f"test/seen/{name}" in run.summary.entries]
+    if not found:
+        raise ConfigError(f"{run.folder}: summary.json has no result of the clients in clients.csv; {FIX}")
+    return found
 
 
 def without_seeds(config: Any) -> Any:

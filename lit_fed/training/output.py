@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,11 +52,9 @@ def check_writable(folder: Path, option: str) -> None:
     Raises:
         ConfigError: naming the folder and the fix.
     """
-    probe = folder / f".lit_fed_{os.getpid()}"
     with _writing_in(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        TemporaryFile(dir=folder).close()
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -138,15 +135,9 @@ def check_table_format(name: str) -> None:
             ) from error
 
 
-def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> None:
-    """Write a table atomically as .csv, with texts quoted against formulas of spreadsheets, or as .parquet.
-
-    Args:
-        table: the table.
-        path: the file.
-        private: readable by its owner only.
-    """
-    with whole_file(path, private=private) as file:
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table atomically as .csv, with texts quoted against formulas of spreadsheets, or as .parquet."""
+    with whole_file(path) as file:
         if path.suffix == ".parquet":
             table.to_parquet(file, index=False, engine="pyarrow")
         else:
@@ -172,7 +163,7 @@ def print_rows(
         table.add_column(heading, justify="left" if position < words else "right", overflow=overflow)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else width).print(table)
+    Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False).print(table)  # names hold [ and :
 
 
 def check_new_folder(output: str | Path) -> Path:

@@ -91,7 +91,7 @@ def save_adapters(path: Path, federation: FederatedRounds, state: Tree, example:
         )
     x = torch.zeros(2 if task.target.positions else ROWS, *example.shape[1:], dtype=example.dtype)
     weights, models = _mixture(predict, task, x, federation.name)
-    transformers = optional_package("transformers", "transformers>=5.24", "transformers", "--format peft")
+    transformers = optional_package("transformers", "transformers>=5.24,<6", "transformers", "--format peft")
     settings = _settings(task.network, models[0].parameters.keys() | models[0].buffers.keys())
     with new_folder(path, owner=True) as partial:
         if settings.base_model_name_or_path is None:
@@ -138,7 +138,7 @@ def _mixture(predict: Predict, task: Task, x: Tensor, algorithm: str) -> tuple[d
 # ------------------------------------------------------------------ files
 def _settings(network: Any, trained: Iterable[str]) -> Any:
     """The configuration of the adapters as peft reads it, with names of modules of the network of transformers."""
-    peft = optional_package("peft", "peft>=0.21", "lora", "--format peft")
+    peft = optional_package("peft", "peft>=0.21,<1", "lora", "--format peft")
     adapters = adapters_of(network.model)
     one = next(iter(adapters.values()))
     random = {f"model.{name}" for name in network.random} - set(trained)

@@ -19,6 +19,7 @@ from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.errors import ConfigError, WriteError, notice
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import FolderLock
+from lit_fed.system.foreign_files import read_table
 from lit_fed.system.packages import pd
 
 __all__ = [
@@ -288,12 +289,17 @@ def read_history(folder: Path) -> pd.DataFrame:
 
     Args:
         folder: the run's folder; a run without that file has no rounds.
+
+    Raises:
+        ConfigError: naming the file, and the column that no run has written.
     """
-    path = folder / "metrics.csv"
-    history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
+    path, fix = folder / "metrics.csv", "give the folder of a run of lit_fed"
+    history = read_table(path, fix, wholes=("step",)) if path.is_file() else pd.DataFrame()
     if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
         return pd.DataFrame({"step": [], "sent": []})
     history = history[history["comm/bytes_up"].notna()]  # without the row of the final test
+    if (twice := history["step"].duplicated()).any():
+        raise ConfigError(f"{path}: step {history['step'][twice].iloc[0]} is there twice; {fix}")
     sent = (history["comm/bytes_up"] + history["comm/bytes_down"]).cumsum()
     return pd.concat([history, sent.rename("sent")], axis=1)  # avoids a warning of pandas about fragmented frames
 

@@ -150,7 +150,7 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     assert "mine_bench.Mine" in capsys.readouterr().out
     benchmark(folder, "compare", "FedAvg", "mine_bench.Mine")
     assert "unseen 10" in capsys.readouterr().out
-    benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"))
+    benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"), "--trust", "mine_bench")
     assert capsys.readouterr().out.count("keeps to the protocol") == 3
     assert not (folder / "records/unfinished").exists()
     kept = records.read_records(folder / "records/my.jsonl.gz")
@@ -193,7 +193,7 @@ def test_a_record_of_another_version_of_the_file_is_refused(folder, capsys):
     try:
         path.write_text(MINE + "# changed")
         with pytest.raises(SystemExit):
-            benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"))
+            benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"), "--trust", "mine_bench")
         assert "Mine is refused: it is of another version" in capsys.readouterr().out
     finally:
         path.write_text(MINE)

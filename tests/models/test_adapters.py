@@ -145,6 +145,6 @@ def test_settings_that_mean_nothing(settings, message):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(
-        ConfigError, match=r'lora_rank needs the package peft; pip install "peft>=0\.21" \(the extra lo'
+        ConfigError, match=r'lora_rank needs the package peft; pip install "peft>=0\.21,<1" \(the extra lo'
     ):
         make(rank=2)

@@ -2,6 +2,7 @@ import errno
 import os
 import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from interruptions import file_size_limit
 
 from lit_fed.errors import ConfigError, WriteError
 from lit_fed.models import pretrained
-from lit_fed.system.files import given_path, require_file, whole_file, write_atomically
+from lit_fed.system.files import given_path, owner_only, require_file, whole_file, write_atomically
 from lit_fed.training.export import check_program_file
-from lit_fed.training.output import check_creatable, check_new_folder, check_table_file
+from lit_fed.training.output import check_creatable, check_new_folder, check_table_file, check_writable
 
 
 def mode(path):
@@ -59,6 +60,38 @@ def test_the_umask_decides_unless_a_file_is_private(tmp_path):
     finally:
         os.umask(before)
     assert (mode(tmp_path / "secret"), mode(tmp_path / "table")) == (0o600, 0o644)
+
+
+def test_files_of_a_private_run_are_for_their_owner(tmp_path):
+    """Those of other libraries, too, and of processes that are started."""
+    before = os.umask(0o022)
+    try:
+        with owner_only(True):
+            write_atomically(tmp_path / "table", "x")
+            (tmp_path / "folder").mkdir()
+            subprocess.run(["touch", tmp_path / "media"], check=True)
+        with owner_only(False):
+            write_atomically(tmp_path / "open", "x")
+    finally:
+        assert os.umask(before) == 0o022
+    modes = {one.name: mode(one) for one in tmp_path.iterdir()}
+    assert modes == {"table": 0o600, "folder": 0o700, "media": 0o600, "open": 0o644}
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_temporary_file_is_no_link_of_somebody_else(tmp_path, private, monkeypatch):
+    """One that appears between the look and the write: another user's in a folder that both may write to."""
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    (tmp_path / ".table.partial").symlink_to(victim)
+    with pytest.raises(WriteError, match="File exists"), whole_file(tmp_path / "table", private=private) as file:
+        file.write(b"x")
+    assert victim.read_text() == "kept"
+    check_writable(tmp_path, "--output")
+    (tmp_path / f".lit_fed_{os.getpid()}").symlink_to(tmp_path / "new")
+    check_writable(tmp_path, "--output")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("linked", [True, False])

@@ -32,7 +32,7 @@ __all__ = [
     "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample",
     "empty_split", "files_of", "given_array", "input_array", "is_first_process", "label_array", "make_split",
     "matched_classes", "names_of", "picture_array", "require", "say", "say_left_out", "scaled_labels",
-    "stacked_samples", "with_words",
+    "stacked_samples", "with_words", "without_ghostscript",
 ]  # fmt: skip
 
 
@@ -424,6 +424,13 @@ def given_array(given: Any, place: str) -> np.ndarray:
         raise ConfigError(
             f"{place} cannot become an array ({error}); give tensors, arrays or numbers of one shape"
         ) from error
+
+
+def without_ghostscript() -> None:
+    """Keep Pillow from starting Ghostscript, where other libraries open files that may hold PostScript."""
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False
 
 
 def picture_array(image: "Image", size: tuple[int, int] | None, place: str) -> np.ndarray:

@@ -471,7 +471,7 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
 
 def _tokenizer(tokenizer: str, option: str = f"{PLACE}.tokenizer") -> Any:
     """The library's tokenizer, with a padding token."""
-    transformers = optional_package("transformers", "transformers>=5.24", "hf", f"{option} {tokenizer}")
+    transformers = optional_package("transformers", "transformers>=5.24,<6", "hf", f"{option} {tokenizer}")
     try:
         known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except Exception as error:  # of the network, the hub, or its files

@@ -6,7 +6,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import matched_classes, picture_array, require, stacked_samples, with_words
+from lit_fed.data.data_sets.base import (
+    matched_classes,
+    picture_array,
+    require,
+    stacked_samples,
+    with_words,
+    without_ghostscript,
+)
 from lit_fed.data.data_sets.rows import TableRows, is_numeric, joined, missing_values
 from lit_fed.errors import ConfigError
 
@@ -142,6 +149,7 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
     Raises:
         ConfigError: naming the row of an image that is missing, cannot be decoded or has a different size.
     """
+    without_ghostscript()
     arrays, places = [], []
     for part in parts:
         alone, total = part.rows.select_columns([name]).with_format(None), len(part.rows)

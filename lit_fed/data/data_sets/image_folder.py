@@ -22,7 +22,16 @@ from typing import IO, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.data.data_sets.base import Labels, Names, Normalisation, PooledDataSet, Samples, names_of, require
-from lit_fed.data.data_sets.image_labels import IMAGES, MASKS, TABLE, check_masks, mask_of, read_masks, read_targets
+from lit_fed.data.data_sets.image_labels import (
+    FORMATS,
+    IMAGES,
+    MASKS,
+    TABLE,
+    check_masks,
+    mask_of,
+    read_masks,
+    read_targets,
+)
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, require_file, whole_file
 
@@ -311,7 +320,7 @@ def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
 
     require_file(path, "remove it, or restore the image")
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
             stored = file.mode
             announced = file.width * file.height  # by the header, before memory is allocated
             require(announced <= MOST_PIXELS, f"{announced:,} pixels are announced; at most {MOST_PIXELS:,} are read")

@@ -19,7 +19,10 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
 from lit_fed.system.names import few
 
-__all__ = ["IMAGES", "MASKS", "TABLE", "check_masks", "mask_of", "read_masks", "read_targets"]
+__all__ = ["FORMATS", "IMAGES", "MASKS", "TABLE", "check_masks", "mask_of", "read_masks", "read_targets"]
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""Formats of Pillow that a picture may have, whatever its name; PostScript would start Ghostscript."""
 
 IMAGES, MASKS, TABLE = "images", "masks", "targets.csv"
 LAYOUT = f"{PLACE}.layout"
@@ -89,10 +92,10 @@ def _read_mask(image: Path, image_size: int) -> np.ndarray:
     path = mask_of(image)
     require_file(path, "remove it, or restore the mask")
     try:
-        with Image.open(image) as file:
+        with Image.open(image, formats=FORMATS) as file:
             turned = file.getexif().get(0x0112) in TURNED
             size = file.size[::-1] if turned else file.size
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
             mode, found = file.mode, file.size
             usable = mode in CLASS_MODES and found == size
             classes = np.asarray(file).astype(np.uint8) if usable else np.zeros((1, 1), np.uint8)

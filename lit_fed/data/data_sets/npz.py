@@ -14,6 +14,7 @@ from numpy.lib import format as npy
 from lit_fed.data.data_sets.base import files_of, require
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
+from lit_fed.system.foreign_files import check_unpacked
 from lit_fed.system.machine import require_memory
 
 __all__ = ["npz_files", "read_npz"]
@@ -53,6 +54,7 @@ def read_npz(
     require(zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); {SAVE}")
     try:
         with np.load(path, allow_pickle=False) as archive:
+            check_unpacked(path, "if it is right, save it with numpy.savez, which does not compress")
             held = _with_inputs(archive.files, (*required, *optional), inputs)
             for name in required:
                 require(name in held, f"{path}: array {name} is missing; save {', '.join(required)} in it")

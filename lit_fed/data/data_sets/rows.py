@@ -14,6 +14,8 @@ import numpy as np
 from lit_fed.data.data_sets.base import PLACE, require, say
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, require_file
+from lit_fed.system.foreign_files import check_unpacked
+from lit_fed.system.machine import require_memory
 from lit_fed.system.names import few
 
 if TYPE_CHECKING:
@@ -340,6 +342,7 @@ def _read_file(path: Path, option: str, reading: Reading) -> pd.DataFrame:
     require(is_table_file(path), f"{place}: not a table; give a file that ends in {', '.join(ENDINGS)}")
     require_file(path, f"correct {option}")
     try:
+        check_unpacked(path, "if it is right, save it as .csv, without compression")
         if path.suffix.lower() in (".parquet", ".feather"):
             return _read_typed(path, place, reading)
         source = _workbook if path.suffix.lower() == ".xlsx" else _csv
@@ -376,7 +379,13 @@ def _read_typed(path: Path, place: str, reading: Reading) -> pd.DataFrame:
     """Read a file whose columns have types; names are texts, since several files may differ in type."""
     import pandas as pd
 
-    read = pd.read_parquet if path.suffix.lower() == ".parquet" else pd.read_feather
+    read: Callable[[Path], pd.DataFrame] = pd.read_feather
+    if path.suffix.lower() == ".parquet":
+        import pyarrow.parquet
+
+        about, read = pyarrow.parquet.read_metadata(path), pd.read_parquet
+        cells = about.num_rows * about.num_columns
+        require_memory(cells, f"{place}: {about.num_rows:,} rows of {about.num_columns} columns", "save fewer rows")
     frame = _checked(read(path), place)
     for name in {reading.client, *reading.categories}.intersection(frame.columns):
         if is_numeric(frame[name]):

@@ -22,6 +22,7 @@ from lit_fed.data.data_sets.base import (
     require,
     stacked_samples,
     with_words,
+    without_ghostscript,
 )
 from lit_fed.data.data_sets.client_folder import ClientArrays, packed
 from lit_fed.errors import ConfigError, check_settings
@@ -114,6 +115,7 @@ def _read(dataset: Dataset[Any]) -> tuple[Any, Given]:
     """
     name, total = type(dataset).__name__, len(dataset)  # type: ignore[arg-type]
     require(total > 0, f"{name} has no samples; check where it reads them")
+    without_ghostscript()
     x: list[Any] = []
     y: list[np.ndarray] = []
     for number in with_words(range(total), total, name):
