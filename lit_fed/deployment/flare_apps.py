@@ -19,7 +19,7 @@ import yaml
 from lit_fed import __version__
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.deployment.transport import check_node_name
-from lit_fed.errors import ConfigError, stamped
+from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
 
@@ -119,7 +119,7 @@ def run_fit(config: dict[str, Any], allowed: Collection[str], job: Any) -> None:
         job: arguments of the transport.
 
     Raises:
-        RuntimeError: if it ends with a nonzero status; its message is in the output of the server.
+        RuntimeError: if it ends with a nonzero status, with its message.
     """
     # rooms above this one, by their names; not `main` of `__main__`, which sets handlers of signals
     cli = importlib.import_module("lit_fed.__main__").command_line()
@@ -133,7 +133,8 @@ def run_fit(config: dict[str, Any], allowed: Collection[str], job: Any) -> None:
         cli.main(["fit", "--config", json.dumps(config)])
     except SystemExit as end:
         if end.code:
-            raise RuntimeError(f"lit-fed fit ended with status {end.code}") from end
+            why = getattr(end.__context__, "message", end.__context__)  # of the error that the command line printed
+            raise RuntimeError(f"lit-fed fit ended with status {end.code}: {why}") from end
     finally:
         running.reset(token)
 
@@ -195,4 +196,5 @@ class RelayExecutor(Executor):  # type: ignore[misc] # of a package that may be 
             return self._server
 
     def _say(self, line: str) -> None:
-        self.logger.warning(stamped(line))
+        """A line of the site's log, which adds the time."""
+        self.logger.warning(line)
