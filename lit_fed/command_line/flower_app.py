@@ -19,7 +19,7 @@ from lit_fed.deployment.flower_apps import FlowerFederation
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
 
-__all__ = ["OF_NODES", "as_yaml", "engine_parser", "flower_app_parser", "parsed_run", "write_flower_app"]
+__all__ = ["OF_NODES", "as_yaml", "divided", "engine_parser", "flower_app_parser", "parsed_run", "write_flower_app"]
 
 ONE_PROCESS = {"strategy": ("auto",), "devices": (1, "1", "auto"), "num_nodes": (1,)}
 """Arguments of the trainer, and their values if the engine starts one process."""
@@ -109,8 +109,8 @@ def parsed_run(
     Raises:
         ConfigError: if the arguments or the folder are refused.
     """
-    own, of_fit = _divided(arguments, "-h", "--help", "--output")
-    configs, others = _divided(of_fit, *CONFIG)  # which may name another data set: that of nodes follows
+    own, of_fit = divided(arguments, "-h", "--help", "--output")
+    configs, others = divided(of_fit, *CONFIG)  # which may name another data set: that of nodes follows
     folder = check_new_folder(parser.parse_args(own).output)
     path = f"{dataset.__module__}.{dataset.__qualname__}"
     command_line = parse(["fit", *configs, "--data.dataset", path, *others])
@@ -125,7 +125,7 @@ def parsed_run(
     return folder, config, node_settings(command_line)[1]
 
 
-def _divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
+def divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
     """The arguments of these options with their values, and all others."""
     chosen: list[str] = []
     others: list[str] = []

@@ -70,17 +70,23 @@ def test_a_job_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     assert f"next: nvflare job submit -j {job}; results: {tmp_path / 'runs' / 'run'}" in capsys.readouterr().out
 
 
+def test_a_job_may_resume_a_run_that_is_on_the_server_alone(tmp_path):
+    assert job_of(tmp_path, "last", "--ckpt_path=last")["ckpt_path"] == "last"
+    assert job_of(tmp_path, "file", "--ckpt_path", "/srv/last.ckpt")["ckpt_path"] == "/srv/last.ckpt"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--trainer.default_root_dir", "runs"], "--trainer.default_root_dir is runs; give the whole path of a folder"),
+        (["--ckpt_path", "x.ckpt"], "--ckpt_path is x.ckpt; give last, or the whole path of a file on the server"),
         (["--data.dataset", "Digits"], "--data.dataset is Digits, and the samples of this run are on the nodes"),
         (["--trainer.devices", "2"], "--trainer.devices is 2; NVFlare starts one process, give 1"),
     ],
 )
 def test_what_could_not_run_is_refused_before_anything_is_written(tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
-        command("--output", str(tmp_path / "job"), *arguments)
+        command("--output", str(tmp_path / "job"), "--data.dataset.num_nodes", "3", *arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
