@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lit_fed.command_line.classes import CLASSES, is_rule_of_torch
+from lit_fed.command_line.classes import CLASSES
 from lit_fed.command_line.flower_app import OF_NODES, as_yaml, divided, engine_parser, parsed_run
 from lit_fed.command_line.parser import FederatedParser
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import LocalSolver, is_rule_of_torch
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.flare_apps import OF_RUN, TASK, FitController, RelayExecutor
 from lit_fed.deployment.flare_transport import FlareFederation

@@ -33,7 +33,7 @@ except ModuleNotFoundError:  # without the extra `nvflare` these classes are nev
     Controller = Executor = object
     Shareable = dict
 
-__all__ = ["OF_RUN", "FitController", "RelayExecutor", "flare", "run_fit", "versions"]
+__all__ = ["OF_RUN", "FitController", "RelayExecutor", "Shareable", "flare", "run_fit", "versions"]
 
 NVFLARE = "nvflare>=2.9,<2.10"
 """Of the extra `nvflare`; newer versions often change these interfaces."""
@@ -82,7 +82,7 @@ def versions() -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------- server
-class FitController(Controller):  # type: ignore[misc] # of a package that may be absent
+class FitController(Controller):
     """The workflow of a job: `lit-fed fit` in the server's job process, with the configuration in the job."""
 
     def start_controller(self, fl_ctx: Any) -> None:
@@ -140,7 +140,7 @@ def run_fit(config: dict[str, Any], allowed: Collection[str], job: Any) -> None:
 
 
 # ---------------------------------------------------------------------- site
-class RelayExecutor(Executor):  # type: ignore[misc] # of a package that may be absent
+class RelayExecutor(Executor):
     """Hands packets to `lit-fed client` on this machine, which gets one again after it was killed and started again.
 
     The client connects to 127.0.0.1:8443, or to `lit_fed_listen` of the site's scope properties, under the site's name.

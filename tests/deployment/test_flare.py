@@ -1,21 +1,18 @@
 """Real federations over NVFlare: a provisioned server and two sites with TLS, equal to the simulation."""
 
-import importlib.util
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
 import time
-import venv
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from background import InBackground, until
 from doc_pages import ROOT, blocks
+from engines import programs_with
 from in_process import CLIENTS, equal_runs, node_folders
 
 import lit_fed.cli
@@ -40,18 +37,7 @@ GUIDE = {one.title: one.text for one in blocks("docs/guides/deploy_nvflare.md") 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The folder of programs of an environment with nvflare, which sees the packages of this one."""
-    if importlib.util.find_spec("nvflare"):
-        return Path(sys.executable).parent
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder)
-    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (packages / "these.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    python = folder / "bin" / "python"
-    done = subprocess.run([python, "-m", "pip", "install", NVFLARE], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"{NVFLARE} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    return folder / "bin"
+    return programs_with("nvflare", NVFLARE, tmp_path_factory.mktemp("environment"))
 
 
 class Consortium:
@@ -222,6 +208,27 @@ def test_a_killed_client_and_a_killed_job_change_nothing(consortium, folders, tm
     until(lambda: not loop.is_alive, 400)
     loop.result()
     equal_runs(wanted, folder)
+
+
+@pytest.mark.parametrize("missing", ["stop", "drop"])
+def test_a_site_that_leaves_for_good_is_dropped_or_named(missing, consortium, tmp_path):
+    """NVFlare never gives a running job to a service again that was killed."""
+    drop = ["--data.dataset.missing", missing, "--data.dataset.seconds", "6", "--model.faults.on_bad_client", "drop"]
+    given = ["--model.algorithm", "FedAvg", "--trainer.max_epochs", "8", *drop]
+    job, folder = job_of(tmp_path, "job", *given)
+    for site in SITES:
+        consortium.start_client(site, job)
+    number = consortium.submit(job)
+    until((folder / "checkpoints" / "last.ckpt").is_file, 240)
+    consortium.kill("ben")
+    found = consortium.end(number)
+    consortium.start("ben", ["bash", "startup/sub_start.sh"], consortium.kits / "ben")
+    if missing == "drop":
+        assert found["status"] == "FINISHED:COMPLETED", consortium.log("localhost")
+        assert json.loads((folder / "summary.json").read_text())["rounds"] == 8
+    else:
+        assert found["status"] == "FINISHED:EXECUTION_EXCEPTION"
+        assert "nodes are missing: no answer from ben within 6 s" in consortium.log("localhost")
 
 
 def test_code_and_foreign_classes_do_not_start_at_a_site(consortium, tmp_path):
