@@ -41,7 +41,7 @@ def main() -> None:
         if os.environ.get("LIT_FED_DEBUG") == "1":
             raise
         sys.stderr.write("lit_fed: interrupted\n")
-        raise SystemExit(130) from None
+        sys.exit(130)
     finally:
         if handled:
             signal.signal(signal.SIGINT, _leave)

@@ -53,13 +53,13 @@ __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "ma
 
 NEXT_OF_NODES = """\
 next: on a node, lit-fed client measure, predict and export serve its clients; here test takes --ckpt_path {last}
-      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+      the same fit with --ckpt_path {word} and a larger --trainer.max_epochs adds rounds
 """
 """Last lines of a fit whose clients are on nodes."""
 
 NEXT = """\
 next: test, predict, personalize and export take it as --ckpt_path {last}
-      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+      the same fit with --ckpt_path {word} and a larger --trainer.max_epochs adds rounds
 """
 """Last lines of a fit."""
 
@@ -255,8 +255,6 @@ class FederatedCLI(LightningCLI):
         if given is None:
             if command in ("predict", "personalize", "export"):
                 raise ConfigError("--ckpt_path is not set; give a .ckpt file of a run, or last")
-            if command != "fit":
-                sys.stderr.write(f"lit_fed: {command} without --ckpt_path: of models not yet trained\n")
             return None
         if given not in KEYWORDS:
             if not os.path.isfile(given):  # false too for a name that no file can have
@@ -266,12 +264,9 @@ class FederatedCLI(LightningCLI):
             return Path(given)
         path, version = newest_checkpoint(folder, given)
         if command == "fit":
-            from lit_fed.callbacks.wandb import continue_run
-
             self._hold(run_folder(path))  # before it is read: rounds that another process adds would be removed
             checkpoint = load_checkpoint(path, resumable=True, values=False)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
-            continue_run(checkpoint)
         return path
 
     # ------------------------------------------------------------------ objects
@@ -325,6 +320,8 @@ class FederatedCLI(LightningCLI):
             return "; there is no checkpoint to go on from"
         if self.trainer.state.fn != "fit":
             return "; the training is complete: the same fit with --ckpt_path last makes the test and its files again"
+        if self.trainer.log_dir is None:  # `last` is looked for in folders of loggers
+            return f"; --ckpt_path {last_checkpoint(self.trainer)} goes on from the last finished round"
         return "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
 
     def after_fit(self) -> None:
@@ -341,7 +338,7 @@ class FederatedCLI(LightningCLI):
         diverged = any(one.found for one in callbacks if isinstance(one, Divergence))
         if self.trainer.is_global_zero and last is not None and not diverged:
             text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
-            sys.stdout.write(text.format(last=last))
+            sys.stdout.write(text.format(last=last, word=last if self.trainer.log_dir is None else "last"))
 
 
 def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:
@@ -433,7 +430,7 @@ def main(args: ArgsType = None) -> None:
         _stop("lit_fed: terminated", int(str(stop.code)))
     except (ClientError, WriteError) as error:
         sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client, or could not write
-        raise SystemExit(2 if isinstance(error, ClientError) else 1) from None
+        sys.exit(2 if isinstance(error, ClientError) else 1)
     except Exception as error:
         if str(error).startswith("Early stopping conditioned on metric"):  # with callbacks that may log any key
             _stop(f"lit_fed: {error}", 2)
@@ -463,4 +460,4 @@ def _stop(message: str, status: int) -> NoReturn:
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         sys.stderr.write(message + "\n")
     sys.stderr.flush()
-    raise SystemExit(status)
+    sys.exit(status)  # W&B replaces this function, to know how the run ended

@@ -144,7 +144,7 @@ def export(
     """Write a client's personal model as a program that runs without lit_fed, or its adapters for peft.
 
     The program takes a batch of inputs, in 0..1 if the training normalised its inputs, and returns the probability
-    of every class, or for regression the predicted value.
+    of every class, or for regression the predicted value. Inputs that are not legal are refused; ONNX returns NaN.
 
     Args:
         trainer: the trainer that serves the client.
@@ -162,7 +162,7 @@ def export(
             is missing; the program encodes them. Else it takes the encoded inputs.
 
     Returns:
-        The model as a module, on rank zero; None elsewhere, and for `peft`.
+        The model as a module, frozen as in the file, on rank zero; None elsewhere, and for `peft`.
 
     Raises:
         ConfigError: if the file cannot be written, there is no such client or its model cannot be traced.

@@ -136,7 +136,9 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
         task = replace(task, start=start_of(given, frozenset(task.frozen)))
     if start is not None:
         task = start(task)
-    check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
+    softmax = ": two classes by a softmax are --model.target Multiclass, in Python target=Multiclass()"
+    of_two = softmax if isinstance(facts.target, Binary) else ""
+    check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape), of_two)
     example = _example_of(task, facts)
     _try(task, example, has_scores=isinstance(facts.target, Multiclass | Binary | MultiLabel))
     return task.with_end(example)

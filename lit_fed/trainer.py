@@ -17,14 +17,16 @@ from typing import Any, Literal
 from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch import nn
 
-from lit_fed.callbacks.checkpoint import last_checkpoint
+from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.data.module import FederatedDataModule, Predicted
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
@@ -59,12 +61,16 @@ class FederatedTrainer(Trainer):
 
     Args:
         timeout: seconds that a rank waits for the others in a collective of `fed_ddp`; then the run ends on every rank.
+
+    Attributes:
+        given: the other arguments, by name, as they were given.
     """
 
     callbacks: list[Callback]  # Lightning sets it
 
     def __init__(self, *args: Any, timeout: float = SECONDS_OF_A_COLLECTIVE, **kwargs: Any) -> None:
         refuse_arguments(kwargs)
+        self.given = dict(kwargs)
         kwargs["max_epochs"] = rounds_of(kwargs)
         # every rank takes its slice of the cohort itself, and each round has its own data loader
         kwargs["use_distributed_sampler"] = False
@@ -128,6 +134,12 @@ class FederatedTrainer(Trainer):
             LostRanksError: if another rank ended, or exceeded the timeout.
         """
         module = federated(model)
+        self._refuse(train_dataloaders, val_dataloaders)
+        if ckpt_path is None and self.global_step and module is not self.lightning_module:
+            raise ConfigError(
+                f"this trainer has done {self.global_step} rounds of another module, and counts on from them; make a "
+                "new FederatedTrainer for each run"
+            )
         ckpt_path = self._found(ckpt_path, module, goes_on=True)
         note = module.history.begin(
             ckpt_path, init_from, resume_with_changes=resume_with_changes, num_models=module.algorithm.num_models,
@@ -136,8 +148,46 @@ class FederatedTrainer(Trainer):
         if note and self.is_global_zero:
             sys.stderr.write(note)
         with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
+            own, path = self._round_logger, None if ckpt_path is None else Path(ckpt_path)
+            if path is not None and (own is None or own.holds(path)):
+                self._continue_wandb(path)
+            elif own is not None:
+                own.refuse_other_run()
+            if not self.loggers:
+                keep_apart(self, path)
             super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         self._signal_connector.end()
+
+    def _run(self, model: Any, ckpt_path: _PATH | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Set `ckpt_path` ahead of the set-up, which reads the data in the terms of the checkpoint."""
+        self._checkpoint_connector._ckpt_path = ckpt_path
+        return super()._run(model, ckpt_path, *args, **kwargs)
+
+    @property
+    def _round_logger(self) -> RoundLogger | None:
+        """The logger of the run's folder; None without one."""
+        return next((one for one in self.loggers if isinstance(one, RoundLogger)), None)
+
+    def _refuse(self, *loaders: Any) -> None:
+        """Refuse callbacks that were added later, as by a `Tuner`, and data loaders: rounds are made of clients.
+
+        Raises:
+            ConfigError: naming what to give instead.
+        """
+        refuse_callbacks(self.callbacks)
+        for one in loaders:
+            if one is not None and not isinstance(one, LightningDataModule):
+                raise ConfigError(
+                    f"dataloaders are a {type(one).__name__}, and clients come from a data module; pass "
+                    "datamodule=FederatedDataModule(...)"
+                )
+
+    def _continue_wandb(self, checkpoint: Path) -> None:
+        """Continue the W&B run of a checkpoint."""
+        for logger in (one for one in self.loggers if isinstance(one, WandbLogger)):
+            from lit_fed.callbacks.wandb import continue_run
+
+            continue_run(logger, checkpoint)
 
     def _found(self, ckpt_path: _PATH | None, module: FederatedModule, goes_on: bool = False) -> _PATH | None:
         """The path of a checkpoint, which `last` and `previous` name by the run's folder.
@@ -145,36 +195,45 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if there is none.
         """
-        if not isinstance(ckpt_path, str) or ckpt_path not in KEYWORDS:
-            return ckpt_path
-        logger = next((one for one in self.loggers if isinstance(one, RoundLogger)), None)
-        if logger is None:
+        logger, named = self._round_logger, isinstance(ckpt_path, str) and ckpt_path in KEYWORDS
+        if named and logger is None:
             raise ConfigError(
                 f"ckpt_path is {ckpt_path}, which is looked for in the folder of a RoundLogger; give a path"
             )
-        path = logger.find(ckpt_path, module.algorithm_name)
-        if goes_on:
-            logger.go_on(path.parent.parent, load_checkpoint(path, resumable=True, values=False)["global_step"])
+        if ckpt_path is None or logger is None:
+            return ckpt_path
+        path = logger.find(str(ckpt_path), module.algorithm_name) if named else Path(ckpt_path)
+        if goes_on and (named or logger.holds(path)):
+            folder = path.parent.parent if named else Path(logger.log_dir)
+            logger.go_on(folder, load_checkpoint(path, resumable=True, values=False)["global_step"])
         return path
 
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
-        kwargs |= self._with_path(args, kwargs)
+        kwargs |= self._evaluated("validate", args, kwargs)
         with writing(self.loggers), self._interrupts_passed_on():
             return super().validate(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the test split; the report prints a table and completes the run's folder."""
-        kwargs |= self._with_path(args, kwargs)
+        kwargs |= self._evaluated("test", args, kwargs)
         with writing(self.loggers), self._interrupts_passed_on():
             return super().test(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
-    def _with_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The argument `ckpt_path` of a test or a validation, if it is a word."""
-        if kwargs.get("ckpt_path") not in KEYWORDS:
-            return {}
-        model = args[0] if args else kwargs.get("model", self.lightning_module)
-        return {"ckpt_path": self._found(kwargs["ckpt_path"], federated(model))}
+    def _evaluated(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The argument `ckpt_path` of a test or a validation, if it is a word; says if nothing was trained."""
+        given = dict(zip(("model", "dataloaders", "ckpt_path"), args, strict=False)) | kwargs
+        self._refuse(given.get("dataloaders"))
+        path, model = given.get("ckpt_path"), given.get("model") or self.lightning_module
+        self._say_untrained(name, model, path)
+        return {"ckpt_path": self._found(path, federated(model))} if kwargs.get("ckpt_path") in KEYWORDS else {}
+
+    def _say_untrained(self, name: str, model: LightningModule | None, ckpt_path: Any) -> None:
+        """Say that a command measures models which nothing has trained."""
+        module = federated(model)
+        done = isinstance(module.settings.network, nn.Module) or (module.is_built and module.num_rounds_done)
+        if ckpt_path is None and not done and self.is_global_zero:
+            notice(f"{name} without --ckpt_path: of models not yet trained")
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
@@ -191,7 +250,8 @@ class FederatedTrainer(Trainer):
         except SystemExit:
             if self.interrupted:
                 last = last_checkpoint(self) if self.state.fn == "fit" else None
-                said = "" if last is None else f"{last} has the last finished round; fit(..., ckpt_path='last') goes on"
+                given = "last" if self._round_logger else last
+                said = f"{last} has the last finished round; fit(..., ckpt_path='{given}') goes on" if last else ""
                 raise KeyboardInterrupt(said) from None
             raise
 
@@ -267,7 +327,9 @@ class FederatedTrainer(Trainer):
         callbacks += also
         try:
             with self._interrupts_passed_on():
+                self._refuse()
                 path = self._found(ckpt_path, federated(model or self.lightning_module))
+                self._say_untrained("predict", model or self.lightning_module, path)
                 return super().predict(model, None, data, into is None, path, weights_only) or []
         finally:
             for one in also:

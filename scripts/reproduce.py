@@ -70,7 +70,11 @@ def make(table: Table, seeds: Sequence[int], output: Path, chosen: argparse.Name
         def extra(run: Run) -> tuple[str, ...]:
             return (*folder_of_data(run, chosen.scale, chosen.root), *chosen.arguments)
 
+        missing = kept.missing(runs)
         make_missing(runs, kept, extra, chosen.jobs, done, None if chosen.scale == "smoke" else chosen.unfinished)
+    if runs and not missing:
+        stored = f"the stored records of all {len(runs)} runs in {kept.folder}"
+        print(f"{table.name}: drew {stored}, and ran nothing; --output DIR runs them into another folder", flush=True)
     return write(table, chosen.scale, seeds, output)
 
 

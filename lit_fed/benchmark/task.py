@@ -17,6 +17,7 @@ from lit_fed.command_line.arguments import configs_folder
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.names import did_you_mean
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = ["Task", "read_task", "suites", "task_files"]
 
@@ -140,7 +141,7 @@ def read_task(name: str) -> Task:
         near = did_you_mean(name, own, f"choose from {', '.join(own)}")
         raise ConfigError(f"--tasks: there is no task {name!r}\n{near}")
     try:
-        given = yaml.safe_load(path.read_text())
+        given = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--tasks {path}: cannot be read ({error}); correct it") from error
     if not isinstance(given, dict):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-__all__ = ["LastCheckpoint", "checkpoint_folder", "last_checkpoint"]
+__all__ = ["LastCheckpoint", "checkpoint_folder", "keep_apart", "last_checkpoint"]
 
 
 def checkpoint_folder(trainer: Trainer) -> Path | None:
@@ -23,6 +24,22 @@ def last_checkpoint(trainer: Trainer) -> Path | None:
     """The run's `last.ckpt`; None before the first."""
     folder = checkpoint_folder(trainer)
     return folder / "last.ckpt" if folder is not None and (folder / "last.ckpt").is_file() else None
+
+
+def keep_apart(trainer: Trainer, resumed: Path | None) -> None:
+    """Give the checkpoints of a run without loggers, which number folders, one that holds none of another run.
+
+    Args:
+        trainer: before its fit.
+        resumed: checkpoint of the run that goes on, in its own folder; None: a new run.
+    """
+    names = itertools.chain(["checkpoints"], (f"checkpoints_{number}" for number in itertools.count(1)))
+    folders = (Path(trainer.default_root_dir, name) for name in names)
+    own = None if resumed is None else resumed.resolve().parent
+    folder = next(one for one in folders if not one.exists() or one.resolve() == own)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+            callback.dirpath = str(folder)
 
 
 class LastCheckpoint(ModelCheckpoint):

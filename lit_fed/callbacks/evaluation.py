@@ -15,7 +15,6 @@ from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.scores import ClientScores, outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.strategy import same_on_every_rank
 
 __all__ = [
     "ClientMetrics", "TrainingSplitEvaluation", "UnseenClientEvaluation", "is_withheld", "log_results",
@@ -67,7 +66,7 @@ def log_results(module: FederatedModule, prefix: str, results: dict[str, float])
     module.results.update(named)
     logger = False if prefix.startswith("test/") and is_withheld(module.trainer) else None
     for key, value in named.items():
-        module.log(key, value, batch_size=1, logger=logger, **same_on_every_rank(module.trainer))
+        module.log(key, value, batch_size=1, logger=logger)
 
 
 def is_withheld(trainer: Trainer) -> bool:

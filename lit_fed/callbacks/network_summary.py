@@ -16,6 +16,7 @@ from lit_fed.core.networks.stacked_network import fresh_network
 from lit_fed.core.task import Task
 from lit_fed.system.names import few
 from lit_fed.training.hooks import FederatedCallback, federated
+from lit_fed.training.output import print_rows
 
 __all__ = ["NetworkSummary", "TrainedParameters"]
 
@@ -65,6 +66,19 @@ class NetworkSummary(RichModelSummary):
     def _summary(self, trainer: Trainer, pl_module: LightningModule) -> ModelSummary:
         network = federated(pl_module).federation.terms.task.network
         return _Summary(_Shown(network), max_depth=self._max_depth + (self._max_depth > 0))
+
+    @staticmethod
+    def summarize(
+        summary_data: list[tuple[str, list[str]]], total_parameters: int, trainable_parameters: int, model_size: float,
+        total_training_modes: dict[str, int], total_flops: int, **summarize_kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Print the layers, without operations and modes of the whole: nothing runs here."""
+        shown = [(name, column) for name, column in summary_data[1:] if name != "FLOPs"]
+        trained = f"{trainable_parameters:,} of {total_parameters:,} parameters are trained"
+        print_rows(
+            "network", [name for name, _ in shown], zip(*(column for _, column in shown), strict=True), words=2,
+            caption=f"{trained}; {model_size:,.3f} MB", overflow="fold",
+        )  # fmt: skip
 
 
 class TrainedParameters(FederatedCallback):

@@ -10,32 +10,96 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import WandbLogger
 
 from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
 from lit_fed.system.packages import imported_later, mpl, pd
-from lit_fed.training.checkpoint import WORD
+from lit_fed.training.checkpoint import WORD, load_checkpoint
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["FederatedWandb", "continue_run"]
+__all__ = ["FederatedWandb", "WandbRounds", "continue_run"]
 
 wandb = imported_later("wandb")  # of the extra `wandb`
 
 
-def continue_run(checkpoint: dict[str, Any]) -> None:
+def continue_run(logger: WandbLogger, checkpoint: Path) -> None:
     """Continue the W&B run of a checkpoint, unless the environment names another.
 
     Args:
-        checkpoint: content of a checkpoint.
+        logger: the logger, before its run begins.
+        checkpoint: a checkpoint of the run that goes on.
     """
-    run_id = checkpoint.get("callbacks", {}).get("FederatedWandb", {}).get("run_id")
-    if isinstance(run_id, str) and WORD.fullmatch(run_id):  # W&B names a folder by it
-        os.environ.setdefault("WANDB_RUN_ID", run_id)
+    run_id = load_checkpoint(checkpoint, values=False).get("callbacks", {}).get("FederatedWandb", {}).get("run_id")
+    if isinstance(run_id, str) and WORD.fullmatch(run_id) and "WANDB_RUN_ID" not in os.environ:
+        os.environ["WANDB_RUN_ID"] = run_id  # W&B names a folder by it
+        try:
+            _ = logger.experiment  # begins the run
+        finally:
+            del os.environ["WANDB_RUN_ID"]  # the next run of the process is another
 
 
-class FederatedWandb(FederatedCallback):
+class _Row:
+    """Collects what is logged to a W&B run, in place of its `log`, of which each call would make a row."""
+
+    def __init__(self, log: Any) -> None:
+        self.log, self.values = getattr(log, "log", log), dict[str, Any]()
+
+    def __call__(self, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        self.values |= data
+
+    def write(self) -> None:
+        """Write the row."""
+        if self.values:
+            self.log(self.values)
+        self.values = {}
+
+
+class WandbRounds(FederatedCallback):
+    """Makes a round one row of a W&B run, with the number of rounds as the horizontal axis; every such run has it.
+
+    Checkpoints hold the run's id, so that a resumed run continues it.
+    """
+
+    state_key = "FederatedWandb"  # of both classes
+
+    def __init__(self) -> None:
+        self._run_id: str | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for run in _runs(trainer):
+            self._run_id = run.id
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round", step_sync=True)
+            run.log = _Row(run.log)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"run_id": self._run_id}
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        for run in _runs(trainer):
+            run.log({"round": record.round_idx + 1})
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the row of the round before."""
+        for run in _runs(trainer):
+            run.log.write()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the last row; later calls of `log` are rows of their own again."""
+        for run in _runs(trainer):
+            if isinstance(run.log, _Row):
+                run.log.write()
+                run.log = run.log.log
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._run_id is not None:  # else there is no run to which a row belongs
+            WandbRounds.teardown(self, trainer, pl_module, "")
+
+
+class FederatedWandb(WandbRounds):
     """Logs tables, figures and models to a W&B run, against the round.
 
     These are the mixture weights of evaluated rounds as a heat map; after the fit the best checkpoint of every
@@ -51,27 +115,15 @@ class FederatedWandb(FederatedCallback):
     def __init__(self, every_n_rounds: int = 1) -> None:
         if every_n_rounds < 1:
             raise ConfigError(f"FederatedWandb.every_n_rounds is {every_n_rounds}; give a whole number >= 1")
+        super().__init__()
         self.every_n_rounds = every_n_rounds
-        self._run_id: str | None = None
         self._last_map: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a run without `WandbLogger`; set the round as the horizontal axis."""
-        from lightning.pytorch.loggers import WandbLogger
-
-        if not any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        """Refuse a fit without `WandbLogger`; other commands, which have no loggers, log nothing."""
+        if stage == "fit" and not any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
             raise ConfigError("FederatedWandb needs a W&B run; add --trainer.logger WandbLogger, or leave it out")
-        for run in _runs(trainer):
-            self._run_id = run.id
-            run.define_metric("round")
-            run.define_metric("*", step_metric="round", step_sync=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"run_id": self._run_id}
-
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        for run in _runs(trainer):
-            run.log({"round": record.round_idx + 1}, commit=False)
+        super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the mixture weights of the clients that are measured, ordered by their largest component."""
@@ -98,18 +150,16 @@ class FederatedWandb(FederatedCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Log summary and figures, which the report writes after the test."""
         summary = Path(trainer.log_dir or "") / "summary.json"
-        if stage != "test" or not trainer.is_global_zero or not summary.is_file():
-            return
-        for run in _runs(trainer):
-            run.summary.update(json.loads(summary.read_text()))
-        for picture in sorted((summary.parent / "plots").glob("*.png")):
-            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
+        if stage == "test" and trainer.is_global_zero and summary.is_file():
+            for picture in sorted((summary.parent / "plots").glob("*.png")):
+                _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
+            for run in _runs(trainer):
+                run.summary.update(json.loads(summary.read_text()))
+        super().teardown(trainer, pl_module, stage)
 
 
 def _runs(trainer: Trainer) -> list[Any]:
     """The W&B runs of rank zero; other ranks have none."""
-    from lightning.pytorch.loggers import WandbLogger
-
     if not trainer.is_global_zero:
         return []
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]

@@ -15,6 +15,7 @@ from lit_fed.command_line.classes import refuse_file, with_function
 from lit_fed.data.data_sets.base import ClientDataSet
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import os_error_text, quote
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = [
     "CONFIG", "config_files", "configs_folder", "default_name", "giving_way", "options_in", "prepared", "shipped",
@@ -174,8 +175,8 @@ def _check(name: str) -> None:
     if size > MOST_BYTES:
         raise ConfigError(f"--config {name} has {size:,} bytes; give a configuration, YAML or JSON")
     try:
-        yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        read_yaml(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"--config {name}: {' '.join(str(error).split())}") from error
     if not isinstance(tree, yaml.MappingNode):

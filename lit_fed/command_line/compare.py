@@ -29,6 +29,7 @@ from lit_fed.training.finished_runs import (
     metric_of,
     named,
     read_run,
+    refuse_other_data,
 )
 from lit_fed.training.output import check_new_folder, new_folder, print_rows, write_table
 
@@ -52,6 +53,7 @@ def add_runs(parser: FederatedParser) -> None:
     parser.add_argument(
         "--names", nargs="+", type=str, help="name of each row, after the runs; by default the differing settings."
     )
+    parser.add_argument("--different_data", action="store_true", help="put runs on different data side by side.")
 
 
 def compare_parser() -> FederatedParser:
@@ -79,12 +81,20 @@ def compare_runs(arguments: list[str]) -> None:
         ConfigError: naming a refused run or argument; nothing has been written then.
     """
     given = compare_parser().parse_args(arguments)
-    compare([Path(run) for run in given.runs], Path(given.output), given.metric, given.formats, given.names)
+    compare(
+        [Path(run) for run in given.runs],
+        Path(given.output),
+        given.metric,
+        given.formats,
+        given.names,
+        different_data=given.different_data,
+    )
 
 
 def compare(
-    given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str], names: Sequence[str] | None = None
-) -> None:
+    given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str], names: Sequence[str] | None = None,
+    *, different_data: bool = False,
+) -> None:  # fmt: skip
     """Read runs, write their comparison into a folder and print it.
 
     Args:
@@ -93,14 +103,17 @@ def compare(
         metric: the metric to compare; None: the first that all runs have.
         formats: formats of the figures.
         names: names of the rows, in the order of their first runs; None: their differences.
+        different_data: accept runs on different data.
 
     Raises:
-        ConfigError: naming a run and the fix.
+        ConfigError: naming a run, or what differs between the data of two, and the fix.
     """
     folders = dict.fromkeys(find_run(folder) for folder in given)
     runs = [read_run(folder) for folder in folders]
     metric = metric_of(runs, metric)
     groups = named(grouped(runs), names)
+    if not different_data:
+        refuse_other_data(groups)
     check_new_folder(output)
     table = comparison_table(groups, metric)
     headings, lines = cells_of(table, metric)
@@ -125,7 +138,9 @@ def columns_of(metric: str) -> dict[str, str]:
     return {
         **{f"test/seen/{metric}{suffix}": heading if suffix else "seen" for suffix, heading in compared.items()},
         f"test/honest/{metric}": "honest",
+        f"test/honest/{metric}_undefined": "undefined of honest",
         f"test/unseen/{metric}": "unseen",
+        f"test/unseen/{metric}_undefined": "undefined of unseen",
         "rounds": "rounds",
         "bytes": "sent",
         "seconds": "seconds",
@@ -180,7 +195,8 @@ def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
                     row[f"{key} (std)"] = statistics.stdev(values)
         rows.append({**row, "folders": " ".join(str(run.folder) for run in runs)})
     table = pd.DataFrame(rows)
-    return table[[column for column in table if column != "folders"] + ["folders"]]
+    defined = [key for key in table if f"{key}".endswith("_undefined") and not table[key].fillna(0).any()]
+    return table[[column for column in table if column not in ("folders", *defined)] + ["folders"]]
 
 
 def cells_of(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
@@ -207,6 +223,8 @@ def _cell(key: str, value: float, deviation: float | None) -> str:
         return style.bytes_in_unit(value)
     if not key.startswith("test/"):
         return f"{value:.0f}"
+    if key.endswith("_undefined"):
+        return f"{value:g}"
     factor, _ = _unit_of(key)
     digits = 2 if factor > 1 else 4
     spread = "" if deviation is None or deviation != deviation else f" ± {factor * deviation:.{digits}f}"

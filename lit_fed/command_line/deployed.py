@@ -66,7 +66,7 @@ def main(load: Callable[[], ModuleType]) -> None:
             raise
         sys.stderr.write(f"lit_fed: {'interrupted' if isinstance(error, KeyboardInterrupt) else error}\n")
         sys.stderr.flush()
-        raise SystemExit({KeyboardInterrupt: 130, WriteError: 1}.get(type(error), 2)) from None
+        sys.exit({KeyboardInterrupt: 130, WriteError: 1}.get(type(error), 2))
 
 
 # ---------------------------------------------------------------------- certificates

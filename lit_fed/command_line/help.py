@@ -25,7 +25,7 @@ MEANING = {
     "one for each core; on a GPU also a list of indices.",
     "trainer.num_nodes": "number of machines.",
     "trainer.precision": "`32-true`, or `bf16-mixed` to compute networks in bfloat16.",
-    "trainer.logger": "loggers beside the run's own metrics.csv, such as FederatedWandb; `false`: keep no folder.",
+    "trainer.logger": "loggers beside the run's own metrics.csv, such as WandbLogger; `false`: keep no folder.",
     "trainer.callbacks": "callbacks beside the usual ones; `--trainer.callbacks+=NAME` adds one.",
     "trainer.max_epochs": "number of rounds.",
     "trainer.min_epochs": "rounds before a callback may stop the run.",

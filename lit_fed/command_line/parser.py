@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 import docstring_parser
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, _loaders_dumpers
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -20,9 +20,13 @@ from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.discovery import import_all, import_named
 from lit_fed.system.names import did_you_mean, nearest
+from lit_fed.system.plain_yaml import PlainLoader
 from lit_fed.system.upgrade import GONE, instead_of
 
 __all__ = ["FederatedParser", "command_parser", "written"]
+
+# of configurations, of arguments and of their parts; there is no public name for it
+_loaders_dumpers.yaml_default_loader = PlainLoader  # type: ignore[assignment]
 
 MEANT = {
     "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
@@ -58,6 +62,15 @@ NESTED = re.compile(r"--([\w.]+): --([\w.]+):")
 
 BARE_LIST = re.compile(r"Expected a <class '(?:list|tuple)'>.* value: ([\w.+-]+(?:,[\w.+-]+)+)$")
 """Its words for a list without brackets, and the list."""
+
+NOT_TEXT = re.compile(r"Expected a <class 'str'>.*? (?:Got|Given) value: ([\w.+-]+)(?= |$)")
+"""Its words for a number or a truth value in place of a text, and the value."""
+
+BARE_MAPPING = re.compile(r"Expected a <class 'dict'>.* value: (\S+: \S+)$")
+"""Its words for a mapping without braces, and the mapping."""
+
+NOT_BOOL = re.compile(r"Expected a <class 'bool'>.* value: (?:yes|no|on|off)$", re.IGNORECASE)
+"""Its words for one of YAML's old truth values."""
 
 HINTS = ("did you mean", "`--help`", "its nearest relative", " takes ", " was removed ", "options come after")
 """Words of hints; a message about an option of a class holds that of the class's own parser."""
@@ -133,7 +146,7 @@ class FederatedParser(LightningArgumentParser):
     def parse_string(self, content: str, *args: Any, **options: Any) -> Namespace:
         """Parse the text of a configuration, and remember it."""
         import_named(COMMENT.sub("", content))
-        parsed: Namespace = super().parse_string(content, *args, **options)
+        parsed: Namespace = super().parse_string(f"{content}\n", *args, **options)  # no argument
         self.configurations.append(parsed.clone())
         return parsed
 
@@ -149,6 +162,12 @@ class FederatedParser(LightningArgumentParser):
         hint = self._hint(found[1], found[2], text) if found else ""
         bare = BARE_LIST.search(text)
         hint = f"a list has brackets, as in '[{bare[1]}]'" if bare else hint
+        bare = BARE_MAPPING.search(text)
+        hint = f"a mapping has braces, as in '{{{bare[1]}}}'" if bare else hint
+        if plain := NOT_TEXT.search(text):
+            written = {"True": "true", "False": "false", "None": "null"}.get(plain[1], plain[1])
+            hint = f"YAML reads {written} as no text; quote it, as '\"{written}\"'"
+        hint = "give true or false" if NOT_BOOL.search(text) else hint
         raise ConfigError(f"{text}; {hint}" if hint else text) from ex
 
     def _hint(self, words: str, name: str, text: str) -> str:

@@ -85,7 +85,9 @@ def report_runs(arguments: list[str]) -> None:
     if output.suffix != ".html" or output.is_dir():
         raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
     runs = [Path(run) for run in given.runs]
-    write_report(runs, output, given.metric, given.names, anonymous=given.anonymous)
+    write_report(
+        runs, output, given.metric, given.names, anonymous=given.anonymous, different_data=given.different_data
+    )
     sys.stdout.write(f"report: {output}\n")
 
 
@@ -96,6 +98,7 @@ def write_report(
     names: Sequence[str] | None = None,
     *,
     anonymous: bool = False,
+    different_data: bool = False,
 ) -> None:
     """Read finished runs and write their page.
 
@@ -105,14 +108,18 @@ def write_report(
         metric: the metric to report; None: the first that all runs have.
         names: names of the rows; None: the differences between the runs.
         anonymous: leave out the names of clients, and the settings, which may name them.
+        different_data: accept runs on different data.
 
     Raises:
-        ConfigError: naming a run and the fix.
+        ConfigError: naming a run, or what differs between the data of two, and the fix.
     """
     runs = list(map(finished_runs.read_run, dict.fromkeys(map(finished_runs.find_run, folders))))
     metric = finished_runs.metric_of(runs, metric)
     hidden = ("data",) if anonymous else ()  # its paths, and the names of unseen clients
-    page = _Page(finished_runs.named(finished_runs.grouped(runs), names, hidden), metric, anonymous)
+    groups = finished_runs.named(finished_runs.grouped(runs), names, hidden)
+    if not different_data:
+        finished_runs.refuse_other_data(groups)
+    page = _Page(groups, metric, anonymous)
     check_writable(output.absolute().parent, "--output")
     with whole_file(output, private=page.is_private) as file:
         file.write(page.html().encode())

@@ -27,6 +27,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.system.files import write_atomically
 from lit_fed.system.names import import_path
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = ["Point", "Search", "Sweep", "check_arguments", "read_sweep"]
 
@@ -118,7 +119,7 @@ def read_sweep(path: Path) -> Sweep:
     parser = FederatedParser()
     parser.add_class_arguments(_File)
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path.read_text())
         file = parser.parse_object(content if isinstance(content, dict) else {})
         return _sweep(path, file)
     except OSError as error:

@@ -17,6 +17,7 @@ from lit_fed.command_line.sweep_file import Point, Sweep
 from lit_fed.pictures.style import STYLE, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
+from lit_fed.training.finished_runs import SAME_DATA
 from lit_fed.training.output import print_rows, write_table
 
 __all__ = ["Result", "best_of_each", "draw_sweep", "result_of", "spread", "write_results"]
@@ -72,6 +73,9 @@ def write_results(
 
     `sweep.csv` has full names and numbers, `sweep.md` the tables and the command of the best point.
     """
+    data = [key for key in sweep.parameters if key.startswith("data.") and key.split(".")[1] not in SAME_DATA]
+    other = [f"points differ in {', '.join(data)}: their results are of different data"] if data else []
+    note = "; ".join([*filter(None, [note]), *other])
     results = sorted(results, key=lambda one: statistics.mean(one.values), reverse=sweep.goal == "maximize")
     rows = []
     for one in results:

@@ -260,7 +260,7 @@ class LocalSolver:
     def _values(self, option: str, names: Sequence[str], usual: float) -> Tensor:
         values = torch.full((len(names),), usual, dtype=torch.float64)
         for pattern, value in getattr(self, option).items():
-            matching = [position for position, name in enumerate(names) if fnmatchcase(name, pattern)]
+            matching = [position for position, name in enumerate(names) if fnmatchcase(name, str(pattern))]
             if not matching:
                 raise ConfigError(
                     f"--model.solver.{option} has {pattern!r}, which matches no client of the training; clients are "

@@ -30,6 +30,8 @@ __all__ = ["DiceLoss", "FocalLoss", "Segmentation", "flat_masks", "flat_populati
 class Segmentation(Sequences):
     """A class for each pixel of an image; loss and hit of an image are the means over its labelled pixels.
 
+    IoU and Dice are means over the classes without the background, class 0, which `--model.metrics` can include.
+
     Args:
         num_classes: C, including the background; 0: taken from the training masks.
         ignore_index: label of ignored pixels, often 255; null: -100 if some client's masks contain it.
@@ -37,8 +39,8 @@ class Segmentation(Sequences):
 
     kind = "segmentation"
     metrics = (
-        {"JaccardIndex": {"average": "macro"}},
-        {"dice": {"class_path": "F1Score", "init_args": {"average": "macro"}}},
+        {"JaccardIndex": {"average": "macro", "include_background": False}},
+        {"dice": {"class_path": "F1Score", "init_args": {"average": "macro", "include_background": False}}},
     )
 
     def fitted(self, y: Tensor, num_classes: int | None = None) -> Self:

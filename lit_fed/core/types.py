@@ -341,7 +341,7 @@ class Population(NamedTuple):
     columns: Any = None  # the `TableColumns` that inputs were made from
     attackers: Tensor | None = None  # [A] int64 ascending, attackers; None: no attack is configured
     learned: tuple[str, ...] = ()  # description of the constants learnt from the training samples
-    stored_type: str = ""  # NumPy name of the type in which inputs were stored: uint8 is scaled; "": not known
+    stored_type: str = ""  # in which inputs were stored, see `Samples`: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
 

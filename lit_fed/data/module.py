@@ -22,10 +22,13 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
+from lit_fed.data.populations.as_trained import as_trained, check_same_labels
 from lit_fed.data.populations.build import build_populations, infer_target, told, with_labels
 from lit_fed.data.populations.checks import (
     check_labels,
+    check_mask_values,
     check_missing_classes,
+    far_inputs,
     find_client,
     find_client_name,
     fingerprint,
@@ -34,12 +37,14 @@ from lit_fed.data.populations.checks import (
     outlying_inputs,
     scale_of_labels,
     taken_labels,
+    with_foreground,
     with_ignored,
     without_unlabelled,
 )
 from lit_fed.data.populations.splits import SplitKind
 from lit_fed.errors import ClientError, ConfigError, check_settings, notice
 from lit_fed.system.discovery import with_objects
+from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
@@ -200,7 +205,15 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data; further calls do nothing."""
         given = self._settle_target()
+        module = None if self.trainer is None else self.trainer.lightning_module
+        # facts of the training whose models are taken, and their origin
+        earlier, place = getattr(module, "earlier", None) or (None, "")
         if self.seen is not None:
+            if self._as_trained(self.seen, earlier, place, []) is not self.seen:
+                raise ConfigError(
+                    f"{place}: the data were set up before, with other columns, constants or classes; pass a new "
+                    "FederatedDataModule"
+                )
             return
         self.dataset = told(self.dataset, given)
         seen, unseen = build_populations(
@@ -208,9 +221,16 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
+        lines = list[str]()
+        read, seen = seen, self._as_trained(seen, earlier, place, lines)
+        unseen = None if unseen is None else self._as_trained(unseen, earlier, place, [])
+        is_new = seen is read
         seen, unseen = self._labelled(seen, unseen)
+        if earlier is not None:
+            check_same_labels(self.target, earlier, place)
         masks = mask_form(self.target, self.label_shape)
-        check_augmentation(self.transforms, seen, type(self.dataset).__name__, self.dataset.normalisation, masks)
+        normalisation = seen.normalisation or self.dataset.normalisation
+        check_augmentation(self.transforms, seen, type(self.dataset).__name__, normalisation, masks)
         if unseen is not None:
             for split in unseen.splits:
                 split.first_id = seen.train.num_clients
@@ -221,9 +241,17 @@ class FederatedDataModule(LightningDataModule):
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self.cohort(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
-        for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
+        far = (far_inputs(one, normalisation, seen.columns) for one in ([] if is_new else [seen]) + [unseen])
+        said_of_inputs = *lines, outlying_inputs(seen, unseen), *far
+        for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), *said_of_inputs):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
+
+    def _as_trained(
+        self, population: Population, earlier: TrainingFacts | None, place: str, said: list[str]
+    ) -> Population:
+        declared = self.dataset.normalisation
+        return population if earlier is None else as_trained(population, earlier, place, declared, said)
 
     def _settle_target(self) -> Target | None:
         """The target of `--model.target`, or `given_target`; None: the labels decide."""
@@ -240,12 +268,18 @@ class FederatedDataModule(LightningDataModule):
     def _labelled(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """The clients with labels in the form of the target, which is inferred if it is not given."""
         given, num_classes = self.given_target, num_classes_of(self.dataset, seen)
+        declared = (given is not None and given.num_classes) or (not self.dataset.is_remote and num_classes) or 0
+        if given is not None:
+            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
+        if given is None or isinstance(given, Segmentation):
+            seen, unseen = with_foreground(seen, unseen, None if given is None else given.ignored, declared)
         if given is None:
             target = infer_target(seen.train.y, num_classes, self.dataset.labels)
             check_missing_classes(self.dataset, target, seen, unseen)
         else:
-            seen, unseen = with_labels(seen, given), None if unseen is None else with_labels(unseen, given)
             target = given.fitted(seen.train.y, num_classes)
+        if isinstance(target, Segmentation) and not declared:
+            check_mask_values(self.dataset, target, seen, unseen)
         self.target = with_ignored(target, seen, unseen, pads=self.augment is not None)
         if seen.label_scale is not None:
             self.target = target.standardised(seen.label_scale)
@@ -264,7 +298,10 @@ class FederatedDataModule(LightningDataModule):
         """The clients with their labelled training samples; a line counts the others."""
         fewer, number = without_unlabelled(self.target, population)
         if number and (self.trainer is None or self.trainer.is_global_zero):
-            notice(f"{number:,} of {population.train.num_samples:,} training samples have no label and are left out")
+            bare = ((population.train.sizes > 0) & (fewer.train.sizes == 0)).nonzero()[:, 0].tolist()
+            whose = f", all those of {few(population.names[one] for one in bare)}" if bare else ""
+            total = population.train.num_samples
+            notice(f"{number:,} of {total:,} training samples have no label and are left out{whose}")
         return fewer
 
     def _with_attackers(self, seen: Population) -> Population:

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.types import Population, ServingBlock
-from lit_fed.data.data_sets.base import Samples, require, scaled_labels
+from lit_fed.data.data_sets.base import Samples, check_names, require, say, scaled_labels
 from lit_fed.data.data_sets.client_folder import (
     SPLITS,
     ClientArrays,
@@ -34,7 +34,13 @@ from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
-from lit_fed.data.populations.checks import check_labels, find_client, find_client_name
+from lit_fed.data.populations.checks import (
+    check_labels,
+    far_inputs,
+    find_client,
+    find_client_name,
+    with_foreground,
+)
 from lit_fed.data.populations.splits import divided_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
@@ -83,8 +89,15 @@ class NewClients(LightningDataModule):
             for one in given
         ]
         _check_fit(clients, facts)
-        self.unseen = flat_population(to_population(clients))
+        check_names([one.name for one in clients], "clients")
+        later = to_population(clients)
+        if isinstance(facts.target, Segmentation):
+            later, _ = with_foreground(later, None, facts.target.ignored, facts.target.num_classes)
+        self.unseen = flat_population(later)
         check_labels(facts.target, None, self.unseen)
+        said = far_inputs(self.unseen, facts.normalisation, facts.columns)
+        if said is not None:
+            say(f"--clients {folder}: {said}")
         for split in self.unseen.splits:
             split.first_id = facts.num_clients
         self.clients_per_block = facts.clients_per_block

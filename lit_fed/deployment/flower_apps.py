@@ -12,14 +12,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.flower_transport import FlowerTransport, bytes_of, flower, reply_of
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import Packet, to_bytes
 from lit_fed.errors import ConfigError, check_settings, logged
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = ["FlowerFederation", "answer_of", "client_app", "run_fit", "server_app"]  # noqa: F822 - below
 
@@ -69,7 +68,7 @@ def run_fit(grid: Any, context: Any) -> None:
     """
     settings = context.run_config
     resumed = ["--ckpt_path", str(settings["ckpt-path"])] if settings.get("ckpt-path") else []
-    config = json.dumps(yaml.safe_load(str(settings["config"])))
+    config = json.dumps(read_yaml(str(settings["config"])))
     before, token = sys.argv, GRID.set(grid)
     sys.argv = ["lit-fed", "fit", "--config", config, *resumed]
     try:

@@ -40,19 +40,20 @@ class ClientMetric:
     torchmetrics gives 0 for the area under the curve of a class that a client lacks, and most clients lack many
     classes. So areas are averaged here over the classes where they are defined. Correlations and R² of constants, 0 or
     huge in torchmetrics, are undefined. Macro averages leave out a class that is ignored, which torchmetrics counts
-    as 0 where it is predicted.
+    as 0 where it is predicted, and the background if it is not included.
 
     Args:
         name: key in the results.
         metric: the metric; this object takes ownership.
         target: the prediction target.
+        background: whether macro averages of counts include class 0.
 
     Attributes:
         averages: whether values of classes are averaged here.
         reason: why the metric was undefined for some client.
     """
 
-    def __init__(self, name: str, metric: torchmetrics.Metric, target: Target) -> None:
+    def __init__(self, name: str, metric: torchmetrics.Metric, target: Target, *, background: bool = True) -> None:
         self.name, self.metric, self.target = name, metric, target
         self.larger_is_better: bool | None = metric.higher_is_better
         metric.distributed_available_fn = _alone  # each client is evaluated on one rank
@@ -61,11 +62,12 @@ class ClientMetric:
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
         self._is_library = lies_below(type(metric).__module__, "torchmetrics")
         self._ranks = isinstance(metric, torchmetrics.retrieval.base.RetrievalMetric)
-        self._left_out: int | None = None
-        ignored = getattr(metric, "ignore_index", None)
-        if isinstance(metric, torchmetrics.classification.MulticlassStatScores) and self._average == "macro":
-            self._left_out = ignored if ignored in range(target.num_classes) else None
-        self.averages = (self._is_curve and self._average in ("macro", "weighted")) or self._left_out is not None
+        self._left_out: set[int] = set() if background else {0}
+        ignored: Any = getattr(metric, "ignore_index", None)
+        wrong = isinstance(metric, torchmetrics.classification.MulticlassStatScores) and self._average == "macro"
+        if (wrong or not background) and ignored in range(target.num_classes):
+            self._left_out.add(ignored)
+        self.averages = (self._is_curve and self._average in ("macro", "weighted")) or bool(self._left_out)
         if self.averages:
             metric.average = "none"
         self.reason, self._failure = "", ""
@@ -193,8 +195,8 @@ class ClientMetric:
         if any(bool((low == high).any()) for low, high in self._ranges):
             self._failure = "its labels or predictions are constant"
             return float("nan")
-        if self._left_out is not None:
-            return self._without_ignored()
+        if self._left_out:
+            return self._without_left_out()
         if not self._is_curve:
             return float(self.metric.compute())
         most = self._count if isinstance(self.metric, _precisions()) else self._count - 1
@@ -208,13 +210,16 @@ class ClientMetric:
         weight = self._positives[defined] if self._average == "weighted" else torch.ones(int(defined.sum()))
         return float((found[defined].double() * weight).sum() / weight.sum())
 
-    def _without_ignored(self) -> float:
-        """The mean over the classes that torchmetrics averages, without the one that is ignored."""
+    def _without_left_out(self) -> float:
+        """The mean over the classes that torchmetrics averages, without ignored ones and the background."""
         counts: Any = self.metric
-        kept = (counts.tp + counts.fp + counts.fn > 0) | (counts.top_k > 1)
-        kept[self._left_out] = False
+        if isinstance(counts, torchmetrics.classification.MulticlassJaccardIndex):
+            kept = counts.confmat.sum(0) + counts.confmat.sum(1) > 0
+        else:
+            kept = (counts.tp + counts.fp + counts.fn > 0) | (counts.top_k > 1)
+        kept[[*self._left_out]] = False
         if not kept.any():
-            self._failure = "its samples are all ignored"
+            self._failure = "its labels and predictions are all ignored or background"
             return float("nan")
         found: Tensor = counts.compute()
         return float(found[kept].double().mean())

@@ -111,7 +111,7 @@ STATISTICS = {
     "_pooled": Statistic("pooled", "the metric of the samples of all clients together", None, printed=True),
     "_undefined": Statistic(
         "undefined", "number of clients with samples but without a value", None, larger_is_better=False,
-        in_its_unit=False, digits=0, printed=True,
+        in_its_unit=False, digits=0, printed=True, compared=True,
     ),
 }  # fmt: skip
 """The statistics, by the end of their key: that of `accuracy` with `_std` is `accuracy_std`.

@@ -53,13 +53,17 @@ LIBRARY = ("torchmetrics.classification", "torchmetrics.regression", "torchmetri
 ARGUMENTS = names_in(
     """
     adaptive_k adjusted aggregation alternative average beta empty_target_action fpr_range ignore_index
-    keep_sequence_dim log_prob max_fpr max_k min_precision min_recall
+    include_background keep_sequence_dim log_prob max_fpr max_k min_precision min_recall
     min_sensitivity min_specificity multiclass_mode multidim_average multioutput n_bins norm normalization normalize
     num_classes num_groups num_labels num_outputs p power reduction squared t_test task threshold thresholds top_k
     validate_args variant weights zero_division
     """
 )
 """Allowed arguments of metrics; none takes a file, an address or a function."""
+
+
+BACKGROUND = "include_background"
+"""Argument of macro averages, as of metrics of `torchmetrics.segmentation`."""
 
 
 class WantedMetric(NamedTuple):
@@ -253,7 +257,13 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
             f"{OPTION} {wanted.shown} is {name}, but {labels}; leave out its task, or give a class named "
             f"{' or '.join(f'{one}…' for one in allowed)}"
         )
-    measured = ClientMetric(wanted.name, metric, target)
+    background = _includes_background(wanted)
+    if not background and not (isinstance(metric, _counts()) and getattr(metric, "average", "") == "macro"):
+        raise ConfigError(
+            f"{OPTION} {wanted.shown} has include_background, which is for macro averages of classes: give such as "
+            "{JaccardIndex: {average: macro, include_background: false}}, or leave it out"
+        )
+    measured = ClientMetric(wanted.name, metric, target, background=background)
     if not isinstance(target, Likelihood):  # the shape of a user-defined label is unknown
         _try_out(measured, wanted, labels)
     return measured
@@ -296,7 +306,20 @@ def _made(wanted: WantedMetric, target: Target) -> torchmetrics.Metric:
     known = {"task": task, "num_classes": target.num_classes, "num_labels": target.num_classes}
     asked = inspect.signature(wanted.given).parameters
     filled = {name: value for name, value in known.items() if name in asked and not target.continuous}
-    return wanted.given(**filled | wanted.arguments)
+    own = {name: value for name, value in wanted.arguments.items() if name != BACKGROUND or name in asked}
+    return wanted.given(**filled | own)
+
+
+def _includes_background(wanted: WantedMetric) -> bool:
+    """Whether class 0 counts; classes that have the argument see to it themselves."""
+    own = isinstance(wanted.given, type) and BACKGROUND in inspect.signature(wanted.given).parameters
+    return own or bool(wanted.arguments.get(BACKGROUND, True))
+
+
+def _counts() -> tuple[type[torchmetrics.Metric], ...]:
+    """Base classes of metrics of each class whose macro averages may leave out the background."""
+    kinds = torchmetrics.classification
+    return kinds.MulticlassStatScores, kinds.MulticlassJaccardIndex
 
 
 def _try_out(measured: ClientMetric, wanted: WantedMetric, labels: str) -> None:

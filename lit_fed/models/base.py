@@ -212,8 +212,9 @@ def _lazy_leaves(network: nn.Module) -> list[str]:
 
 
 def check_outputs(
-    network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype, output_shape: tuple[int, ...]
-) -> None:
+    network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype, output_shape: tuple[int, ...],
+    of_two: str = "",
+) -> None:  # fmt: skip
     """Refuse a network whose outputs do not fit the labels.
 
     Args:
@@ -221,6 +222,7 @@ def check_outputs(
         input_shape: shape of one sample.
         input_type: type of the samples.
         output_shape: required for one sample: (K,), or (L, K) for labels with L positions.
+        of_two: advice for two outputs in place of one.
 
     Raises:
         ConfigError: naming the network, the samples, the actual and the required outputs.
@@ -234,8 +236,8 @@ def check_outputs(
             ": store labels [n, 1] as [n], one-hot labels as y.argmax(1); for several labels 0 or 1 per sample set "
             "--data.dataset.labels multilabel"
             if len(output_shape) > len(found)
-            else ""
-        )
+            else of_two if found == (*output_shape[:-1], 2) else ""
+        )  # fmt: skip
         raise ConfigError(
             f"{type(network).__name__} returns {_batch(found)} for {_samples(input_shape, input_type)}; for these "
             f"labels it should return {_batch(output_shape)}; {OTHER}{flat}"

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import LONGEST_SHOWN, import_path, lies_below, names_in
+from lit_fed.system.plain_yaml import read_yaml
 
 __all__ = ["Whitelist", "without_writes"]
 
@@ -113,7 +114,7 @@ class Whitelist:
     def holds_configuration(self, text: str, kind: Kind) -> bool:
         """Whether the parser would read a text as a configuration, or as the name of a file with one."""
         try:
-            if "class_path" in text or isinstance(yaml.safe_load(text), dict | list):
+            if "class_path" in text or isinstance(read_yaml(text), dict | list):
                 return True
             return kind != "anything" and Path(text).is_file()
         except (yaml.YAMLError, RecursionError, ValueError, OSError):  # a name that no file can have

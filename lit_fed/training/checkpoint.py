@@ -288,6 +288,8 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     for callback in callbacks:
         state = found.get(callback.state_key)
         reason = _misfit(callback, state) if state else ""
+        if isinstance(callback, EarlyStopping) and state and not reason:  # Lightning would keep the old one silently
+            state = state | {"patience": callback.patience}
         states |= {} if reason or not state else {callback.state_key: state}
         said += [f"the state of {type(callback).__name__} in the checkpoint {reason}; it starts anew"] if reason else []
     if "callbacks" in checkpoint:  # the keys stay, since Lightning names callbacks that are missing

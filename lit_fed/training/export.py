@@ -9,13 +9,17 @@ combination.
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
+import importlib.metadata
 import io
 import json
 import math
 import warnings
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,9 +49,111 @@ __all__ = [
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
 """File ending of each format; `peft` is a folder."""
 
+SERIALIZATION_ID = "serialization_id"
+"""Entry of a `.pt2` file that changes with its description."""
+
 
 Predict = Callable[[Task, Tensor], Tensor]
 """Predictions of inputs [N, ...] by a task."""
+
+
+class Legal(NamedTuple):
+    """The legal values of an input, or of every input of a sample; in `about.json`."""
+
+    name: str
+    least: float
+    most: float
+    whole: bool = False  # whole numbers alone
+    may_miss: bool = False  # NaN marks a missing value
+
+
+class LegalInputs(nn.Module):
+    """Whether samples have legal inputs.
+
+    Args:
+        legal: of each input, or one for all.
+        named: whether an error names the input; there may be a thousand.
+    """
+
+    least: Any
+    most: Any
+    whole: Any
+    may_miss: Any
+
+    def __init__(self, legal: Sequence[Legal], *, named: bool = False) -> None:
+        super().__init__()
+        self.legal, self.named = tuple(legal), named
+        self.least, self.most, self.whole, self.may_miss = legal[0][1:]
+        if len(legal) > 1:  # one is no tensor, which a program would store
+            for name, each in zip(Legal._fields[1:], list(zip(*legal, strict=True))[1:], strict=True):
+                delattr(self, name)
+                self.register_buffer(name, torch.tensor(each))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whether each sample [N, ...] is legal, [N] bool.
+
+        Raises:
+            RuntimeError: if one is not; a program of ONNX goes on.
+        """
+        within = (x >= self.least) & (x <= self.most)
+        if x.is_floating_point():
+            if any(one.whole for one in self.legal):
+                within = within & ((x - x.round()) * self.whole == 0)
+            if any(one.may_miss for one in self.legal):
+                within = within | (x.isnan() & self.may_miss)
+        within = within.flatten(1)
+        for place, one in enumerate(self.legal if self.named else ()):
+            torch._assert_async(within[:, place].all(), f"{_in_words(one)}; see legal_inputs of about.json")
+        legal: Tensor = within.all(1)
+        torch._assert_async(
+            legal.all(),
+            f"{_in_words(self.legal[0]) if len(self.legal) == 1 else 'an input is not legal'}; see legal_inputs of "
+            "about.json",
+        )
+        return legal
+
+
+def _in_words(one: Legal) -> str:
+    kind = "a whole number" if one.whole else "a number"
+    missing = ", or NaN where it is missing" if one.may_miss else ""
+    return f"{one.name} is not {kind} from {one.least:g} to {one.most:g}{missing}"
+
+
+FARTHEST = float(2**24)
+"""Largest distance of an input from its training mean in deviations, or from 0; whole numbers are exact so far."""
+
+
+def legal_inputs(facts: TrainingFacts) -> list[Legal]:
+    """The legal inputs of a training: of each, or one for all."""
+    if facts.columns is not None:
+        return legal_columns(facts.columns, facts.normalisation)
+    if facts.inputs is not None:
+        ends = {"bool": (0.0, 1.0), "uint8": (0.0, 1.0), "int64": (0.0, FARTHEST)}
+        return [
+            Legal(one.name, *ends.get(one.kind, (-FARTHEST, FARTHEST)), whole=one.kind in ("bool", "int64"))
+            for one in facts.inputs.inputs
+            for _ in range(math.prod(one.shape))
+        ]
+    if not facts.dtype.is_floating_point:
+        return [Legal("x", 0, 2**31 - 1, True)]
+    return [Legal("x", *((-FARTHEST, FARTHEST) if facts.normalisation is None else (0.0, 1.0)))]
+
+
+def legal_columns(columns: TableColumns, constants: Normalisation | None, *, raw: bool = False) -> list[Legal]:
+    """The legal inputs of a table: encoded, or with `raw` its columns."""
+    legal, place = list[Legal](), 0
+    for one in columns.features:
+        mean, std = (0.0, 1.0) if constants is None else (constants.mean[place], constants.std[place])
+        place += len(one.input_names)
+        may_miss, is_number = raw and one.fill is not None, one.categories is None
+        if is_number:
+            legal.append(Legal(one.name, mean - FARTHEST * std, mean + FARTHEST * std, False, may_miss))
+        elif raw:  # a number that is no category's is an unknown category
+            known = columns.unknown_categories == "error"
+            ends = (0.0, len(one.categories or ()) - 1.0) if known else (-FARTHEST, FARTHEST)
+            legal.append(Legal(one.name, *ends, True, may_miss))
+        legal += [] if raw else [Legal(name, 0.0, 1.0, True) for name in one.input_names[is_number:]]
+    return legal
 
 
 class RawColumns(nn.Module):
@@ -82,7 +188,7 @@ class RawColumns(nn.Module):
                 inputs += [(place, code, 1) for code in range(len(one.categories))]
             inputs += [(place, 0, 2)] * one.indicator
         self.columns = columns
-        self.register_buffer("fill", torch.tensor(fills))
+        self.register_buffer("fill", torch.tensor(fills, dtype=torch.float64))
         for name, each in zip(("source", "code", "kind"), zip(*inputs, strict=True), strict=True):
             self.register_buffer(name, torch.tensor(each))
 
@@ -111,6 +217,7 @@ class PersonalModel(nn.Module):
         normalisation: constants that normalise inputs in 0..1; None: inputs are used as they are.
         example: zero inputs [2, ...] of the right shape and type.
         about: description of the model in plain types, for files.
+        legal: the legal inputs, of each or one for all.
     """
 
     mean: Tensor
@@ -118,16 +225,17 @@ class PersonalModel(nn.Module):
 
     def __init__(
         self, components: list[nn.Module], combination: nn.Module, normalisation: Normalisation | None,
-        example: Tensor, about: dict[str, Any],
+        example: Tensor, about: dict[str, Any], legal: Sequence[Legal] = (Legal("x", -FARTHEST, FARTHEST),),
     ) -> None:  # fmt: skip
         super().__init__()
         self.components, self.combination = nn.ModuleList(components), combination
-        self.normalised = normalisation is not None
+        self.normalisation = normalisation
         if normalisation is not None:
             shape = (-1, *[1] * (example.ndim - 2))
             for name, constants in normalisation._asdict().items():
-                self.register_buffer(name, torch.tensor(constants, dtype=torch.float32).view(shape))
+                self.register_buffer(name, torch.tensor(constants, dtype=example.dtype).view(shape))
         self.example, self.about = example, about
+        self._take(legal)
         self.encoder: RawColumns | None = None
         self.eval()
 
@@ -135,6 +243,10 @@ class PersonalModel(nn.Module):
     def arguments(self) -> tuple[tuple[Tensor, ...], Leaves]:
         """Inputs of the right shape and type, by position and by name."""
         return (self.example,), {}
+
+    def _take(self, legal: Sequence[Legal], *, named: bool = False) -> None:
+        self.legal = LegalInputs(legal, named=named)
+        self.about["legal_inputs"] = [one._asdict() for one in dict.fromkeys(legal)]
 
     def take_columns(self, columns: TableColumns | None) -> None:
         """Take the columns of the training's table as inputs [N, R] in place of their encoding.
@@ -145,7 +257,8 @@ class PersonalModel(nn.Module):
         if columns is None:
             raise ConfigError("--raw_columns is true, and the training was not on a table; leave it out")
         self.encoder = RawColumns(columns)
-        self.example = torch.zeros(2, len(columns.features))
+        self.example = torch.zeros(2, len(columns.features), dtype=self.example.dtype)
+        self._take(legal_columns(columns, self.normalisation, raw=True), named=True)
         self.about |= {
             "input_shape": ["N", len(columns.features)],
             "input_names": [one.name for one in columns.features],
@@ -153,12 +266,19 @@ class PersonalModel(nn.Module):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        """Probabilities [N, C] of inputs [N, ...], of sequences [N, L, C]; for regression the predicted values [N]."""
+        """Probabilities [N, C] of inputs [N, ...], of sequences [N, L, C]; for regression the predicted values [N].
+
+        Raises:
+            RuntimeError: if an input is not legal; programs of ONNX return NaN for that sample.
+        """
+        legal = self.legal(x)
         if self.encoder is not None:
             x = self.encoder(x)
-        if self.normalised:
+        if self.normalisation is not None:
             x = (x - self.mean) / self.std
-        return self.combination(x, [component(x) for component in self.components])  # type: ignore[no-any-return]
+        x = x.float() if x.dtype == torch.float64 else x  # the mean of a table's column may be far larger than the rest
+        found: Tensor = self.combination(x, [component(x) for component in self.components])
+        return torch.where(legal.view(-1, *[1] * (found.ndim - 1)), found, math.nan)
 
 
 class NamedPersonalModel(PersonalModel):
@@ -261,11 +381,12 @@ def traced_model(
         for m, one in enumerate(counts)
         if one
     ]
-    about = _about(federation, facts, client, example)
+    shown = example if facts.columns is None else example.double()  # as the columns of a table are read
+    about = _about(federation, facts, client, shown)
     with torch.no_grad():
         outputs = [component(example) for component in components]
     combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), {}, name=about["algorithm"]))
-    made = components, combination, facts.normalisation, example, about
+    made = components, combination, facts.normalisation, shown, about, legal_inputs(facts)
     return PersonalModel(*made) if facts.inputs is None else NamedPersonalModel(facts.inputs, *made)
 
 
@@ -330,6 +451,9 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
         {
             "client": client,
             "algorithm": federation.name,
+            "rounds": federation.server.rounds_done,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"lit_fed": importlib.metadata.version("lit-fed"), "torch": torch.__version__},
             "network": type(federation.terms.task.network).__name__,
             "input_shape": ["N", *example.shape[1:]],
             "input_type": str(example.dtype).removeprefix("torch."),
@@ -437,7 +561,7 @@ def check_program_file(output: str | Path, format: str) -> Path:
 
 
 def save_program(model: PersonalModel, path: Path, format: str = "pt") -> None:
-    """Write a model as a program that runs without lit_fed.
+    """Write a model as a program that runs without lit_fed and takes no gradients; the model is frozen, too.
 
     Args:
         model: the model.
@@ -451,6 +575,7 @@ def save_program(model: PersonalModel, path: Path, format: str = "pt") -> None:
         notice(
             f"{path.name} holds {model.about['holds']}, which may reveal them; give it only to those who may see them"
         )
+    model.requires_grad_(False)
     program = _traced(model, *model.arguments, name=model.about["network"])
     program.example_inputs = None  # the only part that PyTorch would pickle
     for node in program.graph.nodes:
@@ -460,9 +585,20 @@ def save_program(model: PersonalModel, path: Path, format: str = "pt") -> None:
 
 
 def _torch_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"about.json": json.dumps(about)})
-    return buffer.getvalue()
+    def saved(**files: str) -> io.BytesIO:
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer, extra_files=files)
+        return buffer
+
+    with zipfile.ZipFile(saved()) as archive:
+        entries = [archive.read(name) for name in sorted(archive.namelist()) if not name.endswith(SERIALIZATION_ID)]
+    about = about | {"illegal_inputs": "RuntimeError"}
+    return saved(**{"about.json": _with_digest(about, entries)}).getvalue()
+
+
+def _with_digest(about: dict[str, Any], parts: Iterable[bytes]) -> str:
+    """The description of a program, with the SHA-256 of its file without it."""
+    return json.dumps(about | {"digest": hashlib.sha256(b"".join(parts)).hexdigest()})
 
 
 def _onnx_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
@@ -479,5 +615,8 @@ def _onnx_program(program: torch.export.ExportedProgram, about: dict[str, Any]) 
             f"{about['network']} cannot be written as ONNX ({_reason(error)}); choose --format pt"
         ) from error
     assert converted is not None
-    converted.model.metadata_props["lit_fed"] = json.dumps(about)
+    # the errors of `LegalInputs` are left out by the conversion
+    about = about | {"illegal_inputs": "NaN in all outputs of the sample"}
+    description = _with_digest(about, [converted.model_proto.SerializeToString()])
+    converted.model.metadata_props["lit_fed"] = description
     return converted.model_proto.SerializeToString()  # type: ignore[no-any-return]

@@ -9,19 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.paired import paired
 from lit_fed.metrics.scores import USUAL
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
+from lit_fed.system.plain_yaml import read_yaml
 from lit_fed.system.spreadsheets import unquoted_table
 from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
-    "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of", "named",
-    "read_run", "without_seeds",
+    "SAME_DATA", "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of", "named",
+    "read_run", "refuse_other_data", "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -45,6 +44,9 @@ TRAINING = (
     "batch_size", "client_fraction", "clients_per_round", "client_sampling", "clients_per_block", "augment", "poison",
 )  # fmt: skip
 """Arguments of the data that change neither clients nor their test samples."""
+
+SAME_DATA = (*TRAINING, "attackers")
+"""Arguments of the data that runs in one table may differ in."""
 
 Flat = dict[str, str]
 """Arguments by their dotted names; values as text."""
@@ -99,7 +101,7 @@ def read_run(folder: Path) -> FinishedRun:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(f"{folder} has no {missing[0]}; give a folder that a fit of lit_fed has written")
-    config = yaml.safe_load((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
+    config = read_yaml((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
     summary = RunSummary.read(folder)
     if config and "changes_on_resume" in summary.entries:
         config["changes_on_resume"] = summary.entries["changes_on_resume"]
@@ -175,6 +177,74 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
                 raise ConfigError(f"{seeds[text]} and {run.folder} have the same configuration and seeds; give one")
             seeds[text] = run.folder
     return list(groups.values())
+
+
+# ---------------------------------------------------------------------- data
+def refuse_other_data(groups: Sequence[Group]) -> None:
+    """Refuse rows on different data; a line says where only some of the seeds of the data are the same.
+
+    Raises:
+        ConfigError: naming the first difference: a setting of the data, their seeds, or a client's samples.
+    """
+    first, *others = groups
+    for other in others:
+        found = _difference("data", _data_of(first.runs[0]), _data_of(other.runs[0]))
+        told = first.runs[0].config and other.runs[0].config  # else the samples alone tell
+        own, its = ({_seeds_of(run) if told else "": run for run in one.runs} for one in (first, other))
+        if not found and not own.keys() & its.keys():
+            found = "the seeds of the data", ", ".join(own), ", ".join(its)
+        for seeds in own.keys() & its.keys() if not found else ():
+            found = found or _other_samples(own[seeds].clients, its[seeds].clients)
+        if found:
+            what, before, now = found
+            raise ConfigError(
+                f"{other.name} is on other data than {first.name}: {what}: {now}, and {before} there; compare them "
+                "apart, or add --different_data"
+            )
+        if own.keys() != its.keys():
+            notice(
+                f"{first.name} is over data with {'; '.join(own)}, and {other.name} over data with {'; '.join(its)}: "
+                "their means are of different clients or splits"
+            )
+
+
+def _data_of(run: FinishedRun) -> dict[str, Any]:
+    """Arguments of the data, besides seeds, that decide the clients and their test samples."""
+    data: dict[str, Any] = without_seeds(run.config.get("data", {}))
+    return {key: value for key, value in data.items() if key not in SAME_DATA}
+
+
+def _seeds_of(run: FinishedRun) -> str:
+    flat = _flat({"data": run.config.get("data", {})})
+    return ", ".join(f"{key.replace('.init_args', '')} {flat[key]}" for key in flat if _is_seed(key.rpartition(".")[2]))
+
+
+def _difference(key: str, one: Any, other: Any) -> tuple[str, str, str] | None:
+    """Name and values of the first argument that both have and that differs; of other classes, the classes."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        both = (_difference(f"{key}.{name}", one[name], other[name]) for name in one if name in other)
+        return next(filter(None, both), None)
+    before, now = (
+        str(each["class_path"] if isinstance(each, dict) else each).rpartition(".")[2]
+        if key.endswith("class_path") or (isinstance(each, dict) and "class_path" in each)
+        else json.dumps(each)
+        for each in (one, other)
+    )
+    return None if before == now else (key.replace(".init_args", "").removesuffix(".class_path"), before, now)
+
+
+def _other_samples(one: pd.DataFrame, other: pd.DataFrame) -> tuple[str, str, str] | None:
+    """The first client whose numbers of samples differ, or that only one has."""
+    columns = ["population", "client", "num_train", "num_test"]
+    counts = [
+        {(population, client): f"{train} training and {test} test samples" for population, client, train, test in rows}
+        for rows in (table[columns].astype(str).to_numpy().tolist() for table in (one, other))
+    ]
+    for who in {**counts[0], **counts[1]}:
+        before, now = (each.get(who, "no such client") for each in counts)
+        if before != now:
+            return f"{who[0]} client {who[1]}", before, now
+    return None
 
 
 # ---------------------------------------------------------------------- names

@@ -26,8 +26,11 @@ __all__ = [
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings that may change on resume: the size of the clients' steps, not what they compute."""
 
-MEASURED = {"model.metrics"}
-"""Settings that change what is measured of a run, not what it computes."""
+NO_NUMBER = {
+    "model.metrics",
+    *(f"data.dataset.{name}" for name in ("listen", "tls", "nodes", "num_nodes", "seconds", "patience")),
+}
+"""Settings that change no number of a training: what is measured of it, and how nodes are reached."""
 
 
 # ---------------------------------------------------------------------- comparing two runs
@@ -95,10 +98,13 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
     found = []
     for key, before in stored.items():
         name, now = f"{prefix}{key}", given.get(key, {} if key == "init_args" else None)  # a class without options
+        setting = name.replace(".init_args.", ".").replace(".class_path", "")
+        if setting in NO_NUMBER:
+            continue
         if isinstance(before, dict) and isinstance(now, dict) and not _is_users(key, stored, before, now):
-            found += compare_arguments(before, now, f"{name}.") if name not in MEASURED else []
-        elif before != now and name not in MEASURED and not (key == "class_path" and _same_class(before, now)):
-            found.append(Difference(name.replace(".init_args.", ".").replace(".class_path", ""), before, now))
+            found += compare_arguments(before, now, f"{name}.")
+        elif before != now and not (key == "class_path" and _same_class(before, now)):
+            found.append(Difference(setting, before, now))
     return found
 
 

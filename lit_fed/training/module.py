@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from lit_fed.clients.store import ClientStore
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
-from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.gathered import ClientTable
@@ -108,8 +109,10 @@ class FederatedModule(LightningModule):
                 self._settle_rate(facts, data, stage)
             self.history.fingerprint = data.fingerprint
             self.build(facts, *data.populations, store=data.dataset.new_store(facts.num_clients))
-        elif stage == "fit":
-            self._fit_again(data, num_rounds)
+        else:
+            self._check_clients(data.populations[0].names)
+            if stage == "fit":
+                self._fit_again(data, num_rounds)
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
@@ -158,13 +161,25 @@ class FederatedModule(LightningModule):
         if self.trainer.is_global_zero:
             notice(f"--model.solver.lr is auto, here {self.settings.solver.lr}")
 
+    def _check_clients(self, names: Sequence[str]) -> None:
+        """Refuse other clients than those whose states the module has, by their positions."""
+        known, given = self.facts.named, name_digests(names)
+        numbered = known is None and given is None and len(names) == self.facts.num_clients
+        if not numbered and (known is None or given is None or not torch.equal(known, given)):
+            there = self.facts.took_part(names)
+            new = [name for name in names if name not in there] or names
+            raise ConfigError(
+                f"this FederatedModule has the states of {self.facts.num_clients} clients, and the data have "
+                f"{len(names)}, such as {new[0]!r}; pass the data of its training, or a new module"
+            )
+
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
         if self._searches and not self.settings.solver.lr:  # it was built for a test that was refused
             self._settle_rate(facts_of(self.settings, data, num_rounds), data, "fit")
         for one in self.settings.features:
             one.check_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
-        done = 0 if self.trainer.ckpt_path is not None else self.num_rounds_done - self.trainer.global_step
+        done = 0 if self.history.resumes else self.num_rounds_done - self.trainer.global_step
         self.federation.terms = self.federation.terms._replace(num_rounds=done + num_rounds)
         self.federation.schedule_rounds = num_rounds if done else None
 
@@ -360,6 +375,19 @@ class FederatedModule(LightningModule):
             )
         self._take_stored_rate(checkpoint.get(CHECKPOINT_KEY))
         self.results = self.history.restore(checkpoint, self.federation, self.settings.features, self._trainer)
+
+    @property
+    def earlier(self) -> tuple[TrainingFacts, str] | None:
+        """Facts of the training whose models are taken, and their place in messages; None: models are fresh."""
+        if self.is_built:
+            return self.facts, "this FederatedModule"
+        warm, path, option = self.history.warm_start, self.trainer.ckpt_path, "--ckpt_path"
+        if path is None and warm is not None:
+            path, option = warm.path, "--init_from"
+        if path is None:
+            return None
+        stored = load_checkpoint(Path(path), option=option, values=False)[CHECKPOINT_KEY]
+        return TrainingFacts.from_plain(stored["serving"], self.settings.target), f"{option} {path}"
 
     # ------------------------------------------------------------------ description
     @property

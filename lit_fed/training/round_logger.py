@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -130,11 +131,26 @@ class RoundLogger(Logger):
             return own
         return newest_checkpoint(self._save_dir / (self._name or name), word)[0]
 
+    def holds(self, checkpoint: str | Path) -> bool:
+        """Whether a checkpoint lies in the run's folder."""
+        return self._version is not None and Path(self.log_dir).resolve() in Path(checkpoint).resolve().parents
+
     def go_on(self, folder: Path, num_rounds: int) -> None:
-        """Go on in the folder `OUT/NAME/version_N` of a run with some rounds, unless it is this run's."""
-        if self._version is None:
-            self._name, self._keep_rounds = folder.parent.name, num_rounds
+        """Go on in the folder `OUT/NAME/version_N` of a run with some rounds, unless this logger has begun."""
+        if self._columns is None:
+            self._name, self._keep_rounds = self._name or folder.parent.name, num_rounds
             self._version = self._given = int(folder.name.removeprefix("version_"))
+
+    def refuse_other_run(self) -> None:
+        """Refuse a new run in the folder of a run.
+
+        Raises:
+            ConfigError: naming the folder.
+        """
+        if self._columns is None and Path(self.log_dir, "metrics.csv").is_file():
+            raise ConfigError(
+                f"{self.log_dir} holds a run; leave its version out for a new one, or go on with it by ckpt_path='last'"
+            )
 
     def begin(self, name: str) -> None:
         """Choose the run's folder, unless name and version are set; rank zero creates it, so that no runs share it."""
@@ -213,15 +229,15 @@ class RoundLogger(Logger):
             raise WriteError(self._file, error) from error
 
     def _open(self) -> list[str]:
-        """Keep the rows of the rounds before the resume; a row cut off by a kill is dropped."""
+        """Keep the rows of the rounds before the resume, for a test all; a row cut off by a kill is dropped."""
         self.begin("run")
         self._file = file = self.experiment  # the same for all rows
         file.parent.mkdir(parents=True, exist_ok=True)
         columns, rows = ["step"], []
-        if self._keep_rounds and file.is_file():
+        if file.is_file():
             text = file.read_text()
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-            rows = [row for row in reader if int(row["step"]) < self._keep_rounds]
+            rows = [row for row in reader if int(row["step"]) < (self._keep_rounds or math.inf)]
             columns = list(reader.fieldnames or columns)
         elif self._keep_rounds:
             notice(f"{file} is gone; it begins again with round {self._keep_rounds}, counted from 0")

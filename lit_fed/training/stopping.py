@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -79,6 +80,8 @@ class StopRequests(_SignalConnector):
     def end(self) -> None:
         """Raise `Terminated` if this rank or another got a SIGTERM."""
         if self._requested or self.agreed:
+            with suppress(SystemExit):
+                sys.exit(143)  # W&B replaces this function, to know how the run ended
             raise Terminated
 
 

@@ -24,7 +24,7 @@ from lit_fed.errors import ConfigError
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["SECONDS_OF_A_COLLECTIVE", "FederatedLauncher", "FederatedStrategy", "LostRanksError", "same_on_every_rank"]
+__all__ = ["SECONDS_OF_A_COLLECTIVE", "FederatedLauncher", "FederatedStrategy", "LostRanksError"]
 
 SECONDS_OF_A_COLLECTIVE = 1800.0
 """Default timeout of a collective, as torch's own: it covers downloads and figures, which one rank makes alone."""
@@ -37,9 +37,6 @@ SECONDS_TO_END = 10
 
 SECONDS_TO_NOTICE = 60
 """Seconds after the end of a rank in which rank zero may end by a failed collective."""
-
-NOBODY = "nobody else"
-"""Stands for a process group of this rank alone, for `reduce`. A string compares equal after deepcopy."""
 
 
 class LostRanksError(RuntimeError):
@@ -162,19 +159,11 @@ class FederatedStrategy(DDPStrategy):
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             dist.broadcast(tensor.data, 0)
 
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return tensor if group == NOBODY else super().reduce(tensor, group, reduce_op)
-
 
 def _leave_group() -> None:
     """End gloo's threads before Python ends; torch aborts if one still holds tensors of the last exchange then."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def same_on_every_rank(trainer: Trainer) -> dict[str, Any]:
-    """Arguments of `self.log` for a number that is equal on all ranks: no reduction, which is slow, and no warning."""
-    return {"sync_dist": True, "sync_dist_group": NOBODY} if isinstance(trainer.strategy, FederatedStrategy) else {}
 
 
 StrategyRegistry.register(

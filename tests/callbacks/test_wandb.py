@@ -1,6 +1,7 @@
 """W&B offline: what is logged stands in the file of a run that needs no account."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,16 +11,17 @@ import pandas as pd
 import pytest
 import wandb
 import yaml
+from lightning.pytorch.loggers import WandbLogger
 from quiet import quiet_trainer
 from running import run
 from wandb_records import artefacts, config, history, records, summary
 
-from lit_fed import FederatedModule
+from lit_fed import MLP, FedEM, FederatedModule, FederatedTrainer, LocalSolver, RoundLogger
 from lit_fed.callbacks import FederatedWandb
 from lit_fed.cli import main
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ClientError, ConfigError, DivergedError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOGGED = ["fit", "--config", f"{CONFIGS}/logger/wandb.yaml", "--config", f"{CONFIGS}/logger/best_checkpoint.yaml"]
@@ -27,15 +29,24 @@ SMALL = [
     "--config", f"{CONFIGS}/experiment/quickstart.yaml", "--name", "run", "--trainer.enable_progress_bar", "false",
     "--data.val_fraction", "0.2", "--trainer.check_val_every_n_epoch", "2",
 ]  # fmt: skip
+DIGITS = ["--data.dataset", "Digits", "--data.num_clients", "3", "--trainer.max_epochs", "2"]
+WANDB = ["--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "a", "--trainer.enable_progress_bar", "false"]
 
 
-def fit(*arguments):
-    """Run the command line here, and end its W&B run as the end of a process does."""
+@contextmanager
+def process():
+    """Ends a W&B run as the end of a process does."""
     try:
-        main([*LOGGED, *SMALL, *arguments])
+        yield
     finally:
         wandb.finish()
         wandb.teardown()
+
+
+def fit(*arguments):
+    """Run the command line here."""
+    with process():
+        main([*LOGGED, *SMALL, *arguments])
 
 
 @pytest.fixture
@@ -104,6 +115,88 @@ def check_best(offline, folder, rows):
     (entry,) = best.manifest.contents
     assert entry.size == (folder / "checkpoints/best.ckpt").stat().st_size
     assert (folder / "checkpoints/last.ckpt").is_file()
+
+
+def comparable(row):
+    """A row without times, and without places of files."""
+    return {
+        key: value for key, value in row.items() if not key.startswith(("_", "time/", "seconds")) and "." not in key
+    }
+
+
+@pytest.mark.filterwarnings("default")
+def test_command_line_and_python_leave_equal_records(offline):
+    """A round is one row; a Python run has its configuration, and a resume continues it."""
+    given = [*DIGITS, *WANDB, "--model.network", "MLP", "--model.solver.lr", "0.2"]
+    with process():
+        main(["fit", *given, "--trainer.callbacks+=FederatedWandb", "--trainer.check_val_every_n_epoch", "1"])
+    for rounds, path in ((2, None), (3, "last")):
+        logger = [RoundLogger("runs", "python"), WandbLogger(save_dir=f"b{rounds}")]
+        trainer = FederatedTrainer(
+            accelerator="cpu", max_epochs=rounds, check_val_every_n_epoch=1, logger=logger,
+            callbacks=[FederatedWandb()], enable_progress_bar=False,
+        )  # fmt: skip
+        module, data = FederatedModule(FedEM(), LocalSolver(lr=0.2), MLP), FederatedDataModule(Digits(), num_clients=3)
+        with process():
+            trainer.fit(module, data, ckpt_path=path)
+            trainer.test(module, data)
+    for section in ("model", "data", "seed_everything"):
+        assert config("a")[section] == config("b2")[section]
+    assert config("b2")["trainer"]["max_epochs"] == 2
+    rows = [comparable(row) for row in history("a")]
+    assert rows == [comparable(row) for row in history("b2")]
+    assert [row["round"] for row in rows] == [1, 2, 2]
+    assert {"lr", "comm/bytes_up", "train/seen/loss", "test/seen/accuracy"} <= rows[0].keys()
+    assert comparable(summary("a")) == comparable(summary("b2"))
+    assert [row["round"] for row in history("b3")] == [3, 3]
+    ids = [{one.run.run_id for one in records(name) if one.WhichOneof("record_type") == "run"} for name in ("b2", "b3")]
+    assert ids[0] == ids[1] != {one.run.run_id for one in records("a") if one.WhichOneof("record_type") == "run"}
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_logger_alone_has_a_row_for_each_round(offline):
+    with process():
+        main(["fit", *DIGITS, *WANDB, "--model.algorithm", "FedAvg"])
+    assert [row["round"] for row in history("a")] == [1, 2, 2]
+
+
+def test_a_run_that_is_refused_behind_its_start_leaves_no_row(offline):
+    with process(), pytest.raises(SystemExit):
+        main(["fit", *DIGITS, *WANDB, "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/x"])
+    assert history("a") == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (DivergedError("the loss is not finite", 1), 2),
+        (ConfigError("refused"), 2),
+        (ClientError(0, "client_step", 0, "failed"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_wandb_hears_how_a_run_ended(monkeypatch, error, status):
+    """It replaces `sys.exit`; a sweep takes a run that ends with 0 for a success."""
+    heard = []
+
+    def run(args):
+        raise error
+
+    def leave(code):
+        heard.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr("lit_fed.cli._run", run)
+    monkeypatch.setattr("sys.exit", leave)
+    with pytest.raises(SystemExit):
+        main([])
+    assert heard == [status]
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+def test_other_commands_take_the_configuration_of_a_wandb_run(tmp_path, command):
+    trainer = quiet_trainer(callbacks=[FederatedWandb()])
+    getattr(trainer, command)(FederatedModule(), datamodule=FederatedDataModule(Digits(), num_clients=3))
 
 
 def test_two_ranks_are_one_run(offline):

@@ -152,7 +152,7 @@ def test_metrics_are_those_of_torchmetrics():
 
 
 def data_of(y, target=None):
-    data = FederatedDataModule.from_clients({"ann": (np.zeros((4, 4), np.int64), y.numpy())}, test_fraction=0)
+    data = FederatedDataModule.from_clients({"ann": (np.arange(16).reshape(4, 4), y.numpy())}, test_fraction=0)
     data.given_target = target
     data.setup()
     return data
@@ -172,7 +172,9 @@ def test_labels_are_ignored_where_there_are_some():
         data_of(Y.clamp(min=-1))
     with pytest.raises(ConfigError, match=r"label 7 is outside 0 … 2.*; -100 marks positions to ignore"):
         data_of(torch.where(Y == -100, 7, Y), Sequences(3))
-    flat = FederatedDataModule.from_clients({"ann": (np.zeros((4, 2)), np.array([0, 1, 0, 1]))}, test_fraction=0)
+    flat = FederatedDataModule.from_clients(
+        {"ann": (np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1]))}, test_fraction=0
+    )
     flat.setup()
     with pytest.raises(ConfigError, match=r"--model.weighting is positions, and the labels of _Arrays have none"):
         flat.facts(weighting="positions", seed=0, num_rounds=1)
@@ -184,7 +186,7 @@ def test_the_data_module_leaves_them_out(capsys):
     y = torch.randint(3, (15, 4), generator=torch.Generator().manual_seed(3))
     y[[0, 2, 5, 11]] = -100
     y[1, 1:] = -100
-    whole = Split(torch.zeros_like(y), y, torch.tensor([0, 6, 15]))
+    whole = Split(torch.arange(60).view(15, 4), y, torch.tensor([0, 6, 15]))
     clients = {name: (one.x.numpy(), one.y.numpy()) for name, one in zip("ab", map(whole.client, (0, 1)), strict=True)}
     data = FederatedDataModule.from_clients(clients, test_fraction=0)
     data.setup()
@@ -193,5 +195,9 @@ def test_the_data_module_leaves_them_out(capsys):
     facts = data.facts(weighting="samples", seed=0, num_rounds=1)
     assert (facts.total_samples, facts.most_samples) == (11, 8)
     assert bool((data.seen.train.y != -100).any(1).all())
+    half = {"ann": clients["a"], "bob": (clients["b"][0], np.full((9, 4), -100))}
+    FederatedDataModule.from_clients(half, test_fraction=0).setup()
+    said = "12 of 15 training samples have no label and are left out, all those of bob"
+    assert said in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"no training sample of _Arrays has a label; correct --data\.dataset"):
         data_of(torch.full_like(Y, -100), Sequences(3, ignore_index=-100))

@@ -33,6 +33,7 @@ from lit_fed.core.targets import Criterion, Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.data.augmentation import make_augmentation, mask_form
+from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.session import Session
@@ -178,15 +179,39 @@ def test_iou_and_dice_of_each_client_are_those_of_torchmetrics():
     meter.add(torch.arange(2), prediction, labels, torch.ones(2, 2))
     called, found = prediction.argmax(-1), torch.stack([*meter.values().values()])
     for client in range(2):
-        iou = MulticlassJaccardIndex(3, ignore_index=255)(called[client], labels[client])
-        dice = MulticlassF1Score(3, average="macro", ignore_index=255)(called[client], labels[client])
+        iou = MulticlassJaccardIndex(3, average="none", ignore_index=255)(called[client], labels[client])[1:].mean()
+        dice = MulticlassF1Score(3, average="none", ignore_index=255)(called[client], labels[client])[1:].mean()
         torch.testing.assert_close(found[:, client], torch.stack([iou, dice]).double(), rtol=0, atol=1e-6)
         kept = labels[client] != 255
         p, t = called[client][kept], labels[client][kept]
-        both = [int(((p == c) & (t == c)).sum()) for c in range(3)]
-        sums = [int((p == c).sum() + (t == c).sum()) for c in range(3)]
+        both = [int(((p == c) & (t == c)).sum()) for c in (1, 2)]
+        sums = [int((p == c).sum() + (t == c).sum()) for c in (1, 2)]
         by_hand = np.mean([2 * b / s for b, s in zip(both, sums, strict=True)])
         assert float(found[1, client]) == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_the_background_is_an_option():
+    """Without foreground in labels and predictions, the foreground's metrics are undefined."""
+    y = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
+    prediction = torch.eye(2)[torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]])].log()
+    given = {
+        "iou": {"class_path": "JaccardIndex", "init_args": {"average": "macro"}},
+        "dice": {"class_path": "F1Score", "init_args": {"average": "macro", "include_background": True}},
+    }
+    found = []
+    for metrics in (None, given):
+        chosen = choose_metrics(metrics, Segmentation(2))
+        meter = chosen.meter(2)
+        meter.add(torch.arange(2), prediction[:, None], y[:, None], torch.ones(2, 1))
+        found.append(torch.stack([*meter.values().values()]))
+    torch.testing.assert_close(found[0][:, 0], torch.tensor([2 / 3, 4 / 5]).double(), rtol=0, atol=1e-7)
+    assert bool(found[0][:, 1].isnan().all())
+    by_hand = [[(2 / 3 + 1 / 2) / 2, 1], [(4 / 5 + 2 / 3) / 2, 1]]
+    torch.testing.assert_close(found[1], torch.tensor(by_hand).double(), rtol=0, atol=1e-7)
+    for wrong in ({"JaccardIndex": {"average": "micro"}}, {"AUROC": {"average": "macro"}}):
+        ((name, arguments),) = wrong.items()
+        with pytest.raises(ConfigError, match=f"--model.metrics {name} has include_background, which is for macro"):
+            choose_metrics({name: arguments | {"include_background": False}}, Segmentation(3))
 
 
 # ---------------------------------------------------------------------- networks and data
@@ -248,11 +273,30 @@ def test_a_network_for_channels_reads_no_height():
         built(Wrong, (8, 8, 3))
 
 
-def data_of(y, **settings):
-    x = np.zeros((len(y), 1, 8, 8), np.float32)
+def data_of(y, given=None, **settings):
+    x = np.random.default_rng(0).random((len(y), 1, 8, 8), np.float32)
     data = FederatedDataModule.from_clients({"ann": (x, y.numpy())}, test_fraction=0, **settings)
+    data.given_target = given
     data.setup()
     return data
+
+
+@pytest.mark.parametrize("settings", [{}, {"given": Segmentation()}, {"num_classes": 2}])
+def test_two_values_are_background_and_foreground(settings, capsys, tmp_path):
+    y = (pictures(void=False)[1] > 0).long()
+    data = data_of(255 * y, **settings)
+    assert "lit_fed: masks hold 0 and 255, which are read as the classes 0 and 1\n" in capsys.readouterr().err
+    assert data.target == Segmentation(2)
+    assert data.seen.train.y.sum() == y.sum()
+    np.savez(tmp_path / "bob.npz", x_train=data.seen.train.x.numpy(), y_train=255 * y.numpy())
+    later = NewClients(str(tmp_path), data.facts(weighting="samples", seed=0, num_rounds=1)).unseen
+    assert later.train.y.equal(y.flatten(1))
+    assert data_of(15 * y, Segmentation(21)).seen.train.y.max() == 15
+    void = torch.where(torch.arange(8) < 2, 255, 7 * y)
+    data = data_of(void, Segmentation(ignore_index=255))
+    assert (data.target, data.seen.train.y.unique().tolist()) == (Segmentation(2, 255), [0, 1, 255])
+    with pytest.raises(ConfigError, match="besides 255, which is ignored, masks hold 0 alone; give masks of two"):
+        data_of(255 * y, Segmentation(ignore_index=255))
 
 
 def test_masks_are_inferred():
@@ -264,8 +308,12 @@ def test_masks_are_inferred():
     assert type(about).from_plain(about.plain()) == about
     assert Target.from_plain(*TARGET.plain) == TARGET
     assert Target.from_plain("multiclass", 3, True) == Sequences(3)
-    with pytest.raises(ConfigError, match=r"the classes 0, 1, 2, 255, which.* --model.target.ignore_index 255"):
+    with pytest.raises(ConfigError, match=r"the values 0, 1, 2, 255, which.* --model.target.ignore_index 255"):
         data_of(pictures()[1])
+    for given in (None, Segmentation()):
+        with pytest.raises(ConfigError, match=r"masks hold the values 0, 7, 200, which are not .*; number the classes"):
+            data_of(torch.tensor([0, 7, 200])[y], given)
+    assert data_of(torch.tensor([0, 7, 200])[y], Segmentation(201)).target == Segmentation(201)
     assert data_of(y, augment="RandomHorizontalFlip").target.ignored == -100
 
 

@@ -310,7 +310,7 @@ def test_labels_from_one_have_a_class_too_many(tmp_path):
 
 
 def test_a_vocabulary_may_have_gaps(tmp_path):
-    tokens = np.array([[5, 900, 3]] * 4)
+    tokens = np.array([[5, 900, 3], [5, 3, 900]] * 2)
     save(tmp_path / "seen/ann.npz", x_train=tokens, y_train=tokens, x_test=tokens, y_test=tokens)
     data = FederatedDataModule(ClientFolder(str(tmp_path)))
     data.setup()

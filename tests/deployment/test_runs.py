@@ -441,6 +441,10 @@ def test_masks_on_nodes_are_said(tmp_path, capsys):
     node = Node(tmp_path / "anna", tmp_path / "states", FederatedModule().settings)
     FederatedDataModule(InProcessFederation(InProcess({"anna": node}))).setup()
     assert "labels are taken for masks of 2 classes\n" in capsys.readouterr().err
+    write_clients(tmp_path / "bob", {"bob": (x, 255 * y, x, y)})
+    node = Node(tmp_path / "bob", tmp_path / "more", FederatedModule().settings)
+    with pytest.raises(ConfigError, match=r"masks on nodes hold 255; store the classes 0, 1, 2, …, or give"):
+        FederatedDataModule(InProcessFederation(InProcess({"bob": node}))).setup()
 
 
 def test_what_labels_on_nodes_are_taken_for_is_said(folders, tmp_path, capsys):

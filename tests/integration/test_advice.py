@@ -8,6 +8,7 @@ from argparse import ArgumentError
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from running import run
 from test_wrong_command_lines import FIT
@@ -164,3 +165,21 @@ def test_advice_is_followed_to_the_end(tmp_path, monkeypatch, wrong, advice, men
     assert advice in refused.stderr
     done = run([*FIT, *shlex.split(mended)])
     assert done.returncode == 0, done.stderr
+
+
+def test_names_of_columns_may_hold_what_yaml_reads(tmp_path, monkeypatch):
+    """The column of row numbers that pandas writes, `Unnamed: 0`, is left out as the message says."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"who": "ab"[row // 2 % 2], "x": row % 7, "kind: of": "pq"[row % 2]} for row in range(40)]
+    pd.DataFrame(rows).to_csv("t.csv")
+    table = [*FIT, "--data.dataset", "Table", "--data.dataset.path", "t.csv", "--data.dataset.client_column", "who",
+             "--data.dataset.label_column", "kind: of"]  # fmt: skip
+    refused = run(table)
+    assert refused.returncode == 2
+    option = re.search(r"--data\.dataset\.ignored_columns '.*?'", refused.stderr)
+    done = run([*table, *shlex.split(option[0])])
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "one_line.yaml").write_text("name: short")
+    assert run([*table, *shlex.split(option[0]), "--config", "one_line.yaml"]).returncode == 0
+    said = run([*FIT, "--model.solver.client_lr", "a: 0.5"])
+    assert "a mapping has braces, as in '{a: 0.5}'" in said.stderr

@@ -161,8 +161,60 @@ def test_too_many_differences_leave_the_names_of_the_runs(tmp_path, capsys):
     other["data"] = {"dataset": {"class_path": "lit_fed.Sine"}, "batch_size": 7, "num_clients": 3}
     other["trainer"] = other["trainer"] | {"max_epochs": 9}
     second = write_run(tmp_path / "runs/two/version_0", other)
-    main(["compare", str(first), str(second), "--output", str(tmp_path / "out")])
+    arguments = [str(first), str(second), "--output", str(tmp_path / "out")]
+    assert "FedAvg" not in refused(capsys, *arguments)
+    main(["compare", *arguments, "--different_data"])
     assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["one", "two"]
+
+
+NATURAL = {"class_path": "lit_fed.data.partitions.Natural", "init_args": {"drop": None}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"dataset": {"class_path": "lit_fed.data.Sine", "init_args": {"seed": 1}}},
+            "data.dataset: Sine, and Digits there",
+        ),
+        ({"partition": NATURAL}, "data.partition: Natural, and null there"),
+        ({"num_clients": 7}, "data.num_clients: 7, and 5 there"),
+        ({"seed": 3}, "the seeds of the data: data.seed 3, and data.seed 0 there"),
+        ({"batch_size": 7}, "seen client 2: no such client, and 1 training and 1 test samples there"),
+    ],
+    ids=["data set", "partition", "clients", "cut", "samples"],
+)
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_runs_on_different_data_are_refused_by_name(tmp_path, capsys, settings, said, command):
+    runs = []
+    for name, own in (("one", {}), ("two", settings)):
+        given = config("FedAvg" if own else "FedEM")
+        given["data"] = given["data"] | {"partition": None, "num_clients": 5} | own
+        runs.append(str(write_run(tmp_path / name, given, (0.5, 0.6) if "batch_size" in own else (0.5, 0.6, 0.7))))
+    with pytest.raises(SystemExit):
+        main([command, *runs, "--names", "a", "b", "--output", str(tmp_path / "out.html")])
+    text = f"b is on other data than a: {said}; compare them apart, or add --different_data"
+    assert text in capsys.readouterr().err
+
+
+def test_a_row_that_shares_only_some_cuts_is_named(runs, tmp_path, capsys):
+    main(["compare", *map(str, runs), "--output", str(tmp_path / "out")])
+    said = "FedEM is over data with data.seed 0; data.seed 1, and FedAvg over data with data.seed 0: their means"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("rendered")
+def test_clients_without_a_value_are_counted_beside_the_figure(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, config(name), hit="auroc") for name in ("FedEM", "FedAvg")]
+    for run, number in zip(runs, (3, 0), strict=True):
+        summary = json.loads((run / "summary.json").read_text())
+        summary |= {"test/seen/auroc_undefined": number, "test/unseen/auroc": 0.5, "test/unseen/auroc_undefined": 0}
+        (run / "summary.json").write_text(json.dumps(summary))
+    main(["compare", *map(str, runs), "--metric", "auroc", "--output", str(tmp_path / "out")])
+    page = (tmp_path / "out/comparison.md").read_text()
+    assert "| run | seen | worst decile | undefined | unseen | rounds |" in page
+    assert "| FedEM | 0.7500 | 0.5000 | 3 | 0.5000 |" in page
+    assert "| FedAvg | 0.7500 | 0.5000 | 0 | 0.5000 |" in page
 
 
 def test_runs_of_python_programs_bear_their_own_names(runs, tmp_path, capsys):
@@ -170,7 +222,11 @@ def test_runs_of_python_programs_bear_their_own_names(runs, tmp_path, capsys):
         (run / "config.yaml").unlink()
     main(["compare", *map(str, runs[1:]), "--output", str(tmp_path / "out")])
     assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["em", "avg"]
+    main(["compare", str(runs[0]), str(runs[2]), "--output", str(tmp_path / "mixed")])
+    other = write_run(tmp_path / "runs/other/version_0", config(), names=["x", "y"])
+    (other / "config.yaml").unlink()
     capsys.readouterr()
+    assert "other is on other data than em: seen client 0: no such client" in refused(capsys, *runs[1:2], other)
     (runs[2] / "summary.json").unlink()
     assert refused(capsys, *runs[1:]).endswith("has no summary.json; trainer.test(model, data) writes it\n")
 
@@ -304,8 +360,8 @@ def test_no_row_of_an_anonymous_report_is_named_by_settings_of_the_data(tmp_path
         settings = config()
         settings["data"]["unseen_clients"] = [name]
         runs.append(write_run(tmp_path / f"runs/run_{len(runs)}/version_0", settings))
-    assert "st_mary" in reported(tmp_path, *runs)
-    page = reported(tmp_path, *runs, "--anonymous")
+    assert "st_mary" in reported(tmp_path, *runs, "--different_data")
+    page = reported(tmp_path, *runs, "--different_data", "--anonymous")
     assert "st_mary" not in page
     assert "run_0, run_1" in page
 
@@ -318,7 +374,7 @@ def test_a_report_escapes_all_that_comes_from_outside(rivals, tmp_path):
     settings = yaml.safe_load((evil / "config.yaml").read_text())
     settings["data"]["dataset"] = {"class_path": "lit_fed.Table<i>", "init_args": {"path": "<u>"}}
     (evil / "config.yaml").write_text(yaml.safe_dump(settings))
-    page = reported(tmp_path, evil, rivals[0], rivals[2])
+    page = reported(tmp_path, evil, rivals[0], rivals[2], "--different_data")
     assert "&lt;script&gt; (seen)" in page
     assert not {"b", "i", "u", "script"} & Tags(page).found
     assert page.count("Table&lt;i&gt;") >= 2
@@ -342,7 +398,7 @@ def test_runs_say_whether_larger_is_better(tmp_path, metric, larger, said):
 def test_other_divisions_and_missing_baselines_are_not_paired(rivals, tmp_path, capsys):
     other = write_run(tmp_path / "runs/other/version_0", config("Local", data_seed=1), names=NAMES[:2])
     for runs in ([rivals[0], other], rivals[:2]):
-        assert "Not known: give runs of Local or FedAvgPlus" in reported(tmp_path, *runs)
+        assert "Not known: give runs of Local or FedAvgPlus" in reported(tmp_path, *runs, "--different_data")
     with pytest.raises(SystemExit):
         main(["report", str(other), "--output", str(tmp_path / "report.pdf")])
     assert "end its name in .html" in capsys.readouterr().err

@@ -83,3 +83,15 @@ def test_texts_of_no_training_row(tmp_path, capsys, last):
     assert clients["num_test"].tolist() == [4, 4]
     main(["export", *given, "--client", "y", "--output", str(tmp_path / "y.pt2"), *advice])
     assert (tmp_path / "y.pt2").is_file()
+
+
+def test_columns_in_another_unit_are_named_without_a_row_of_them(tmp_path, capsys, last):
+    table = frame(1, ["x", "y"])
+    table.loc[table["shop"] == "y", "b"] = 1234.5
+    served(last, table, tmp_path / "served")
+    said = capsys.readouterr().err
+    assert "more than 6 deviations from the mean of the training: b at client 'y' (100 % of 20 rows); are" in said
+    assert "1234" not in said
+    assert "1234" not in "".join(path.read_text() for path in tmp_path.glob("served/*.csv"))
+    served(last, frame(1, ["x", "y"]), tmp_path / "usual")
+    assert "deviations" not in capsys.readouterr().err

@@ -112,6 +112,16 @@ def test_page_is_what_the_records_give(name):
     assert (RESULTS / f"{name}.md").read_text() == reproduce.page(TABLES[name], kept, "reduced", TABLES[name].seeds)
 
 
+def test_a_page_of_stored_records_says_that_nothing_was_run(capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "write", lambda *_: "the page")
+    monkeypatch.setattr(reproduce, "make_missing", lambda runs, kept, *_: None)
+    reproduce.main(["quickstart"])
+    assert re.search(
+        r"quickstart: drew the stored records of all \d+ runs in .*, and ran nothing; --output DIR runs them",
+        capsys.readouterr().out,
+    )
+
+
 def test_index_is_what_the_records_give():
     assert (RESULTS / "README.md").read_text() == reproduce.index(reproduce.kept_of("reduced", RESULTS))
 

@@ -192,6 +192,16 @@ def test_each_algorithm_has_its_best_point(tmp_path):
         assert [int(line[2:5]) for line in first.splitlines() if line.startswith("| 0")] == best
 
 
+@pytest.mark.parametrize(("key", "said"), [("data.num_clients", True), ("data.batch_size", False)])
+def test_points_on_different_data_are_named(tmp_path, capsys, key, said):
+    sweep = read_sweep(written(tmp_path / "x.yaml", parameters={key: {"values": [4, 8]}}))
+    results = [Result(number, {key: value}, (0.5,), (), 1.0) for number, value in enumerate((4, 8))]
+    write_results(sweep, results, {}, tmp_path)
+    text = f"points differ in {key}: their results are of different data"
+    assert (text in (tmp_path / "sweep.md").read_text()) == said
+    assert (f"points differ in {key}" in capsys.readouterr().out) == said
+
+
 def test_seeds_may_draw_the_division_too(tmp_path):
     run, folder = _Run(0, 3, ()), SweepFolder(tmp_path, ["training", "data"])
     assert {"--data.seed=3", "--seed_everything=3"} < set(folder.arguments(run))

@@ -153,7 +153,7 @@ def test_client_folder(capsys, tmp_path, changes, parts):
 
 
 def test_labels_that_do_not_fit_the_network(capsys, tmp_path):
-    tokens = {"x_train": np.zeros((6, 3), np.int64), "x_test": np.zeros((3, 3), np.int64)}
+    tokens = {"x_train": np.arange(18).reshape(6, 3), "x_test": np.zeros((3, 3), np.int64)}
     root = clients(tmp_path / "data", **tokens)
     (root / "seen/ann.npz").unlink()
     arguments = [*BASE, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)]

@@ -143,7 +143,7 @@ def test_onnx_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_path):
     written = onnx.load(path)
     floats = [one for one in written.graph.initializer if one.data_type == onnx.TensorProto.FLOAT]
     sizes = sum(int(np.prod(one.dims)) for one in floats)
-    assert STORED.get(name, MODEL) <= 4 * sizes <= STORED.get(name, MODEL) + 8  # a scalar or two of the conversion
+    assert STORED.get(name, MODEL) <= 4 * sizes <= STORED.get(name, MODEL) + 20  # some scalars of the conversion
     about = json.loads({one.key: one.value for one in written.metadata_props}["lit_fed"])
     assert about["client"] == client
     assert str(tmp_path.parent) not in str(written)

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, client_table, plot_mixtures, plot_rounds
+from lit_fed import FederatedModule, FederatedTrainer, Multiclass, client_table, plot_mixtures, plot_rounds
 from lit_fed.algorithms import Algorithm, FedAvg, FedU
 from lit_fed.callbacks import (
     FederatedCallback,
@@ -352,3 +352,118 @@ def test_last_without_a_run_is_refused(tmp_path):
     trainer, module, data = of_folder(tmp_path, 1, logger=False)
     with pytest.raises(ConfigError, match="looked for in the folder of a RoundLogger; give a path"):
         trainer.test(module, data, ckpt_path="last")
+
+
+# ---------------------------------------------------------------------- what Python programs are told
+def test_a_fit_names_its_folder(tmp_path, capsys):
+    trainer, module, data = of_folder(tmp_path, 1)
+    trainer.fit(module, data)
+    assert capsys.readouterr().err == f"lit_fed: the run is written to {tmp_path}/FedAvg/version_0\n"
+
+
+def test_runs_without_a_logger_keep_apart(tmp_path, capsys):
+    """The second run takes a folder of its own; the first one goes on in its own."""
+    for name in ("checkpoints", "checkpoints_1"):
+        trainer, module, data = of_folder(tmp_path, 1, logger=False)
+        trainer.fit(module, data)
+        assert capsys.readouterr().err == f"lit_fed: the run is written to {tmp_path}/{name}\n"
+    trainer, module, data = of_folder(tmp_path, 2, logger=False)
+    trainer.fit(module, data, ckpt_path=str(tmp_path / "checkpoints/last.ckpt"))
+    done = {path.parent.name: torch.load(path)["global_step"] for path in tmp_path.glob("*/last.ckpt")}
+    assert done == {"checkpoints": 2, "checkpoints_1": 1}
+
+
+@pytest.mark.parametrize(("given", "name"), [({}, "last"), ({"logger": False}, "{folder}/checkpoints/last.ckpt")])
+def test_an_interrupt_says_how_to_go_on(tmp_path, given, name):
+    class Stop(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if pl_module.num_rounds_done:
+                raise KeyboardInterrupt
+
+    trainer, module, data = of_folder(tmp_path, 2, **given)
+    trainer.callbacks.insert(0, Stop())
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        trainer.fit(module, data)
+    name = name.format(folder=tmp_path)
+    assert str(stopped.value).endswith(f"last.ckpt has the last finished round; fit(..., ckpt_path='{name}') goes on")
+
+
+def test_untrained_models_are_said_to_be(tmp_path, capsys):
+    trainer, module, data = of_folder(tmp_path, 1)
+    trainer.test(module, data)
+    trainer.predict(module, datamodule=data)
+    said = capsys.readouterr().err
+    assert said.splitlines() == [
+        f"lit_fed: {name} without --ckpt_path: of models not yet trained" for name in ("test", "predict")
+    ]
+    trainer, module, data = of_folder(tmp_path, 1)
+    trainer.fit(module, data)
+    capsys.readouterr()
+    trainer.test(module, data)
+    trainer, module, data = of_folder(tmp_path, 1)
+    trainer.test(module, data, ckpt_path="last")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_data_loaders_are_refused(tmp_path, command):
+    """Also by a trainer that has a data module from before."""
+    trainer, module, data = of_folder(tmp_path, 1, logger=False, enable_checkpointing=False)
+    trainer.validate(module, data)
+    with pytest.raises(ConfigError, match=r"pass datamodule=FederatedDataModule\(...\)"):
+        getattr(trainer, command)(module, [torch.zeros(2, 4)])
+
+
+def test_a_trained_module_goes_on_for_the_rounds_of_the_run(tmp_path):
+    trainer, module, data = of_folder(tmp_path, 2)
+    trainer.fit(module, data)
+    trainer, *_ = of_folder(tmp_path, 3)
+    trainer.fit(module, data, ckpt_path="last")
+    assert module.num_rounds == module.num_rounds_done == 3
+
+
+def test_a_trainer_that_has_done_its_rounds_takes_no_other_module(tmp_path):
+    trainer, module, data = of_folder(tmp_path, 1)
+    trainer.fit(module, data)
+    with pytest.raises(ConfigError, match=r"has done 1 rounds of another module.* make a new FederatedTrainer"):
+        trainer.fit(FederatedModule(FedAvg()), data)
+
+
+def test_a_resumed_run_has_the_patience_that_is_given(tmp_path):
+    """Lightning restores that of the checkpoint."""
+    for rounds, patience, path in ((2, 1, None), (3, 7, "last")):
+        stop = EarlyStopping("train/seen/loss", patience=patience)
+        run = trainer(tmp_path, rounds, stop)
+        run.fit(FederatedModule(FedAvg()), digits(), ckpt_path=path)
+    assert stop.patience == 7
+    assert stop.best_score < float("inf")
+
+
+def test_two_outputs_for_two_classes_are_told_what_they_are(tmp_path):
+    trainer, _, data = of_folder(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"--model.target Multiclass, in Python target=Multiclass\(\)"):
+        trainer.fit(FederatedModule(FedAvg(), network=torch.nn.Linear(4, 2)), data)
+    trainer, _, data = of_folder(tmp_path, 1)
+    trainer.fit(FederatedModule(FedAvg(), network=torch.nn.Linear(4, 2), target=Multiclass()), data)
+
+
+def test_a_folder_holds_one_run(tmp_path):
+    """A version that is given is no licence to overwrite its run; its own checkpoint and its test go on in it."""
+
+    def run(rounds, path=None, command="fit"):
+        _, module, data = of_folder(tmp_path, rounds)
+        made = trainer(tmp_path, rounds, RunReport(pictures=False), name="run", version=0)
+        getattr(made, command)(module, data, ckpt_path=path)
+
+    def steps():
+        rows = csv.DictReader((tmp_path / "run/version_0/metrics.csv").read_text().splitlines())
+        return [row["step"] for row in rows if row["train/seen/loss"]]
+
+    last = str(tmp_path / "run/version_0/checkpoints/last.ckpt")
+    run(2)
+    with pytest.raises(ConfigError, match=r"run/version_0 holds a run; leave its version out for a new one"):
+        run(2)
+    run(2, last, "test")
+    assert steps() == ["0", "1"]
+    run(3, last)
+    assert steps() == ["0", "1", "2"]

@@ -222,7 +222,7 @@ def test_parameters_chosen_by_name_are_those_that_the_network_leaves_to_be_train
         " comes before head is computed once for all models; the frozen ones are random: no weights were loaded\n"
     ) in said.err
     (row,) = [line.split("│") for line in said.out.splitlines() if "network.body" in line]
-    assert [cell.strip() for cell in row[4:6]] == ["51", "frozen"]
+    assert [cell.strip() for cell in row[3:5]] == ["51", "frozen"]
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -91,7 +91,7 @@ def test_clients_are_served_at_the_rate_of_adaptation(tmp_path, schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_added_rounds_keep_the_last_rate(tmp_path, capsys, schedule):
     fit(tmp_path / "parts", HORIZON, schedule=schedule)
-    assert "schedule" not in capsys.readouterr().err
+    assert "the schedule" not in capsys.readouterr().err
     added, rates = fit(tmp_path / "parts", MORE, ckpt_path=last(tmp_path / "parts"), schedule=schedule)
     said = [line for line in capsys.readouterr().err.splitlines() if "schedule" in line]
     assert len(said) == 1
@@ -110,7 +110,7 @@ def test_schedules_without_an_end_do_not_notice(tmp_path, capsys, schedule):
     added, _ = fit(tmp_path / "parts", 5, ckpt_path=last(tmp_path / "parts"), schedule=schedule, test=False)
     whole, _ = fit(tmp_path / "whole", 5, schedule=schedule, test=False)
     assert_same_state(whole, added)
-    assert "schedule" not in capsys.readouterr().err
+    assert "the schedule" not in capsys.readouterr().err
 
 
 def test_the_end_of_the_schedule_outlives_several_resumes(tmp_path):
@@ -277,6 +277,13 @@ def test_arguments_that_are_only_given_came_later():
     assert compare_arguments({"lr": 0.1, "clip_norm": 1.0}, {"lr": 0.1}) != []
     network = {"class_path": "lit_fed.Linear", "init_args": {}}
     assert compare_arguments({"network": network}, {"network": network | {"init_args": {"bias": True}}}) == []
+
+
+def test_how_nodes_are_reached_is_not_compared():
+    names = ("listen", "tls", "nodes", "num_nodes", "seconds", "patience", "missing")
+    options = (dict.fromkeys(names, 1), dict.fromkeys(names, 2))
+    stored, given = ({"data": {"dataset": {"class_path": "lit_fed.Federation", "init_args": one}}} for one in options)
+    assert [one.setting for one in compare_arguments(stored, given)] == ["data.dataset.missing"]
 
 
 @pytest.mark.parametrize(("before", "now"), [({}, {"eps": 0.1}), ({"eps": 0.1}, {})])

@@ -1,19 +1,24 @@
 """Every callback, profiler and limit of Lightning works on rounds or is refused, with the reason, before training."""
 
 import csv
+import json
 import logging
 import re
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
 import lightning.pytorch.callbacks as stock
 import lightning.pytorch.profilers as profilers
 import pytest
+import wandb
+from lightning.pytorch.tuner import Tuner
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.report import RunReport
+from lit_fed.cli import main
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -70,7 +75,7 @@ def columns(run):
 def test_a_plain_run_is_silent_about_lightning(new_run):
     run = new_run().fit()
     assert run.trainer.global_step == ROUNDS
-    assert run.said == ""
+    assert run.said == f"lit_fed: the run is written to {run.folder}/run/version_0\n"
 
 
 @pytest.mark.parametrize("monitor", ["val/seen/loss", "train/seen/loss", "train/seen/accuracy"])
@@ -101,7 +106,7 @@ def test_a_stop_of_a_callback_of_ones_own_is_said(new_run):
 def test_checkpoints_count_rounds(new_run, tmp_path):
     best = stock.ModelCheckpoint(tmp_path / "best", monitor="val/seen/accuracy", mode="max", filename="best")
     every = stock.ModelCheckpoint(tmp_path / "every", every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    assert new_run(best, every).fit().said == ""
+    assert len(new_run(best, every).fit().said.splitlines()) == 1  # the folder
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["best.ckpt"]
     assert [path.name for path in (tmp_path / "every").iterdir()] == ["step=2.ckpt"]
 
@@ -150,6 +155,7 @@ def test_the_summary_shows_the_layers(new_run, callbacks):
     assert "network.linear" in said
     assert "650" in said  # 64 · 10 + 10 parameters of one component
     assert "store" not in said
+    assert "FLOPs" not in said  # nothing counts them
 
 
 @pytest.mark.parametrize(
@@ -165,6 +171,16 @@ def test_the_summary_shows_the_layers(new_run, callbacks):
 def test_profilers_print_what_took_how_long(new_run, profiler, parts):
     said = new_run(profiler=profiler, rounds=1).fit().said
     assert all(part in said for part in parts), said
+
+
+def test_statistics_that_every_rank_has_are_not_to_be_reduced():
+    """Lightning recommends it for each key of a run by its own strategy `ddp`."""
+    keep_notices_out()
+    advice = "It is recommended to use `self.log('{}', ..., sync_dist=True)` when logging on epoch level"
+    for key in ("test/unseen/accuracy_std", "val/honest/loss", "train/seen/loss@served"):
+        warnings.warn(advice.format(key), stacklevel=1)
+    with pytest.raises(UserWarning, match="own"):
+        warnings.warn(advice.format("own"), stacklevel=1)
 
 
 # ------------------------------------------------------------------ what is refused
@@ -204,6 +220,48 @@ def test_the_guide_says_of_each_whether_it_works():
     assert said == dict.fromkeys(WORK, "yes") | {kind.__name__: "no" for kind in CANNOT}
 
 
+BY_PYTHON_ALONE = {"LambdaCallback", "BasePredictionWriter"}  # they take functions, and a class
+FIT = [
+    "fit", "--data.dataset", "Digits", "--data.num_clients", "3", "--trainer.max_epochs", "1", "--name", "run",
+    "--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures", "false",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [WORK - BY_PYTHON_ALONE - {"RichProgressBar"}, {"RichProgressBar"}])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_every_callback_of_the_guide_runs_with_its_defaults(tmp_path, monkeypatch, names):
+    """By the command line, which writes them into config.yaml, and from that file."""
+    monkeypatch.chdir(tmp_path)
+    given = list(FIT)
+    for name in sorted(names):
+        given.append(f"--trainer.callbacks+={name}")
+        given += ["--trainer.callbacks.monitor", "train/seen/loss"] if name == "EarlyStopping" else []
+    main(given)
+    main(["fit", "--config", "runs/run/version_0/config.yaml"])
+    assert (tmp_path / "runs/run/version_1/summary.json").is_file()
+    for command in ("test", "validate", "predict"):
+        main([command, "--config", "runs/run/version_0/config.yaml", "--ckpt_path", "last"])
+
+
+@pytest.mark.filterwarnings("default")
+def test_every_logger_of_the_guide_runs_with_its_defaults(tmp_path, monkeypatch):
+    rows = GUIDE.read_text().partition("## Loggers\n")[2].partition("\n## ")[0].splitlines()
+    names = [found[1] for row in rows if (found := re.match(r"\| `(\w+)` \| yes", row))]
+    needs = {"CSVLogger": {"save_dir": "csv"}, "TensorBoardLogger": {"save_dir": "tensorboard"}}
+    needs["MLFlowLogger"] = {"tracking_uri": "mlflow"}
+    assert needs.keys() < set(names)
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        loggers = [{"class_path": name, "init_args": needs.get(name, {})} for name in names]
+        main([*FIT, "--trainer.logger", json.dumps(loggers)])
+    finally:
+        wandb.finish()
+        wandb.teardown()
+    assert all(any(tmp_path.glob(f"{folder}/*")) for folder in ("csv", "tensorboard", "mlflow", "wandb"))
+
+
 @pytest.mark.parametrize("kind", CANNOT)
 def test_callbacks_that_cannot_work_on_rounds(new_run, tmp_path, kind):
     make, reason = CANNOT[kind]
@@ -212,6 +270,17 @@ def test_callbacks_that_cannot_work_on_rounds(new_run, tmp_path, kind):
     assert type(make()).__name__ in str(refused.value)
     assert reason in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_callbacks_that_are_added_later_are_refused_too(new_run):
+    run = new_run()
+    with pytest.raises(ConfigError, match=r"has BatchSizeFinder, .*; choose --data.batch_size"):
+        Tuner(run.trainer).scale_batch_size(run.module, datamodule=run.data)
+    run = new_run()
+    run.trainer.callbacks.append(stock.StochasticWeightAveraging(0.1))
+    for command in (run.trainer.fit, run.trainer.test, run.trainer.predict):
+        with pytest.raises(ConfigError, match="has StochasticWeightAveraging"):
+            command(run.module, run.data)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import inspect
 from datetime import timedelta
-from types import SimpleNamespace
 
 import torch
 from lightning.pytorch import Trainer
@@ -11,15 +10,13 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch import nn
 
 from lit_fed.trainer import ClientLoop, FederatedLoop, FederatedTrainer, RoundLoop
 from lit_fed.training.stopping import StopRequests
-from lit_fed.training.strategy import FederatedStrategy, same_on_every_rank
 
 
 def test_overridden_private_names_exist():
@@ -38,6 +35,7 @@ def test_overridden_private_names_exist():
     assert hasattr(nn.modules.batchnorm, "_BatchNorm")
     assert hasattr(nn.modules.dropout, "_DropoutNd")
     assert hasattr(nn.modules.conv, "_ConvNd")
+    assert callable(torch._assert_async)
 
 
 def test_private_names_of_callbacks_and_signals_exist():
@@ -50,6 +48,9 @@ def test_private_names_of_callbacks_and_signals_exist():
     assert type(trainer._signal_connector) is _SignalConnector
     assert hasattr(trainer._accelerator_connector, "cluster_environment")
     assert "_signal_connector.register_signal_handlers()" in inspect.getsource(Trainer._run)
+    assert list(inspect.signature(Trainer._run).parameters)[1:3] == ["model", "ckpt_path"]
+    trainer._checkpoint_connector._ckpt_path = "x.ckpt"
+    assert trainer.ckpt_path == "x.ckpt"
 
 
 def test_private_names_of_launcher_exist():
@@ -77,17 +78,3 @@ def test_the_trainer_installs_the_loops():
     assert (trainer.max_epochs, trainer.max_steps) == (7, 5)
     assert trainer.reload_dataloaders_every_n_epochs == 1
     assert trainer.num_sanity_val_steps == 0
-
-
-def test_numbers_that_every_rank_has_are_not_reduced(monkeypatch):
-    """Lightning passes the group of `self.log` on to the strategy; with one device there is nothing to be passed."""
-    sent = []
-    monkeypatch.setattr(DDPStrategy, "reduce", lambda self, tensor, *_: sent.append(tensor) or tensor)
-    several, alone = SimpleNamespace(strategy=FederatedStrategy()), SimpleNamespace(strategy=SingleDeviceStrategy())
-    assert same_on_every_rank(alone) == {}
-    for given, number in ((same_on_every_rank(several), 0), ({"sync_dist": True}, 2)):  # a sum and its weight
-        results = _ResultCollection(training=False)
-        options = {"sync_dist_fn": several.strategy.reduce, "on_step": False, "on_epoch": True, "batch_size": 1}
-        results.log("on_validation_epoch_end", "x", torch.tensor(3.0), **options, **given)
-        assert float(results.metrics(on_step=False)["log"]["x"]) == 3
-        assert len(sent) == number

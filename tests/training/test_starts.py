@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from quiet import quiet_trainer
 from torch import nn
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedModule, client_table
 from lit_fed.algorithms import APFL, FML, DFedEM, FedAvg, FedEM, Local
 from lit_fed.callbacks import RunReport
 from lit_fed.core.local_solver import LocalSolver
@@ -199,3 +201,66 @@ def test_losses_that_do_not_go_together_are_refused(tmp_path):
     module = FederatedModule(loss=CrossEntropy())
     with pytest.raises(ConfigError, match="these are regression"):
         trainer_of(tmp_path).fit(module, datamodule=FederatedDataModule(Sine()))
+
+
+# ------------------------------------------------------------------ the meaning of inputs and classes
+def sales(scale=1.0, seed=0, **names):
+    """Rows of two shops; `b` decides the kind."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(0, 1, 80), rng.normal(2, 0.5, 80)
+    rows = pd.DataFrame({"shop": np.repeat(["x", "y"], 40), "a": a, "b": scale * b, "kind": np.where(b > 2, "p", "q")})
+    return rows.replace({"kind": names})
+
+
+def table(rows):
+    return FederatedDataModule.from_frame(rows, client="shop", label="kind")
+
+
+@pytest.fixture(scope="module")
+def sold(tmp_path_factory):
+    """A checkpoint of a run on a table."""
+    folder = tmp_path_factory.mktemp("sold")
+    trainer_of(folder, "sold", 10).fit(FederatedModule(FedAvg(), LocalSolver(lr=1.0)), datamodule=table(sales()))
+    return str(folder / "sold/version_0/checkpoints/last.ckpt")
+
+
+def test_models_mean_the_same_after_a_warm_start(sold, tmp_path):
+    accuracies = []
+    changed = sales()[["b", "shop", "kind", "a"]], pd.concat([sales(), sales(1.5, 1, p="q").assign(shop="z")])
+    for rows in (sales(), *changed):
+        module, trainer = FederatedModule(FedAvg(), STILL), trainer_of(tmp_path, "again", 1)
+        trainer.fit(module, datamodule=table(rows), init_from=sold)
+        trainer.test(module, datamodule=table(rows))
+        assert module.facts.columns.input_names == ["a", "b"]
+        clients = client_table(trainer).query("client in ['x', 'y']")
+        accuracies.append(clients["accuracy"].tolist())
+    assert accuracies[0] == accuracies[1] == accuracies[2]
+    assert min(accuracies[0]) > 0.9
+
+
+def test_a_run_that_began_so_goes_on_and_is_tested_in_the_same_terms(sold, tmp_path):
+    rows = sales(3.0, 1)[["b", "shop", "kind", "a"]]
+    module = FederatedModule(FedAvg(), LocalSolver(lr=0.1))
+    trainer_of(tmp_path, "run", 1).fit(module, datamodule=table(rows), init_from=sold)
+    path = str(tmp_path / "run/version_0/checkpoints/last.ckpt")
+    again = FederatedModule(FedAvg(), LocalSolver(lr=0.1))
+    trainer_of(tmp_path, "run", 2).fit(again, datamodule=table(rows), ckpt_path=path)
+    assert again.facts.normalisation == module.facts.normalisation
+    tested = trainer_of(tmp_path, "run", 1)
+    tested.test(FederatedModule(FedAvg(), LocalSolver(lr=0.1)), datamodule=table(rows), ckpt_path=path)
+    with pytest.raises(ConfigError, match=r"--ckpt_path .*'new' is no class of that training"):
+        tested.test(FederatedModule(FedAvg()), datamodule=table(sales(p="new")), ckpt_path=path)
+
+
+def test_a_module_is_not_tested_on_other_columns_or_clients(sold, tmp_path):
+    module = FederatedModule(FedAvg(), STILL)
+    trainer = trainer_of(tmp_path)
+    trainer.fit(module, datamodule=table(sales()))
+    other = table(sales()[["b", "shop", "kind", "a"]])
+    other.setup()
+    with pytest.raises(ConfigError, match="this FederatedModule: the data were set up before, with other columns"):
+        trainer.test(module, datamodule=other)
+    with pytest.raises(ConfigError, match="was not trained on the column 'c'"):
+        trainer.test(module, datamodule=table(sales().assign(c=1.0)))
+    with pytest.raises(ConfigError, match="the states of 2 clients, and the data have 2, such as 'z'"):
+        trainer.test(module, datamodule=table(sales().replace("y", "z")))

@@ -6,8 +6,10 @@ postponed here: the command line would look up their names in the module of each
 
 import sys
 import time
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
 
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
+from lit_fed.system.names import few
 
 __all__ = [
     "ANY_SEED", "CONSTANT", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet",
-    "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split",
-    "given_array", "input_array", "is_first_process", "label_array", "make_split", "names_of", "picture_array",
-    "require", "scaled_labels", "stacked_samples", "with_words",
+    "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample",
+    "empty_split", "files_of", "given_array", "input_array", "is_first_process", "label_array", "make_split",
+    "matched_classes", "names_of", "picture_array", "require", "say", "say_left_out", "scaled_labels",
+    "stacked_samples", "with_words",
 ]  # fmt: skip
 
 
@@ -72,7 +76,9 @@ class Samples(NamedTuple):
     split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test, if the data assign splits
     unseen: tuple[str, ...] = ()  # names of natural clients held out of training
     encode: Encode | None = None  # converts `x` to inputs after the split
-    stored_type: str | None = None  # NumPy name of the inputs' type on disk; None: that of `x`
+    stored_type: str | None = (
+        None  # NumPy name of the inputs' type on disk, or `tokens …`, `columns …`; None: that of `x`
+    )
     ids: np.ndarray | None = None  # [n, ...] what identifies each sample; None: its inputs
     inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input
     labelled: np.ndarray | None = None  # [n] bool; None: all, as in a training
@@ -205,6 +211,93 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(one.strip() for one in given.split(",") if one.strip())
 
 
+LONGEST_NAME = 200
+"""Upper limit of bytes in a client's name; files are named after clients, and file systems take 255 with the ending."""
+
+UTF_8 = "utf-8", "surrogatepass"
+
+INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF))
+"""Characters without width, for `str.translate`."""
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Refuse names that look the same, and long ones of clients; print a line on names that differ in case alone.
+
+    Args:
+        names: clients, classes, categories or columns.
+        what: what they name, in the plural.
+
+    Raises:
+        ConfigError: naming two that differ only in white space or Unicode form, or a client of over 200 bytes.
+    """
+    long = [one for one in names if len(one) > LONGEST_NAME // 4 and len(one.encode(*UTF_8)) > LONGEST_NAME]
+    if long and what == "clients":
+        size = len(long[0].encode(*UTF_8))
+        raise ConfigError(f"client {long[0][:20]!a}… has a name of {size} bytes; shorten it, since files bear it")
+    if len({*map(_folded, names)}) == len({*names}):
+        return
+    for form, said in ((_as_it_looks, "spaces or Unicode form; rename one"), (_folded, "case; they are kept apart")):
+        known: dict[str, str] = {}
+        pairs = [(other, one) for one in names if (other := known.setdefault(form(one), one)) != one]
+        more = f", as {len(pairs) - 1} more do," if len(pairs) > 1 else ""
+        shown = f"{what} {' and '.join(map(ascii, pairs[0]))}{more} differ only in {said}" if pairs else ""
+        require(not pairs or form is _folded, shown)
+    say(shown)
+
+
+def _as_it_looks(name: str) -> str:
+    """The name without differences that are not seen."""
+    return " ".join((name if name.isascii() else unicodedata.normalize("NFC", name.translate(INVISIBLE))).split())
+
+
+def _folded(name: str) -> str:
+    """The name without differences of case and width, either."""
+    return unicodedata.normalize("NFKC", _as_it_looks(name)).casefold()
+
+
+def files_of(folder: Path, ending: str) -> list[Path]:
+    """The files of a folder with this ending, sorted by name; a line names the others."""
+    others = [one.name for one in sorted(folder.glob("[!.]*")) if one.is_file() and one.suffix != ending]
+    if others:
+        say(f"{folder}: files that do not end in {ending} are not read: {few(others)}")
+    return sorted(folder.glob(f"*{ending}"))
+
+
+def say_left_out(names: Sequence[str], lacking: str) -> None:
+    """Print a line on clients in the data that do not take part.
+
+    Args:
+        names: their names.
+        lacking: what they have too little of.
+    """
+    if names:
+        say(f"clients without {lacking} are left out: {few(map(repr, names))}")
+
+
+def matched_classes(
+    lists: Sequence[Sequence[str]], place: str
+) -> tuple[tuple[str, ...], list[np.ndarray] | list[None]]:
+    """One list of the classes that the parts of a data set list, each in its own order.
+
+    Args:
+        lists: names of the classes 0, 1, … of each part.
+        place: their name in the line that is printed if the lists differ.
+
+    Returns:
+        All names, those of the first list first, and for each part the number of each of its classes among them, and
+        last -1, so that a hidden class stays -1; None for each part if all lists are equal.
+
+    Example:
+        >>> matched_classes([("no", "yes"), ("no", "yes")], "labels")
+        (('no', 'yes'), [None, None])
+    """
+    if len({*map(tuple, lists)}) == 1:
+        return tuple(lists[0]), [None] * len(lists)
+    number = {name: position for position, name in enumerate(dict.fromkeys(name for one in lists for name in one))}
+    say(f"{place}: parts of the data list the classes differently; they are matched by name: {few(number, 6)}")
+    return tuple(number), [np.array([*(number[name] for name in one), -1]) for one in lists]
+
+
 def input_array(x: np.ndarray) -> np.ndarray:
     """Convert inputs to their training type: uint8 / 255, bool and floating to float32, other integers to int64.
 
@@ -298,14 +391,19 @@ def with_words(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         yield item
         if time.monotonic() - last > SECONDS_BETWEEN_WORDS:
             last = time.monotonic()
-            if is_first_process():
-                notice(f"{what}: {number + 1:,} of {total:,} samples are read")
+            say(f"{what}: {number + 1:,} of {total:,} samples are read")
 
 
 def is_first_process() -> bool:
     """Whether this is rank 0, by Lightning if it is loaded."""
     loaded = sys.modules.get("lightning.pytorch.utilities.rank_zero")
     return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
+
+
+def say(text: str) -> None:
+    """Print a warning on rank 0."""
+    if is_first_process():
+        notice(text)
 
 
 def given_array(given: Any, place: str) -> np.ndarray:

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import ANY_SEED, PLACE, Normalisation, PooledDataSet, Samples, draw_subsample, require
+from lit_fed.data.data_sets.base import (
+    ANY_SEED,
+    PLACE,
+    Normalisation,
+    PooledDataSet,
+    Samples,
+    draw_subsample,
+    require,
+    say_left_out,
+)
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
@@ -84,6 +93,7 @@ class FEMNIST(PooledDataSet):
     def _kept(self, writers: dict[str, list[LeafUser]]) -> dict[str, list[LeafUser]]:
         """The sampled share of the writers with enough samples, by name."""
         names = sorted(name for name, parts in writers.items() if _num_samples(parts) >= self.min_samples)
+        say_left_out(sorted(writers.keys() - {*names}), f"{self.min_samples} samples")
         require(
             bool(names),
             f"--data.dataset.root {self.root}: none of {len(writers)} writers has the {self.min_samples} samples that "

@@ -20,11 +20,11 @@ from lit_fed.data.data_sets.base import (
     Samples,
     draw_subsample,
     input_array,
-    is_first_process,
     label_array,
     require,
+    say,
 )
-from lit_fed.errors import ConfigError, check_settings, notice
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FrozenFeatures", "RowFeatures"]
 
@@ -88,8 +88,7 @@ class FrozenFeatures(PooledDataSet):
         parts = int((~kept).sum()), int(kept.sum())
         why = f"{parts[0]} of {len(kept)} images for the body and {parts[1]} for clients, who need 2 and 1"
         require(parts[0] > 1 and parts[1] > 0, f"{PLACE}.body_fraction {self.body_fraction} leaves {why}; give another")
-        if is_first_process():
-            notice(f"FrozenFeatures trains the body on {parts[0]:,} images, {self.body_epochs} times")
+        say(f"FrozenFeatures trains the body on {parts[0]:,} images, {self.body_epochs} times")
         x, y = torch.from_numpy(input_array(pool.x)).float(), torch.from_numpy(label_array(pool.y))
         with _one_thread():
             body = _trained_body(x[~kept], y[~kept], self.body_epochs, self.seed)

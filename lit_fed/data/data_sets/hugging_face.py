@@ -6,7 +6,10 @@ arXiv:2109.02846, https://huggingface.co/docs/datasets
 Annotations are not postponed, for the reason given in `base.py`.
 """
 
+import hashlib
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +17,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_fed.core.targets import IGNORED
-from lit_fed.data.data_sets.base import PLACE, Labels, Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import (
+    PLACE,
+    Labels,
+    Names,
+    PooledDataSet,
+    Samples,
+    check_names,
+    names_of,
+    require,
+    say,
+)
 from lit_fed.data.data_sets.hugging_face_columns import (
     ColumnPart,
     InputKind,
+    declared_classes,
     dense,
     held_classes,
     kind_of,
+    numbered,
     picture_column,
     table_of,
 )
@@ -51,6 +66,7 @@ class Columns(NamedTuple):
     labels: tuple[str, ...]
     client: str | None
     features: dict[str, Any]  # of all columns, as `datasets` declares them
+    classes: dict[str, tuple[str, ...]] = {}  # names of the classes of each column that declares some, of all splits
 
 
 @dataclass(frozen=True)
@@ -58,9 +74,10 @@ class HuggingFace(PooledDataSet):
     """A data set of `datasets`: images, texts, or columns of numbers, with one or several labels.
 
     Images become uint8 [channels, height, width] and are scaled to 0..1; texts become token ids [max_length]; columns
-    of numbers are concatenated to [features], lists contribute all their entries. Integer labels are classes, with the
-    names of a `ClassLabel`; text labels are classes in alphabetical order; floating labels are regression targets.
-    Official splits are kept for each client. A data set with one split is divided by the fractions of the data module.
+    of numbers are concatenated to [features], lists contribute all their entries and a `ClassLabel` a 0 or 1 for each
+    of its names. Integer labels are classes, with the names of a `ClassLabel`, by which splits are matched; text labels
+    are classes in alphabetical order; floating labels are regression targets. Official splits are kept for each client.
+    A data set with one split is divided by the fractions of the data module.
 
     Args:
         path: a folder of `save_to_disk`, or of files that `load_dataset` reads; else a hub name OWNER/NAME. In a folder
@@ -69,8 +86,9 @@ class HuggingFace(PooledDataSet):
         split: splits to read and pool, such as `train` or `train+test`; null: train, validation and test, each in its
             role.
         revision: version of a data set on the hub.
-        input_columns: one column of images, one of texts, or columns of numbers; empty: the only image column, or
-            besides labels and clients the only text column, or all columns if all are numeric.
+        input_columns: one column of images, one of texts, or columns of numbers and `ClassLabel`; empty: the only image
+            column, or besides labels and clients the only text column, or all columns of numbers and `ClassLabel`. A
+            line names columns that are left out.
         label_column: the label column; several columns give several labels per sample.
         client_column: column with the client of each row; null: a partition divides the rows.
         labels: `multilabel`: entries of a list, or several columns, are separate labels 0 or 1, or a list of
@@ -83,7 +101,7 @@ class HuggingFace(PooledDataSet):
         packed: with `next_token`, the texts of a client follow one another in blocks of `max_length`, instead of one
             text a row.
         tokenizer: folder or hub name of a tokenizer for `transformers`; null: UTF-8 bytes, b as b + 1, padded with 0.
-        max_length: tokens of a text; longer texts are truncated.
+        max_length: tokens of a text; longer texts are truncated, and a line counts them.
         image_size: height and width to scale images to; null: no scaling.
     """
 
@@ -131,16 +149,27 @@ class HuggingFace(PooledDataSet):
         columns = self._columns(parts)
         for part in parts:
             require(len(part.rows) > 0, f"{part.place} has no rows; choose other splits by --data.dataset.split")
-        read = [*columns.inputs, *columns.labels, *filter(None, (columns.client, self.prompt_column))]
-        rows = table_of(parts, [one for one in dict.fromkeys(read) if kind_of(columns.features[one]) != "image"])
-        owner, names = (None, None) if columns.client is None else _owners(rows, columns.client, columns.features)
+        read = dict.fromkeys([*columns.inputs, *columns.labels, *filter(None, (columns.client, self.prompt_column))])
+        _check_types(parts, list(read))
+        rows, classes = table_of(parts, [one for one in read if kind_of(columns.features[one]) != "image"])
+        columns = columns._replace(classes=classes)
+        check_names(columns.inputs, "columns")
+        for name in columns.inputs:
+            check_names(classes.get(name, ()), f"classes of column {name!r}")
+        owner, names = (None, None) if columns.client is None else _owners(rows, columns.client, columns)
         split = np.repeat([part.role for part in parts], [len(part.rows) for part in parts])
         if self.next_token:
             x, y, kept = self._continued(rows, columns, split if owner is None else 3 * owner + split)
             owner, split, class_names = None if owner is None else owner[kept], split[kept], None
         else:
             x, (y, class_names) = self._inputs(parts, rows, columns), self._labels(rows, columns)
-        return Samples(x, y, owner, names, class_names=class_names, split=split if split.any() else None)
+        held = [f"{one} ({', '.join(classes[one])})" if one in classes else one for one in columns.inputs]
+        named = len(held) > 1 or held != list(columns.inputs)
+        stored = f"columns {', '.join(held)}" if named else None
+        stored = _vocabulary(self.tokenizer) if columns.kind == "text" else stored
+        return Samples(
+            x, y, owner, names, class_names=class_names, split=split if split.any() else None, stored_type=stored
+        )
 
     # ------------------------------------------------------------------ from the hub or a folder
     def _opened(self) -> Any:
@@ -155,7 +184,11 @@ class HuggingFace(PooledDataSet):
             if any((folder / file).is_file() for file in SAVED):
                 return datasets.load_from_disk(str(folder))
             if folder.is_dir() and (rows := _rows_of_files(folder)) is not None:
-                return datasets.Dataset.from_dict(rows)
+                names = sorted(rows)  # also of files without a line
+                owner = [number for number, name in enumerate(names) for _ in rows[name]]
+                columns = {"text": [line for name in names for line in rows[name]], FILE: owner}
+                kinds = datasets.Features({"text": datasets.Value("string"), FILE: datasets.ClassLabel(names=names)})
+                return datasets.Dataset.from_dict(columns, kinds)
             place = str(folder) if folder.is_dir() else self.path
             return datasets.load_dataset(place, self.name, revision=self.revision)
         except ConfigError:
@@ -210,22 +243,31 @@ class HuggingFace(PooledDataSet):
         client = FILE if FILE in first.rows.column_names else self.client_column
         free = [name for name in first.rows.column_names if name not in (*labels, client, self.prompt_column)]
         features = first.rows.features
+        for name in labels:
+            known = kind_of(features[name]) not in (None, "image") or declared_classes(features[name]) is not None
+            fix = f"{first.place} has {features[name]} there; store numbers, texts or a ClassLabel"
+            require(known, f"{PLACE}.label_column {name}: {fix}")
         kinds = {name: kind_of(features[name]) for name in self.input_columns or free}
         if not self.input_columns:
             kinds = _chosen(kinds, first)
-        found = set(kinds.values())
+        found = {"numbers" if kind == "classes" else kind for kind in kinds.values()}
         held = ", ".join(str(features[name]) for name in kinds)
         require(
             len(found) == 1 and None not in found and (found == {"numbers"} or len(kinds) == 1),
             f"{PLACE}.input_columns {', '.join(kinds)}: {first.place} has there {held}; give one column of images, one "
-            "of texts, or columns of numbers",
+            "of texts, or columns of numbers and ClassLabel",
         )
         return Columns(tuple(kinds), found.pop(), labels, client, features)  # type: ignore[arg-type]
 
     def _inputs(self, parts: list[ColumnPart], rows: TableRows, columns: Columns) -> np.ndarray:
         """Numbers side by side, [n, features] float32, pixels, tokens, or one column of lists [n, ...] as stored."""
         if columns.kind == "numbers":
-            each = [dense(rows, name) for name in columns.inputs]
+            each = [
+                np.eye(len(columns.classes[name]), dtype=np.float32)[numbered(rows, name)]
+                if name in columns.classes
+                else dense(rows, name)
+                for name in columns.inputs
+            ]
             if len(each) == 1 and each[0].ndim > 1:
                 return each[0]
             return np.concatenate([one.reshape(len(one), -1).astype(np.float32) for one in each], axis=1)
@@ -272,7 +314,7 @@ class HuggingFace(PooledDataSet):
         if type(listed).__name__ == "ClassLabel" and not others:
             need = f"holds a list of classes for each row; for several labels per row set {PLACE}.labels multilabel"
             require(several, f"{rows.source}: column {first!r} {need}")
-            return held_classes(rows, first, len(listed.names)), tuple(listed.names)
+            return held_classes(rows, first, len(columns.classes[first])), columns.classes[first]
         if kind_of(feature) == "text" and not several and not others:
             return rows.named(first)
         each = [dense(rows, name) for name in columns.labels]
@@ -285,6 +327,9 @@ class HuggingFace(PooledDataSet):
             )
             wrong = (y != 0) & (y != 1)
             rows.refuse(", ".join(columns.labels), wrong, "is no multilabel label, 0 or 1; correct it", y)
+            held = [f"{name} is {columns.classes[name][-1]!r}" for name in columns.labels if name in columns.classes]
+            if held:
+                say(f"{option}: a label holds where {', '.join(held)}")
             return y.astype(np.int64), columns.labels if others else None
         if others:
             need = f"for several labels 0 or 1 set {PLACE}.labels multilabel, for regression store floats"
@@ -293,8 +338,7 @@ class HuggingFace(PooledDataSet):
         if y.dtype.kind in "iu":
             hidden = f"-1 marks a hidden label: choose other splits by {PLACE}.split, or number the classes from 0"
             rows.refuse(first, (y < 0) & ((y != IGNORED) | (y.ndim == 1)), f"is no class; {hidden}", y)
-        names = getattr(feature, "names", None)
-        return y, None if names is None else tuple(names)
+        return y, columns.classes.get(first)
 
 
 def _texts(rows: TableRows, column: str) -> list[str]:
@@ -303,43 +347,68 @@ def _texts(rows: TableRows, column: str) -> list[str]:
     return list(rows.frame[column])
 
 
-def _owners(rows: TableRows, column: str, features: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
-    """The client of each row [n], and the clients' names in order."""
-    feature = features[column]
+def _check_types(parts: list[ColumnPart], columns: list[str]) -> None:
+    """Refuse splits that hold another kind of values in a column than the first, or lack it; uint8 is scaled."""
+    first = parts[0]
+    for part in parts[1:]:
+        for name in columns:
+            feature, wanted = part.rows.features.get(name), first.rows.features[name]
+            kinds = {(kind_of(one), "uint8" in str(one)) for one in (feature, wanted)}
+            require(
+                feature is not None and len(kinds) == 1,
+                f"{part.place}: column {name!r} is {feature or 'missing'}, in {first.place} {wanted}; store one "
+                f"type, or choose splits by {PLACE}.split",
+            )
+
+
+def _owners(rows: TableRows, column: str, columns: Columns) -> tuple[np.ndarray, list[str]]:
+    """The client of each row [n], and the clients' names in order, all that are declared."""
+    feature = columns.features[column]
     require(
         str(getattr(feature, "dtype", "")).removeprefix("large_").startswith(("string", "int", "uint", "bool")),
         f"{PLACE}.client_column {column}: {rows.source} has {feature} there; store a text or a whole number",
     )
-    declared, (owner, names) = getattr(feature, "names", None), rows.named(column)
-    return owner, [declared[int(one)] for one in names] if declared else list(names)
+    if column in columns.classes:
+        return numbered(rows, column), list(columns.classes[column])
+    owner, names = rows.named(column)
+    return owner, list(names)
 
 
 def _rows_of_files(folder: Path) -> dict[str, list[str]] | None:
-    """Lines of text files, without blank ones, and the file of each; None if there are others, or they are splits."""
+    """Lines of text files, without blank ones, by the files' names; None if there are others, or they are splits."""
     files = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
     if {one.suffix for one in files} != {".txt"} or {one.stem for one in files} <= ROLES.keys():
         return None
-    rows = []
+    rows = {}
     for file in files:
         try:
-            rows += [(line, file.stem) for line in file.read_text("utf-8").splitlines() if line.strip()]
+            rows[file.stem] = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}: no UTF-8 text ({error}); save it as UTF-8") from error
-    return {"text": [line for line, _ in rows], FILE: [name for _, name in rows]}
+    return rows
 
 
 def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:
-    """Infer the input columns."""
-    by_kind = {kind: [name for name in kinds if kinds[name] == kind] for kind in ("image", "text", "numbers")}
-    images, texts, numbers = by_kind.values()
-    if len(images) == 1 or (len(texts) == 1 and not numbers):
-        return {one: kinds[one] for one in images or texts}
-    if numbers and not images and not texts:
-        return {one: kinds[one] for one in numbers}
-    columns = ", ".join(f"{name} ({feature})" for name, feature in part.rows.features.items())
-    if not any(by_kind.values()):
-        raise ConfigError(f"{part.place} has no column of inputs besides labels and clients; it has {columns}")
-    raise ConfigError(f"{part.place} has {columns}; choose the inputs among them by --data.dataset.input_columns")
+    """Infer the input columns; a line names those that are left out."""
+    images, texts, numbers = (
+        [name for name in kinds if kinds[name] in those] for those in (("image",), ("text",), ("classes", "numbers"))
+    )
+    columns = {name: f"{name} ({part.rows.features[name]})" for name in part.rows.features}
+    held = ", ".join(columns.values())
+    if not (images or texts or numbers):
+        raise ConfigError(
+            f"{part.place} has no column of inputs besides labels and clients; it has {held}: store numbers"
+        )
+    chosen = images or texts or numbers
+    if (images or texts) and (len(chosen) > 1 or (not images and numbers)):
+        raise ConfigError(f"{part.place} has {held}; choose the inputs among them by {PLACE}.input_columns")
+    left_out = [columns[name] for name in kinds if name not in chosen]
+    if left_out:
+        say(
+            f"{part.place}: inputs are read from {', '.join(chosen)}, and not from {', '.join(left_out)}; to use "
+            f"these, convert them to numbers, or give {PLACE}.input_columns"
+        )
+    return {one: kinds[one] for one in chosen}
 
 
 NUM_BYTE_TOKENS = 257
@@ -360,11 +429,24 @@ def byte_tokens(texts: list[str], max_length: int) -> np.ndarray:
         [[105, 106, 0], [105, 0, 0]]
     """
     tokens = np.zeros((len(texts), max_length), dtype=np.int64)
+    lengths = []
     for row, text in zip(tokens, texts, strict=True):
-        encoded = np.frombuffer(text.encode("utf-8", "surrogatepass")[:max_length], dtype=np.uint8)
-        row[: len(encoded)] = encoded
+        encoded = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        lengths.append(len(encoded))
+        row[: len(encoded)] = encoded[:max_length]
         row[: len(encoded)] += 1
+    _say_cut(lengths, max_length)
     return tokens
+
+
+def _say_cut(lengths: Sequence[int], max_length: int) -> None:
+    """Say in one line how many of the texts with these numbers of tokens are truncated."""
+    cut = sum(one > max_length for one in lengths)
+    if cut:
+        say(
+            f"{cut:,} of {len(lengths):,} texts ({cut / len(lengths):.1%}) are truncated to {max_length:,} tokens, the "
+            f"longest has {max(lengths):,}; {PLACE}.max_length keeps more"
+        )
 
 
 def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) -> np.ndarray:
@@ -381,6 +463,7 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
     """
     known = _tokenizer(tokenizer, option)
     found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
+    _say_cut([len(one) for one in known(texts, verbose=False)["input_ids"]], max_length)
     return np.asarray(found["input_ids"], dtype=np.int64)
 
 
@@ -399,6 +482,14 @@ def _tokenizer(tokenizer: str, option: str = f"{PLACE}.tokenizer") -> Any:
     if known.pad_token is None:
         raise ConfigError(f"{option} {tokenizer}: has no padding token; set its pad_token")
     return known
+
+
+def _vocabulary(tokenizer: str | None) -> str:
+    """Digest of a tokenizer's words and their ids, for `Samples.stored_type`."""
+    if tokenizer is None:
+        return "tokens of bytes"
+    words = json.dumps(_tokenizer(tokenizer).get_vocab(), sort_keys=True)
+    return f"tokens {hashlib.blake2b(words.encode(), digest_size=4).hexdigest()}"
 
 
 def token_lists(texts: list[str], tokenizer: str | None, *, ends: bool = True) -> tuple[list[list[int]], int]:
@@ -432,6 +523,7 @@ def next_tokens(ids: list[list[int]], prompts: list[int], max_length: int, pad: 
         >>> x.tolist(), y.tolist()
         ([[5, 6, 0], [5, 6, 7]], [[6, 7, -100], [-100, 7, 8]])
     """
+    _say_cut([len(one) for one in ids], max_length + 1)
     x = np.full((len(ids), max_length), pad, dtype=np.int64)
     y = np.full((len(ids), max_length), IGNORED, dtype=np.int64)
     for row, (text, prompt) in enumerate(zip(ids, prompts, strict=True)):

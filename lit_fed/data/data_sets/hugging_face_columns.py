@@ -1,4 +1,4 @@
-"""Columns of Hugging Face `datasets`: a frame for numbers, texts, labels and clients, and pixels of images."""
+"""Columns of Hugging Face `datasets`: a frame for numbers, texts, classes and clients, and pixels of images."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import picture_array, require, stacked_samples, with_words
+from lit_fed.data.data_sets.base import matched_classes, picture_array, require, stacked_samples, with_words
 from lit_fed.data.data_sets.rows import TableRows, is_numeric, joined, missing_values
 from lit_fed.errors import ConfigError
 
-__all__ = ["ColumnPart", "InputKind", "dense", "held_classes", "kind_of", "picture_column", "table_of"]
+__all__ = [
+    "ColumnPart", "InputKind", "declared_classes", "dense", "held_classes", "kind_of", "numbered", "picture_column",
+    "table_of",
+]  # fmt: skip
 
-InputKind = Literal["image", "text", "numbers"]
+InputKind = Literal["image", "text", "classes", "numbers"]
 """Kind of an input column."""
 
 
 NO_VALUE = "no value; fill it in, or leave the row out"
+
+NUMBERS = ("int", "uint", "float", "bool", "decimal")
+"""What the types of numbers begin with, by their names in Arrow."""
 
 
 class ColumnPart(NamedTuple):
@@ -29,25 +35,62 @@ class ColumnPart(NamedTuple):
 
 def kind_of(feature: Any) -> InputKind | None:
     """Kind of a column with this feature of `datasets` as inputs; None: cannot be an input."""
-    if type(feature).__name__ == "Image":
-        return "image"
+    if type(feature).__name__ in ("Image", "ClassLabel"):
+        return "image" if type(feature).__name__ == "Image" else "classes"
     if getattr(feature, "dtype", None) in ("string", "large_string"):
         return "text"
-    while hasattr(feature, "feature"):  # lists
+    if declared_classes(feature) is not None:  # in lists: a set, or a class at each position?
+        return None
+    return "numbers" if str(getattr(_inner(feature), "dtype", "")).startswith(NUMBERS) else None
+
+
+def _inner(feature: Any) -> Any:
+    """The feature of the entries of a list, or of lists of lists."""
+    while hasattr(feature, "feature"):
         feature = feature.feature
-    return "numbers" if str(getattr(feature, "dtype", "")).startswith(("int", "uint", "float", "bool")) else None
+    return feature
 
 
-def table_of(parts: list[ColumnPart], columns: list[str]) -> TableRows:
-    """Columns of all splits, one after another; rows are counted from 0, as in `datasets`."""
+def declared_classes(feature: Any) -> list[str] | None:
+    """Names of the classes in a column; None: it holds none."""
+    return getattr(_inner(feature), "names", None)
+
+
+def table_of(parts: list[ColumnPart], columns: list[str]) -> tuple[TableRows, dict[str, tuple[str, ...]]]:
+    """Columns of all splits, one after another, and the names of the classes in each column that declares some.
+
+    Rows are counted from 0, as in `datasets`; classes are numbered alike in all splits.
+    """
     import pandas as pd
 
     frames = [part.rows.select_columns(columns).to_pandas() for part in parts]
-    for frame in frames:
+    for frame, part in zip(frames, parts, strict=True):
         for name in columns:
-            if str(frame[name].dtype) not in ("object", "category") and not is_numeric(frame[name]):
+            if str(getattr(part.rows.features[name], "dtype", "")).startswith("decimal"):
+                frame[name] = frame[name].astype(float)
+            elif str(frame[name].dtype) not in ("object", "category") and not is_numeric(frame[name]):
                 frame[name] = pd.Series(list(frame[name]), dtype=object)  # arrays of `datasets` cannot be joined
-    return joined([part.place for part in parts], frames, first=0)
+    classes = {}
+    for name in columns:
+        given = [declared_classes(part.rows.features[name]) for part in parts]
+        lists = [one for one in given if one is not None]
+        if lists:
+            classes[name], numbers = matched_classes(lists, f"{parts[0].place}: column {name!r}")
+            for frame, own in zip(frames, numbers, strict=True):
+                if own is not None:
+                    frame[name] = frame[name].map(lambda cell, own=own: own[np.asarray(cell, int)], na_action="ignore")
+    return joined([part.place for part in parts], frames, first=0), classes
+
+
+def numbered(rows: TableRows, column: str) -> np.ndarray:
+    """A column of classes as their numbers, [n] int64.
+
+    Raises:
+        ConfigError: naming the row without a class.
+    """
+    numbers = dense(rows, column)
+    rows.refuse(column, numbers < 0, "hides the class; choose other splits by --data.dataset.split", numbers)
+    return numbers
 
 
 def dense(rows: TableRows, column: str) -> np.ndarray:

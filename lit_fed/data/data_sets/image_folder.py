@@ -227,14 +227,6 @@ class ImageFolder(PooledDataSet):
             return names_of(self.classes)
         empty = sorted(there - held)
         require(not empty, f"{root}: no image of class {empty[:1]}; add some, or remove the folder")
-        alike: dict[str, str] = {}
-        for name in sorted(held):
-            other = alike.setdefault(name.strip().casefold(), name)
-            require(
-                other == name,
-                f"{root}: the classes {other!r} and {name!r} differ only in case or spaces; rename one, or list "
-                "them in --data.dataset.classes",
-            )
         numbers = all(name.isascii() and name.isdecimal() for name in held)
         class_names = tuple(sorted(held, key=int) if numbers else sorted(held))
         require(

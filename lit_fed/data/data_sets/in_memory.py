@@ -68,10 +68,12 @@ def data_set_of_arrays(
     unseen = unseen or {}
     for one in (clients, unseen):
         require(isinstance(one, Mapping), f"clients are a {type(one).__name__}; give a dict of (x, y) by name")
-    both = sorted({str(one) for one in clients} & {str(one) for one in unseen})
-    require(not both, f"client {both[0] if both else ''!r} is among clients and among unseen; leave one of them out")
     require(bool(clients), "there are no clients; give a dict of (x, y) by name with at least one client")
-    pairs = {str(name): _pair(str(name), given) for name, given in (*clients.items(), *unseen.items())}
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, one in (*clients.items(), *unseen.items()):
+        fix = "is among clients and among unseen, or named by a text and a number; leave one of them out"
+        require(str(name) not in pairs, f"client {str(name)!r} {fix}")
+        pairs[str(name)] = _pair(str(name), one)
     class_names = _class_names(pairs)
     if class_names is not None:
         number = {name: position for position, name in enumerate(class_names)}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import input_array, require
+from lit_fed.data.data_sets.base import files_of, input_array, require
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
 
@@ -34,7 +34,7 @@ def read_leaf_users(folder: Path) -> dict[str, LeafUser]:
     Raises:
         ConfigError: if there is no file, a file does not follow the layout, or a user occurs twice.
     """
-    paths = sorted(folder.glob("*.json"))
+    paths = files_of(folder, ".json")
     require(bool(paths), f"{folder}: no .json file; LEAF's layout has them in 'train' and in 'test'")
     users: dict[str, LeafUser] = {}
     for path in paths:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from lit_fed.data.data_sets.base import require
+from lit_fed.data.data_sets.base import files_of, require
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import require_file
 from lit_fed.system.machine import require_memory
@@ -23,7 +23,7 @@ SAVE = "save it again with numpy.savez"
 
 def npz_files(folder: Path) -> list[Path]:
     """The .npz files of a folder, sorted by name; a `ConfigError` refuses other things and undecodable names."""
-    paths = sorted(folder.glob("*.npz"))
+    paths = files_of(folder, ".npz")
     for path in paths:
         require_file(path, "remove it, or put a file of numpy.savez in its place")
         try:

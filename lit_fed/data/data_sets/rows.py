@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import PLACE, is_first_process, require
-from lit_fed.errors import ConfigError, notice
+from lit_fed.data.data_sets.base import PLACE, require, say
+from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, require_file
 from lit_fed.system.names import few
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHOWN", "Reading", "TableRows", "as_numbers", "as_text", "is_numeric", "is_table_file", "joined",
-    "missing_values", "read_rows", "rows_of_frame", "say", "table_name",
-    "whole",
+    "missing_values", "read_rows", "rows_of_frame", "table_name", "whole",
 ]  # fmt: skip
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx")
@@ -262,12 +261,6 @@ def _hint(texts: pd.Series[Any]) -> str:
     """The fix for the first of some texts if it is a number or date in another notation."""
     first = str(next(iter(texts), "")).strip()
     return next((f" ({fix})" for pattern, _, fix in NOTATIONS if re.fullmatch(pattern, first)), "")
-
-
-def say(text: str) -> None:
-    """Print a warning in the first process."""
-    if is_first_process():
-        notice(text)
 
 
 # ------------------------------------------------------------------ reading

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import PLACE, ClientDataSet, empty_split, make_split, require
+from lit_fed.data.data_sets.base import PLACE, ClientDataSet, empty_split, make_split, require, say_left_out
 from lit_fed.data.data_sets.leaf import LeafUser, read_json, read_leaf_users
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
@@ -156,6 +156,9 @@ class Shakespeare(ClientDataSet):
     def _selected(self, roles: list[_Role]) -> list[_Role]:
         """The largest roles with enough windows, in their order."""
         enough = [role for role in roles if self._is_long_enough(role)]
+        say_left_out(
+            sorted({one.name for one in roles} - {one.name for one in enough}), f"{self.min_sequences} windows"
+        )
         by_size = sorted(enough, key=_num_windows, reverse=True)  # stable: ties by name
         kept = {role.name for role in by_size[: self.max_clients]}
         return [role for role in enough if role.name in kept]

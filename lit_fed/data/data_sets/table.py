@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require, say
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
 from lit_fed.data.data_sets.fills import Imputation
-from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, say, table_name
+from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, table_name
 from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
@@ -234,7 +234,7 @@ class Table(PooledDataSet):
             require(
                 self.feature_columns is not None or not (name.startswith("Unnamed: ") or not name.strip()),
                 f"{rows.source}: a column has no name, such as the row numbers that pandas writes without index=False; "
-                f"name it, or leave it out by ignored_columns {name!r}",
+                f"name it, or leave it out by {PREFIX}.ignored_columns {name!r}",
             )
         return names
 

@@ -17,11 +17,12 @@ from lit_fed.data.data_sets.base import (
     Normalisation,
     input_array,
     require,
+    say,
     scaled_labels,
 )
 from lit_fed.data.data_sets.columns import Feature, TableColumns, encode, fill_in, standardisation, typed
 from lit_fed.data.data_sets.fills import learned_fills, summed
-from lit_fed.data.data_sets.rows import SHOWN, TableRows, say
+from lit_fed.data.data_sets.rows import SHOWN, TableRows
 from lit_fed.system.names import few
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from lit_fed.data.data_sets.base import (
     PooledDataSet,
     Samples,
     given_array,
+    matched_classes,
     picture_array,
     require,
     stacked_samples,
@@ -36,8 +37,9 @@ class TorchDataset(PooledDataSet):
     Each sample is read once, so random augmentation in the data set is applied once. Inputs are tensors, arrays, Pillow
     images or numbers of one shape: uint8 is scaled to 0..1, other integer tensors and arrays are token ids. Labels are
     integers or vectors of integers (classes), or floats (regression). Class names come from the attribute `classes`, as
-    in torchvision's data sets. Several inputs are a dict by the names of the parameters of the network's `forward`, or
-    a tuple of tensors in their order; of these, token lists, and labels of their positions, may differ in length.
+    in torchvision's data sets; the test source's classes are matched by name. Several inputs are a dict by the names of
+    the parameters of the network's `forward`, or a tuple of tensors in their order; of these, token lists, and labels
+    of their positions, may differ in length.
 
     Args:
         source: the data set; arguments of a class path follow `source.`.
@@ -73,13 +75,28 @@ class TorchDataset(PooledDataSet):
             x, y = _read(one)
             each.append(ClientArrays(option, {"x_train": x, "y_train": y}, {"train": f"{PLACE}.{option}"}))
         each = packed(each)
-        x, y = (np.concatenate(_alike([one.arrays[name] for one in each], parts)) for name in ("x_train", "y_train"))
+        x, y = (_alike([one.arrays[name] for one in each], parts) for name in ("x_train", "y_train"))
         owner, names = self._owners(parts)
         sizes: list[int] = [len(one) for one in parts]  # type: ignore[arg-type]
         roles = np.repeat([0, 2][: len(parts)], sizes)
-        class_names = _class_names(self.source, y, self.labels)
+        labels, class_names = self._named(parts, y)
         split = roles if roles.any() else None
-        return Samples(x, y, owner, names, class_names=class_names, split=split, inputs=each[0].inputs)
+        return Samples(np.concatenate(x), labels, owner, names, class_names, split=split, inputs=each[0].inputs)
+
+    def _named(self, parts: list[Dataset[Any]], y: list[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """The labels of all parts, numbered alike, and names of the classes or labels if the source has some."""
+        lists = [_class_names(one, labels, self.labels) for one, labels in zip(parts, y, strict=True)]
+        lists = lists[:1] * len(lists) if None in lists else lists  # without names, numbers are those of the source
+        names, numbers = matched_classes([one or () for one in lists], f"{PLACE}.test_source")
+        require(
+            numbers[0] is None or self.labels != "multilabel",
+            f"{PLACE}.test_source: lists the labels {', '.join(names)} otherwise than source; give both one order",
+        )
+        y = [
+            one if own is None else np.where(one < 0, one, own[np.maximum(one, 0)])
+            for one, own in zip(y, numbers, strict=True)
+        ]
+        return np.concatenate(y), names if len(names) > 1 else None
 
     def _owners(self, parts: list[Dataset[Any]]) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each sample [n], and the sorted names of the clients."""
@@ -216,4 +233,4 @@ def _class_names(dataset: Dataset[Any], y: np.ndarray, labels: str) -> tuple[str
     if not isinstance(names, tuple | list) or not all(isinstance(one, str) for one in names) or y.dtype.kind == "f":
         return None
     needed = y.shape[1] if labels == "multilabel" and y.ndim == 2 else int(y.max()) + 1
-    return tuple(names) if len(names) >= max(needed, 2) else None
+    return tuple(names) if len(names) >= needed else None

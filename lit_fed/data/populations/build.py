@@ -23,15 +23,17 @@ from lit_fed.data.data_sets.base import (
     Labels,
     PooledDataSet,
     Samples,
-    is_first_process,
+    check_names,
     require,
+    say,
+    say_left_out,
 )
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
-from lit_fed.data.populations.checks import check_finite_samples, check_training
+from lit_fed.data.populations.checks import check_equal_inputs, check_finite_samples, check_training
 from lit_fed.data.populations.splits import SplitKind, classes_of, divided_rows, split_of, with_validation
-from lit_fed.errors import ConfigError, notice
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "select_clients", "told",
@@ -88,7 +90,23 @@ def build_populations(
     seen, unseen = _hold_out(seen, unseen, unseen_fraction, seed)
     if dataset.labels == "regression":
         seen, unseen = _quantities(seen), None if unseen is None else _quantities(unseen)
-    return (seen, unseen) if encode is None else encode(seen, unseen)
+    seen, unseen = (seen, unseen) if encode is None else encode(seen, unseen)
+    _check_all_names(seen, unseen)
+    check_equal_inputs(seen, unseen)
+    return seen, unseen
+
+
+def _check_all_names(seen: Population, unseen: Population | None) -> None:
+    """Compare the names of clients, classes, columns and categories with one another; see `check_names`."""
+    later = () if unseen is None else unseen.names
+    if isinstance(seen.names, list):  # otherwise numbers, as many as clients can be drawn
+        check_names([*seen.names, *later], "clients")
+    check_names(seen.class_names or (), "classes")
+    features = () if seen.columns is None else seen.columns.features
+    check_names([one.name for one in features], "columns")
+    check_names(() if seen.inputs is None else seen.inputs.names, "inputs")
+    for one in features:
+        check_names(one.categories or (), f"categories of column {one.name!r}")
 
 
 def told(dataset: DataSet, target: Target | None) -> DataSet:
@@ -258,6 +276,9 @@ def _divide_pool(
     )
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
+    if isinstance(partition, Natural) and samples.names is not None:
+        held = {int(samples.owner[part[0]]) for part in parts}  # type: ignore[index]  # natural clients own samples
+        say_left_out([one for number, one in enumerate(samples.names) if number not in held], "a sample")
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
     labels = classes_of(samples.y) if split == "stratified" else None
@@ -276,8 +297,8 @@ def _divide_pool(
 def _say_rare_classes(parts: list[np.ndarray], labels: np.ndarray, num_splits: int) -> None:
     """Say in one line at how many clients a class has too few samples for each split to have one."""
     rare = sum(bool((np.unique(labels[part], return_counts=True)[1] < num_splits).any()) for part in parts)
-    if rare and is_first_process():
-        notice(
+    if rare:
+        say(
             f"--data.split stratified: at {rare} of {len(parts)} clients a class has fewer than {num_splits} samples, "
             "so that some split has none of it"
         )

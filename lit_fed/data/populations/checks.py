@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,8 @@ from torch import Tensor
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
+from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, Normalisation, say
+from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import outlier
@@ -23,9 +25,10 @@ from lit_fed.system.names import few
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
-    "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
-    "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
-    "scale_of_labels", "taken_labels", "with_ignored", "without_unlabelled",
+    "all_splits", "check_equal_inputs", "check_finite_samples", "check_labels", "check_mask_values",
+    "check_missing_classes", "check_training", "far_inputs", "find_client", "find_client_name", "fingerprint",
+    "learned_constants", "looked_at", "num_classes_of", "outlying_inputs", "scale_of_labels", "taken_labels",
+    "with_foreground", "with_ignored", "without_unlabelled",
 ]  # fmt: skip
 
 CLIENTS_LOOKED_AT = 8
@@ -130,8 +133,6 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         _check_doubtful_labels(dataset, target, seen)
     _check_two_columns(dataset, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
-    if isinstance(target, Segmentation) and not known:
-        _check_masks(seen.train.y)
     if known or target.continuous or target.positions or target.vectors:
         return
     row = int(seen.train.y.argmax())
@@ -192,15 +193,64 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
         )
 
 
-def _check_masks(y: Tensor) -> None:
-    """Refuse masks whose classes have a gap, which mostly is a label for pixels that do not count."""
-    held = y.unique()
-    held = held[held >= 0]
-    if len(held) and int(held[-1]) >= len(held):
-        shown = ", ".join([*map(str, held[:-1][:4].tolist()), *["…"] * (len(held) > 5), str(int(held[-1]))])
+VOID = 255
+"""Value of white pixels, and in many data sets of pixels that do not count."""
+
+
+def with_foreground(
+    seen: Population, unseen: Population | None, ignored: int | None, num_classes: int
+) -> tuple[Population, Population | None]:
+    """The clients with masks of 0 and one other value, such as 255, as classes 0 and 1; a line says it.
+
+    Args:
+        seen: the clients.
+        unseen: clients held out of training, or None.
+        ignored: value of pixels that do not count.
+        num_classes: number of classes if given, else 0; masks of more than two are unchanged.
+    """
+    held, splits = _mask_values(seen, unseen, ignored), [one for *_, one in all_splits(seen, unseen)]
+    is_here = all(type(one) is Split for one in splits)  # neither drawn when needed nor on other machines
+    if num_classes not in (0, 2) or not is_here or len(held) != 2 or held[0] or held[1] == 1:
+        return seen, unseen
+    say(f"masks hold 0 and {held[1]}, which are read as the classes 0 and 1")
+
+    def read(split: Split) -> Split:
+        y = torch.where(split.y == held[1], 1, split.y)
+        return Split(split.x, y, split.offsets, split.first_id, split.ids)
+
+    return seen.with_splits(read), None if unseen is None else unseen.with_splits(read)
+
+
+def _mask_values(seen: Population, unseen: Population | None, ignored: int | None) -> list[int]:
+    """Values of the pixels that count, ascending; [] if labels are no masks."""
+    labels = [split.y for *_, split in all_splits(seen, unseen, samples=True)]
+    masks = [y.unique() for y in labels if y.ndim == 3 and not y.is_floating_point()]
+    held = torch.cat(masks or [torch.zeros(0)]).unique()
+    values: list[int] = held[(held >= 0) & (held != (IGNORED if ignored is None else ignored))].tolist()
+    return values
+
+
+def check_mask_values(dataset: DataSet, target: Segmentation, seen: Population, unseen: Population | None) -> None:
+    """Refuse masks that are not of the classes 0, 1, 2, …, where the number of classes is not given.
+
+    Raises:
+        ConfigError: naming the values.
+    """
+    option, held = "--model.target Segmentation --model.target.", _mask_values(seen, unseen, target.ignored)
+    if dataset.is_remote and target.num_classes == VOID + 1:
         raise ConfigError(
-            f"masks hold the classes {shown}, which are not 0, 1, 2, …; give --data.dataset.num_classes, or for pixels "
-            f"that do not count --model.target Segmentation --model.target.ignore_index {int(held[-1])}"
+            f"masks on nodes hold {VOID}; store the classes 0, 1, 2, …, or give {option}num_classes, and ignore_index "
+            f"if pixels of {VOID} do not count"
+        )
+    if len(held) == 1:
+        void = "" if target.ignored is None else f"besides {target.ignored}, which is ignored, "
+        raise ConfigError(f"{void}masks hold {held[0]} alone; give masks of two classes or more")
+    if held != [*range(len(held))]:
+        shown = ", ".join([*map(str, held[:4]), *["…"] * (len(held) > 5), *map(str, held[4:][-1:])])
+        void = f", or if pixels of {VOID} do not count {option}ignore_index {VOID}" if held[-1] == VOID else ""
+        raise ConfigError(
+            f"masks hold the values {shown}, which are not the classes 0, 1, 2, …; number the classes, as np.unique("
+            f"masks, return_inverse=True) does, or if some occur nowhere give {option}num_classes{void}"
         )
 
 
@@ -291,6 +341,43 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
     )
 
 
+FAR = 6.0
+"""Deviations from the training mean above which an input is named."""
+
+
+def far_inputs(
+    population: Population | None, constants: Normalisation | None, columns: TableColumns | None
+) -> str | None:
+    """Message on columns, or channels of pictures, that are far from their training mean; None: there are none.
+
+    Of a picture the mean counts. Checks only a few clients if samples are generated on demand.
+
+    Args:
+        population: the clients, whose inputs are normalised.
+        constants: of the training; None: there is nothing to compare with.
+        columns: of the training's table.
+    """
+    if population is None or constants is None:
+        return None
+    far: dict[str, Tensor] = {}
+    rows: Counter[str] = Counter()
+    for *_, split in all_splits(None, population, samples=True):
+        x = split.x if split.x.ndim == 2 else split.x.flatten(2).mean(2)
+        for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
+            name = _name_at(population, split, position)
+            far[name] = far.get(name, 0) + (x[start:end].abs() > FAR).sum(0)
+            rows[name] += end - start
+    names = [f"channel {one}" for one in range(len(constants.mean))] if columns is None else columns.input_names
+    found = [
+        f"{names[place]} at client {name!r} ({100 * int(counts[place]) / rows[name]:.3g} % of {rows[name]} rows)"
+        for name, counts in far.items()
+        for place in counts.nonzero().flatten().tolist()
+    ]
+    if not found:
+        return None
+    return f"more than {FAR:g} deviations from the mean of the training: {few(found)}; are the units the same?"
+
+
 def find_client_name(client_id: int, *populations: Population | None) -> str:
     """Name of a client in the data; "" if it has only a number, or is unknown."""
     for population in populations:
@@ -351,6 +438,38 @@ def check_finite_samples(seen: Population, unseen: Population | None) -> None:
                     f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
                     f"{array_name} contains NaN or infinity; clean or drop these samples"
                 )
+
+
+BEGINNING = 16
+"""Numbers of each input that are compared first."""
+
+
+def check_equal_inputs(seen: Population, unseen: Population | None) -> None:
+    """Refuse training samples with one and the same input; a line names clients whose inputs are equal in a split.
+
+    Checks only a few clients if samples are generated on demand.
+
+    Raises:
+        ConfigError: naming the number of samples and the first numbers.
+    """
+    x = looked_at(seen.train).x
+    drawn = "; pictures that are drawn in their transparency alone are of one colour: paste them on a background"
+    if len(x) > 1 and torch.equal(x[1:], x[:-1]):
+        shown = ", ".join(f"{one:g}" for one in x[0].flatten()[:3].tolist())
+        raise ConfigError(
+            f"all {len(x):,} training inputs are equal, {shown}, …; correct the data{drawn if x.ndim == 4 else ''}"
+        )
+    found = []
+    for kind, name, population, split in all_splits(seen, unseen, samples=True):
+        several = (split.sizes > 1).nonzero()[:, 0]
+        start = split.offsets[several]
+        begins = split.x[:, None].flatten(1)[:, :BEGINNING]  # rules out most clients at once
+        for position in several[(begins[start] == begins[start + 1]).all(1)].tolist():
+            own = split.x[slice(*split.offsets[position : position + 2].tolist())]
+            if torch.equal(own[1:], own[:-1]):
+                found.append(f"{name} split of {kind} client {_name_at(population, split, position)!r}")
+    if found:
+        say(f"all inputs are equal in the {few(found)}{drawn if x.ndim == 4 else ''}")
 
 
 def _first_non_finite(tensor: Tensor) -> int | None:

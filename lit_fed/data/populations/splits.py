@@ -21,12 +21,11 @@ from lit_fed.data.data_sets.base import (
     MOST_CLASSES,
     Normalisation,
     input_array,
-    is_first_process,
     label_array,
     make_split,
+    say,
 )
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.errors import notice
 
 __all__ = [
     "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts",
@@ -95,8 +94,8 @@ def split_rows(
 def classes_of(y: np.ndarray) -> np.ndarray | None:
     """Labels [n] by which splits are stratified; None if they are not a few classes, as with numbers or positions."""
     few = y.ndim == 1 and (y.dtype.kind in "iub" or len(np.unique(y)) <= MOST_CLASSES)
-    if not few and is_first_process():
-        notice("--data.split is stratified, but the labels are no classes of a sample, so splits are random")
+    if not few:
+        say("--data.split is stratified, but the labels are no classes of a sample, so splits are random")
     return y if few else None
 
 

@@ -38,10 +38,14 @@ def refused(root, *words):
         assert str(word) in str(caught.value)
 
 
-def test_clients_are_the_sorted_file_names(tmp_path):
+def test_clients_are_the_sorted_file_names(tmp_path, capsys):
     save(tmp_path, "b", arrays(5))
     save(tmp_path, "a", arrays(4))
+    (tmp_path / "seen/c.NPZ").write_bytes((tmp_path / "seen/b.npz").read_bytes())
     seen, unseen = load(tmp_path)
+    assert (
+        capsys.readouterr().err == f"lit_fed: {tmp_path / 'seen'}: files that do not end in .npz are not read: c.NPZ\n"
+    )
     assert unseen is None
     assert seen.names == ["a", "b"]
     assert seen.train.sizes.tolist() == [4, 5]

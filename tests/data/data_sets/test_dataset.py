@@ -7,6 +7,7 @@ from lit_fed.data.data_sets.base import (
     DataSet,
     Normalisation,
     PooledDataSet,
+    check_names,
     draw_subsample,
     empty_split,
     input_array,
@@ -23,6 +24,32 @@ def test_only_client_data_sets_name_their_clients():
     assert ClientDataSet.natural
     assert not PooledDataSet.natural
     assert PooledDataSet.num_classes is None
+
+
+@pytest.mark.parametrize(
+    "pair", [("a", "a "), ("b c", "b  c"), ("b c", "b\xa0c"), ("a", "a\u200b"), ("K\xf6ln", "Ko\u0308ln")]
+)
+def test_names_that_look_the_same_are_refused(pair):
+    with pytest.raises(ConfigError) as caught:
+        check_names(["x", *pair, "y"], "columns")
+    assert str(caught.value) == (
+        f"columns {pair[0]!a} and {pair[1]!a} differ only in spaces or Unicode form; rename one"
+    )
+
+
+def test_names_that_differ_in_case_are_said(capsys):
+    check_names(["a", "b", "ab", "a b", ""], "clients")
+    assert capsys.readouterr().err == ""
+    check_names(["no", "NO", "x2", "x\xb2", "No"], "classes")
+    said = "classes 'no' and 'NO', as 2 more do, differ only in case; they are kept apart"
+    assert capsys.readouterr().err == f"lit_fed: {said}\n"
+
+
+def test_long_names_of_clients_are_refused():
+    check_names(["a" * 200], "clients")
+    check_names(["a" * 201], "columns")
+    with pytest.raises(ConfigError, match=r"client 'a{20}'… has a name of 201 bytes; shorten it"):
+        check_names(["b", "a" * 201], "clients")
 
 
 def test_normalisation_by_channel_in_place():

@@ -108,11 +108,12 @@ def test_half_of_the_division_is_no_division(tmp_path):
     assert load(write(tmp_path, "all_data", {"whole": [1, 2, 3]})).names == ["whole"]
 
 
-def test_writers_with_few_samples_are_left_out(tmp_path):
+def test_writers_with_few_samples_are_left_out(tmp_path, capsys):
     write(tmp_path, "train", {"none": [], "two": [1, 2], "three": [1, 2], "four": [1, 2, 3, 4]})
     root = write(tmp_path, "test", {"none": [], "three": [3]})
     assert load(root).names == ["four", "three"]
     assert load(root, min_samples=4).names == ["four"]
+    assert "clients without 4 samples are left out: 'none', 'three', 'two'\n" in capsys.readouterr().err
     assert load(root, min_samples=1).names == ["four", "three", "two"]
     refused(root, f"--data.dataset.root {root}", "none of 4 writers", "5 samples", min_samples=5)
 

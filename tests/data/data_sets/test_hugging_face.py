@@ -1,6 +1,9 @@
 """Data sets of `datasets` on disk, made up here; the hub is never asked."""
 
+import re
 import sys
+from datetime import datetime
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -18,6 +21,8 @@ ClassLabel, Features, Image, List, Value = (
     getattr(datasets, name) for name in ("ClassLabel", "Features", "Image", "List", "Value")
 )
 datasets.disable_progress_bars()
+
+LABEL = {"label": Value("int64")}
 
 TABLE = {
     "a": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5], "b": [1, 2, 3, 4, 5, 6], "label": [0, 1, 2, 0, 1, 2],
@@ -95,10 +100,11 @@ def test_texts_are_bytes_and_classes_are_in_order(tmp_path):
     samples = HuggingFace(saved(tmp_path / "d", columns), max_length=4).load()
     assert samples.x.tolist() == [[105, 196, 170, 0], [0, 0, 0, 0], [105, 102, 109, 109]]
     assert samples.x.max() < NUM_BYTE_TOKENS
+    assert samples.stored_type == "tokens of bytes"
     assert (samples.y.tolist(), samples.class_names) == ([1, 0, 1], ("neg", "pos"))
 
 
-def test_words_of_a_tokenizer(tmp_path):
+def test_words_of_a_tokenizer(tmp_path, capsys):
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     model = tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2, "film": 3}, unk_token="[UNK]")
@@ -109,6 +115,8 @@ def test_words_of_a_tokenizer(tmp_path):
     columns = {"text": ["good film", "film good film", "bad"], "label": [1, 1, 0]}
     samples = HuggingFace(saved(tmp_path / "d", columns), tokenizer=folder, max_length=2).load()
     assert samples.x.tolist() == [[2, 3], [3, 2], [1, 0]]
+    assert re.fullmatch("tokens [0-9a-f]{8}", samples.stored_type)
+    assert "1 of 3 texts (33.3%) are truncated to 2 tokens, the longest has 3" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--x no/such/folder: cannot be loaded .*save_pretrained"):
         word_tokens(["a"], "no/such/folder", 2, "--x")
 
@@ -121,6 +129,7 @@ def test_official_splits_are_kept(tmp_path):
     assert seen.val.num_samples == 0
     refused("who (Value('string'))", "by --data.dataset.input_columns", path=path)
     seen, _ = build_populations(HuggingFace(path, input_columns=("a", "b")), IID(), 2, val_fraction=0.3)
+    assert seen.stored_type == "columns a, b"
     assert sorted(seen.test.x[:, 0].tolist()) == [4.5, 5.5]
     assert seen.val.num_samples > 0
     pooled = HuggingFace(path, split="test+train", input_columns=("a",)).load()
@@ -144,12 +153,15 @@ SEVERAL = {
 }  # fmt: skip
 
 
-def test_a_text_file_is_a_client(tmp_path):
-    for name, text in {"ben": "hello\n\nyou\n", "anna": "a line"}.items():
+def test_a_text_file_is_a_client(tmp_path, capsys):
+    for name, text in {"ben": "hello\n\nyou\n", "anna": "a line", "bare": "\n"}.items():
         (tmp_path / f"{name}.txt").write_text(text)
     samples = HuggingFace(str(tmp_path), next_token=True, max_length=8).load()
     assert [samples.names[one] for one in samples.owner] == ["anna", "ben", "ben"]
     assert [bytes(one[one > 0].astype(np.uint8) - 1) for one in samples.x] == [b"a line", b"hello", b"you"]
+    seen, _ = build_populations(HuggingFace(str(tmp_path), next_token=True, max_length=8))
+    assert seen.names == ["anna", "ben"]
+    assert "lit_fed: clients without a sample are left out: 'bare'\n" in capsys.readouterr().err
     (tmp_path / "anna.txt").write_bytes(b"\xff")
     refused("anna.txt", "no UTF-8 text", path=str(tmp_path), next_token=True)
 
@@ -207,6 +219,102 @@ def test_several_labels_that_are_none(several, tmp_path):
     path = saved(tmp_path / "d", columns)
     given = {"path": path, "label_column": ("one", "two"), "labels": "multilabel", "input_columns": ("a",)}
     refused("row 1, column 'one, two': 3 is no multilabel label", **given)
+
+
+# ---------------------------------------------------------------------- classes by name
+def in_two_orders(folder, **others):
+    """Splits `train` and `test` that list classes, clients and tags in another order, of the same two rows."""
+    parts = {}
+    for split, names in (("train", ["no", "yes"]), ("test", ["late", "yes", "no"])):
+        kind = ClassLabel(names=names)
+        numbers = [names.index("no"), names.index("yes")]
+        columns = {"a": [0.5, 1.5], "label": numbers, "who": numbers, "tags": [numbers, numbers[:1]]}
+        features = Features({"a": Value("float32"), "label": kind, "who": kind, "tags": List(kind)})
+        parts[split] = datasets.Dataset.from_dict(columns, features)
+    datasets.DatasetDict(parts | others).save_to_disk(str(folder))
+    return str(folder)
+
+
+def test_splits_are_matched_by_the_names_of_classes(tmp_path, capsys):
+    path = in_two_orders(tmp_path / "d")
+    samples = HuggingFace(path, client_column="who", input_columns="a").load()
+    assert (samples.y.tolist(), samples.owner.tolist()) == ([0, 1, 0, 1], [0, 1, 0, 1])
+    assert samples.class_names == ("no", "yes", "late") == tuple(samples.names)
+    said = capsys.readouterr().err
+    assert "column 'label': parts of the data list the classes differently; they are matched by name: no, yes" in said
+    pooled = HuggingFace(
+        path, split="test+train", label_column="tags", labels="multilabel", input_columns="label"
+    ).load()
+    assert pooled.class_names == ("late", "yes", "no")
+    assert pooled.y.tolist() == [[0, 1, 1], [0, 0, 1]] * 2
+    assert pooled.x.tolist() == [[0, 0, 1], [0, 1, 0]] * 2
+
+
+def test_splits_of_different_types(tmp_path):
+    plain = datasets.Dataset.from_dict({"a": [0.5], "label": [1], "who": [0]})
+    path = in_two_orders(tmp_path / "d", validation=plain)
+    refused("split validation: column 'label' is Value('int64')", "train ClassLabel", path=path, input_columns="a")
+    path = in_two_orders(tmp_path / "e", validation=plain.remove_columns("label").add_column("label", ["no"]))
+    refused("split validation: column 'label' is Value('string')", path=path, input_columns="a")
+
+
+def test_columns_of_classes_as_several_labels(tmp_path, capsys):
+    features = {"a": Value("float32"), "rain": ClassLabel(names=["yes", "no"]), "wind": Value("int64")}
+    path = saved(tmp_path / "d", {"a": [0.5, 1.5], "rain": [0, 1], "wind": [0, 1]}, features)
+    HuggingFace(path, label_column="rain, wind", labels="multilabel").load()
+    assert "label_column rain, wind: a label holds where rain is 'no'\n" in capsys.readouterr().err
+
+
+def test_pixels_and_numbers_are_not_mixed(tmp_path):
+    parts = {
+        name: datasets.Dataset.from_dict({"a": [[1, 2]], "label": [0]}, Features({"a": List(Value(kind)), **LABEL}))
+        for name, kind in (("train", "uint8"), ("test", "float32"))
+    }
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
+    refused("split test: column 'a' is List(Value('float32'))", "store one type", path=str(tmp_path / "d"))
+
+
+def test_classes_among_inputs(tmp_path, capsys):
+    features = {"colour": ClassLabel(names=["red", "green", "blue"]), "size": Value("float32"), "label": Value("int64")}
+    columns = {"colour": [1, 0, 1], "size": [2.5, 3.5, 4.5], "label": [0, 1, 0]}
+    samples = HuggingFace(saved(tmp_path / "d", columns, features)).load()
+    assert samples.x.tolist() == [[0, 1, 0, 2.5], [1, 0, 0, 3.5], [0, 1, 0, 4.5]]
+    assert capsys.readouterr().err == ""
+    path = saved(tmp_path / "e", columns | {"colour": [1, -1, 1]}, features)
+    refused("row 1, column 'colour': -1 hides the class", path=path)
+
+
+def test_columns_are_used_or_named(tmp_path, capsys):
+    columns = {"when": [datetime(2024, 1, 2)] * 2, "both": [{"a": 1.0}] * 2, "none": [None] * 2, "label": [0, 1]}
+    path = saved(tmp_path / "d", {"price": [Decimal("0.50"), Decimal(2)]} | columns)
+    assert HuggingFace(path).load().x.tolist() == [[0.5], [2]]
+    said = capsys.readouterr().err
+    assert (
+        "inputs are read from price, and not from when (Value('timestamp[us]')), both ({'a': Value('float64')}), "
+        in said
+    )
+    assert "none (Value('null')); to use these, convert them to numbers, or give --data.dataset.input_columns" in said
+    assert HuggingFace(path, input_columns="price", label_column="price").load().y.tolist() == [0.5, 2]
+    refused("input_columns when: ", "timestamp", path=path, input_columns="when")
+    refused(
+        "label_column when: ", "has Value('timestamp[us]') there", path=path, input_columns="price", label_column="when"
+    )
+    images = {"image": [picture(0)] * 2, "age": [1, 2], "mask": [picture(1)] * 2, "label": [0, 1]}
+    path = saved(tmp_path / "e", images)
+    refused("label_column mask: ", "has Image(", path=path, input_columns="image", label_column="mask")
+    HuggingFace(saved(tmp_path / "f", {name: images[name] for name in ("image", "age", "label")})).load()
+    assert "inputs are read from image, and not from age (Value('int64'))" in capsys.readouterr().err
+
+
+def test_texts_that_are_truncated_are_counted(tmp_path, capsys):
+    given = {"path": saved(tmp_path / "d", {"text": ["abcdefg", "c", "defg"], "label": [0, 1, 0]}), "max_length": 4}
+    HuggingFace(**given).load()
+    said = "lit_fed: 1 of 3 texts (33.3%) are truncated to 4 tokens, the longest has 7; --data.dataset.max_length keeps"
+    assert said in capsys.readouterr().err
+    HuggingFace(**given, next_token=True, input_columns="text").load()
+    assert "1 of 3 texts (33.3%) are truncated to 5 tokens, the longest has 8" in capsys.readouterr().err
+    HuggingFace(**given, next_token=True, input_columns="text", packed=True).load()
+    assert capsys.readouterr().err == ""
 
 
 # ---------------------------------------------------------------------- what is wrong

@@ -233,7 +233,39 @@ def test_wrong_folders(tmp_path):
     assert load(tmp_path, classes=("cow", "dog", "cat")).class_names == ("cow", "dog", "cat")
     refused(tmp_path, "['cow'] is not in the classes dog, cat", classes=("dog", "cat"))
     write(tmp_path, {"bela": {"cow": 1, "Cow": 1}})
-    refused(tmp_path, "'Cow' and 'cow' differ only in case")
+
+
+def test_classes_that_differ_in_case(tmp_path, capsys):
+    write(tmp_path, {"anna": {"Cow": 5, "cow": 5, "dog": 5}})
+    populations(tmp_path)
+    assert "classes 'Cow' and 'cow' differ only in case" in capsys.readouterr().err
+
+
+def test_pictures_drawn_in_transparency_are_refused(tmp_path):
+    """Of one client alone, a line names it."""
+    write(tmp_path)
+    for file in tmp_path.rglob("*.png"):
+        drawn = Image.new("RGBA", (8, 8))
+        drawn.putalpha(Image.open(file).convert("L"))
+        drawn.save(file)
+    with pytest.raises(ConfigError, match=r"all \d+ training inputs are equal.* drawn in their transparency alone"):
+        populations(tmp_path)
+
+
+def test_masks_beyond_memory_are_numbered_by_the_user(tmp_path):
+    for number in range(4):
+        for folder in ("images", "masks"):
+            (tmp_path / "anna" / folder).mkdir(parents=True, exist_ok=True)
+        picture(number).save(tmp_path / f"anna/images/{number}.png")
+        mask = np.full((8, 8), 255, np.uint8)
+        mask[:number] = 0
+        Image.fromarray(mask).save(tmp_path / f"anna/masks/{number}.png")
+    data = FederatedDataModule(ImageFolder(str(tmp_path), "masks", 8, memory_gb=0.0))
+    with pytest.raises(ConfigError, match="masks hold the values 0, 255, which are not the classes 0, 1, 2"):
+        data.setup()
+    data = FederatedDataModule(ImageFolder(str(tmp_path), "masks", 8), test_fraction=0)
+    data.setup()
+    assert data.seen.train.y.sum() == (8 + 7 + 6 + 5) * 8
 
 
 def test_another_layout_is_told(tmp_path):

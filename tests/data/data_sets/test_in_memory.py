@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -24,12 +25,40 @@ def test_clients_keep_their_order_and_names():
 
 
 def test_types_of_labels_and_inputs():
-    pixels = {"ann": (np.full((4, 1, 2, 2), 255, dtype=np.uint8), ["dog", "cat", "dog", "emu"])}
+    pixels = {"ann": (255 * np.eye(4, dtype=np.uint8).reshape(4, 1, 2, 2), ["dog", "cat", "dog", "emu"])}
     data = data_of(pixels, test_fraction=0)
     assert data.seen.class_names == ("cat", "dog", "emu")
-    assert (data.seen.train.x.unique().tolist(), data.seen.train.y.sort().values.tolist()) == ([1], [0, 1, 1, 2])
+    assert (data.seen.train.x.unique().tolist(), data.seen.train.y.sort().values.tolist()) == ([0, 1], [0, 1, 1, 2])
     assert data_of({"ann": (torch.tensor(X).bfloat16(), torch.tensor(Y) / 3)}).target == Regression()
     assert data_of({"ann": (Y[:, None], np.stack([Y, Y, Y], 1))}).target == Sequences(2)
+
+
+def test_names_are_compared(capsys):
+    with pytest.raises(ConfigError, match="clients 'ann' and 'ann ' differ only in spaces"):
+        data_of({"ann": (X, Y)}, {"ann ": (X, Y)})
+    with pytest.raises(ConfigError, match="classes ' no' and 'no' differ only in spaces"):
+        data_of({"ann": (X, ["no", " no"] * 5)})
+    with pytest.raises(ConfigError, match="client '7' is among clients and among unseen, or named by a text and a num"):
+        data_of({7: (X, Y), "7": (X, Y)})
+    frame = pd.DataFrame({"a": range(10), "A": range(10), "of": ["u", "v"] * 5, "y": ["no", "yes"] * 5})
+    data = FederatedDataModule.from_frame(frame, client=None, label="y", num_clients=2)
+    data.setup()
+    assert "columns 'a' and 'A' differ only in case" in capsys.readouterr().err
+    data = FederatedDataModule.from_frame(frame.replace("v", "u "), client=None, label="y", num_clients=2)
+    with pytest.raises(ConfigError, match="categories of column 'of' 'u' and 'u ' differ only in spaces"):
+        data.setup()
+
+
+def test_equal_inputs_are_refused_or_said(capsys):
+    same = np.ones((4, 3, 2, 2))
+    with pytest.raises(ConfigError, match=r"all 8 training inputs are equal, 1, 1, 1, .* in their transparency alone"):
+        data_of({"ann": (same, Y[:4]), "bob": (same, Y[:4])}, test_fraction=0)
+    data_of({"ann": (same, Y[:4]), "bob": (np.arange(60.0).reshape(5, 3, 2, 2), Y[:5])}, test_fraction=0)
+    assert "all inputs are equal in the train split of seen client 'ann'; pictures" in capsys.readouterr().err
+    data_of({"ann": (X, Y), "bob": (X[:1], Y[:1])}, {"cy": (X * 0, Y)})
+    assert (
+        "equal in the train split of unseen client 'cy', test split of unseen client 'cy'\n" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

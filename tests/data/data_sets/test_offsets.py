@@ -5,7 +5,15 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_fed import FedAvg, FederatedDataModule, FederatedModule, FederatedTrainer, LocalSolver, Quantiles
+from lit_fed import (
+    FedAvg,
+    FederatedDataModule,
+    FederatedModule,
+    FederatedTrainer,
+    LocalSolver,
+    Quantiles,
+    personal_model,
+)
 from lit_fed.data.data_sets.fills import learned_fills
 from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
@@ -56,6 +64,18 @@ def test_labels_that_are_apart_in_float64_alone_stay_apart():
     assert module.results["test/seen/mean_absolute_error"] < 2
 
 
+def test_a_program_takes_the_same_mean_off():
+    shown = []
+    for column, label in ((0.0, 0.0), (1.7e12, 1e8)):
+        rows = frame(column, label)
+        module, data = fit(rows)
+        model = personal_model(module.trainer, module, data, client="ann")
+        x = torch.tensor(rows[["a", "b"]].to_numpy()[:5])
+        assert model(x).dtype == torch.float64
+        shown.append(model(x) - label)
+    torch.testing.assert_close(*shown, rtol=0, atol=1e-3)
+
+
 def test_clients_that_come_later_lose_the_same_mean(tmp_path):
     data = fit(frame(1.7e12, 1e8))[1]
     later = pd.concat(
@@ -77,6 +97,7 @@ def test_arrays_that_float32_cannot_hold_are_refused(name):
     with pytest.raises(ConfigError, match=rf"{name}_train: numbers around 1e\+09{where} deviate by .* steps of 64"):
         FederatedDataModule.from_clients({"ann": parts[name]}, labels="regression").setup()
     kept = np.full((30, 3), 0.1) * (1 + 1e-15 * x)  # the rounding of a constant
+    kept[:, 2] = x[:, 2]
     FederatedDataModule.from_clients({"ann": (kept, y[:, 0])}).setup()
 
 

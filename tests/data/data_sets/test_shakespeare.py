@@ -102,11 +102,12 @@ def test_without_a_test_split_shorter_roles_stay(tmp_path):
     assert population.test.sizes.tolist() == [0, 0]
 
 
-def test_min_sequences(tmp_path):
+def test_min_sequences(tmp_path, capsys):
     root = roles(tmp_path, long=alphabet(60), short=alphabet(24))
     fields = {"sequence_length": 5, "stride": 5}
     assert load(root, **fields, min_sequences=3).names == ["long", "short"]
     assert load(root, **fields, min_sequences=5).names == ["long"]
+    assert capsys.readouterr().err == "lit_fed: clients without 5 windows are left out: 'short'\n"
     refused(root, "--data.dataset.min_sequences", "100 windows of 5", **fields, min_sequences=100)
 
 

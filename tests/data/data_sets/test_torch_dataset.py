@@ -100,6 +100,24 @@ def test_clients_and_classes(clients):
     assert (data.seen.train.num_samples, data.seen.test.num_samples) == (20, 4)
 
 
+def test_the_test_source_lists_classes_in_another_order(capsys):
+    source, test = Clips(num=4, classes=["no", "yes"]), Clips(num=4, classes=["late", "yes", "no"])
+    test.items = [(x, 2 - y) for x, y in test.items]
+    samples = TorchDataset(source, test_source=test).load()
+    assert (samples.y.tolist(), samples.class_names) == ([0, 1, 0, 1] * 2, ("no", "yes", "late"))
+    assert "matched by name: no, yes, late" in capsys.readouterr().err
+    one = Clips(source.items[:1], classes=["yes"])
+    assert TorchDataset(source, test_source=one).load().y.tolist() == [0, 1, 0, 1, 1]
+    several = {"items": [(1.0, torch.tensor([0, 1]))], "labels": "multilabel"}
+    refused(
+        "test_source: lists the labels a, b otherwise",
+        items=several["items"],
+        labels="multilabel",
+        source=Clips(several["items"], classes=["a", "b"]),
+        test_source=Clips(several["items"], classes=["b", "a"]),
+    )
+
+
 def test_numbers_of_clients_are_ordered_by_size():
     samples = TorchDataset(Clips(num=3, speaker=torch.tensor([10, 9, 10])), clients="speaker").load()
     assert (samples.names, samples.owner.tolist()) == (["9", "10"], [1, 0, 1])

@@ -299,7 +299,7 @@ def test_regression_has_no_wrong_labels():
 def test_large_finite_inputs_are_no_infinity():
     class Huge(PooledDataSet):
         def load(self):
-            return Samples(np.full((50, 2), 3e38, dtype=np.float32), np.arange(50) % 2)
+            return Samples(np.linspace(2e38, 3e38, 100, dtype=np.float32).reshape(50, 2), np.arange(50) % 2)
 
     assert build(Huge(), num_clients=2)[0].train.num_clients == 2
 
@@ -392,12 +392,12 @@ def test_stratified_splits_have_their_share_of_each_class(seed):
 
 
 def test_what_cannot_be_stratified_is_said(capsys):
-    x, y = np.zeros((9, 2), dtype=np.float32), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    x, y = np.eye(9, 2, dtype=np.float32), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
     data = FederatedDataModule.from_clients({"ann": (x, y)}, split="stratified", test_fraction=0.3)
     data.setup()
     assert set(data.seen.test.y.tolist()) >= {0, 1}
     assert "at 1 of 1 clients a class has fewer than 2 samples" in capsys.readouterr().err
-    numbers = {"ann": (np.zeros((30, 2), dtype=np.float32), np.linspace(0, 1, 30))}
+    numbers = {"ann": (np.eye(30, 2, dtype=np.float32), np.linspace(0, 1, 30))}
     same = [FederatedDataModule.from_clients(numbers, split=split) for split in ("stratified", "random")]
     for one in same:
         one.setup()
