@@ -14,14 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_fed import __version__
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.deployment.transport import check_node_name
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
+from lit_fed.system.plain_yaml import read_yaml
 
 try:
     from nvflare.apis.event_type import EventType
@@ -106,7 +105,9 @@ class FitController(Controller):
         workspace = fl_ctx.get_workspace()
         resources = json.loads(Path(workspace.get_resources_file_path()).read_text())
         allowed = resources.get("class_allow_list", [])
-        config = yaml.safe_load((Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / OF_RUN).read_text())
+        config = read_yaml(
+            (Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / OF_RUN).read_text(encoding="utf-8")
+        )
         run_fit(config, allowed, (self, abort_signal, fl_ctx))
 
 
