@@ -224,27 +224,6 @@ def test_a_killed_client_and_a_killed_job_change_nothing(consortium, folders, tm
     equal_runs(wanted, folder)
 
 
-@pytest.mark.parametrize("missing", ["stop", "drop"])
-def test_a_site_that_leaves_for_good_is_dropped_or_named(missing, consortium, tmp_path):
-    """NVFlare never gives a running job to a service again that was killed."""
-    drop = ["--data.dataset.missing", missing, "--data.dataset.seconds", "6", "--model.faults.on_bad_client", "drop"]
-    given = ["--model.algorithm", "FedAvg", "--trainer.max_epochs", "8", *drop]
-    job, folder = job_of(tmp_path, "job", *given)
-    for site in SITES:
-        consortium.start_client(site, job)
-    number = consortium.submit(job)
-    until((folder / "checkpoints" / "last.ckpt").is_file, 240)
-    consortium.kill("ben")
-    found = consortium.end(number)
-    consortium.start("ben", ["bash", "startup/sub_start.sh"], consortium.kits / "ben")
-    if missing == "drop":
-        assert found["status"] == "FINISHED:COMPLETED", consortium.log("localhost")
-        assert json.loads((folder / "summary.json").read_text())["rounds"] == 8
-    else:
-        assert found["status"] == "FINISHED:EXECUTION_EXCEPTION"
-        assert "nodes are missing: no answer from ben within 6 s" in consortium.log("localhost")
-
-
 def test_code_and_foreign_classes_do_not_start_at_a_site(consortium, tmp_path):
     job, folder = job_of(tmp_path, "job", "--model.algorithm", "FedAvg", "--trainer.max_epochs", "1")
     config = job / "app" / "config" / "config_fed_client.json"
