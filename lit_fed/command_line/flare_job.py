@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lit_fed.command_line.classes import CLASSES
-from lit_fed.command_line.flower_app import OF_NODES, as_yaml, divided, engine_parser, parsed_run
+from lit_fed.command_line.flower_app import OF_NODES, RESUMED, as_yaml, engine_parser, parsed_run
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.core.local_solver import LocalSolver, is_rule_of_torch
 from lit_fed.data.module import FederatedDataModule
@@ -26,8 +26,6 @@ __all__ = ["check_job", "flare_job_parser", "write_flare_job"]
 
 SECONDS_BETWEEN_TASKS = 0.05
 """After which a site asks for its next task; NVFlare's own pause is 2 s."""
-
-RESUMED = "--ckpt_path"
 
 COMMON = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
 
@@ -48,9 +46,10 @@ def write_flare_job(arguments: list[str], parse: Callable[[list[str]], Any]) -> 
     Raises:
         ConfigError: if the arguments or the folder are refused, or make no run of NVFlare; nothing is written then.
     """
-    resumed, others = divided(arguments, RESUMED)  # from a file on the server: not looked for here
-    folder, config, common = parsed_run(others, flare_job_parser(), FlareFederation, "NVFlare", parse)
-    config["ckpt_path"] = _on_the_server(resumed)
+    folder, config, common = parsed_run(arguments, flare_job_parser(), FlareFederation, "NVFlare", parse)
+    resumed = config["ckpt_path"]
+    if resumed is not None and resumed not in KEYWORDS and not Path(resumed).is_absolute():
+        raise ConfigError(f"{RESUMED} is {resumed}; give last, or the whole path of a file on the server")
     root = Path(config["trainer"]["default_root_dir"])
     if not root.is_absolute():
         raise ConfigError(
@@ -75,20 +74,6 @@ def write_flare_job(arguments: list[str], parse: Callable[[list[str]], Any]) -> 
         f"sites need a copy of {folder / 'app' / 'config' / OF_NODES}: lit-fed client --config FILE\n"
         f"next: nvflare job submit -j {folder}; results: {root / config['name']} on the server\n"
     )
-
-
-def _on_the_server(given: list[str]) -> str | None:
-    """The checkpoint of the option `RESUMED` with its value.
-
-    Raises:
-        ConfigError: if it is neither a keyword nor a whole path.
-    """
-    if not given:
-        return None
-    value = given[-1].removeprefix(f"{RESUMED}=")
-    if value not in KEYWORDS and not Path(value).is_absolute():
-        raise ConfigError(f"{RESUMED} is {value}; give last, or the whole path of a file on the server")
-    return value
 
 
 def _path(one: type) -> str:

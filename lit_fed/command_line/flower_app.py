@@ -19,12 +19,14 @@ from lit_fed.deployment.flower_apps import FlowerFederation
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
 
-__all__ = ["OF_NODES", "as_yaml", "divided", "engine_parser", "flower_app_parser", "parsed_run", "write_flower_app"]
+__all__ = ["OF_NODES", "RESUMED", "as_yaml", "engine_parser", "flower_app_parser", "parsed_run", "write_flower_app"]
 
 ONE_PROCESS = {"strategy": ("auto",), "devices": (1, "1", "auto"), "num_nodes": (1,)}
 """Arguments of the trainer, and their values if the engine starts one process."""
 
 LONGEST_NAME = 40
+
+RESUMED = "--ckpt_path"
 
 OF_NODES = "nodes.yaml"
 """File with the settings of the nodes, for their operators."""
@@ -109,8 +111,9 @@ def parsed_run(
     Raises:
         ConfigError: if the arguments or the folder are refused.
     """
-    own, of_fit = divided(arguments, "-h", "--help", "--output")
-    configs, others = divided(of_fit, *CONFIG)  # which may name another data set: that of nodes follows
+    own, of_fit = _divided(arguments, "-h", "--help", "--output")
+    resumed, of_fit = _divided(of_fit, RESUMED)  # from a file on the server, which is not looked for here
+    configs, others = _divided(of_fit, *CONFIG)  # which may name another data set: that of nodes follows
     folder = check_new_folder(parser.parse_args(own).output)
     path = f"{dataset.__module__}.{dataset.__qualname__}"
     command_line = parse(["fit", *configs, "--data.dataset", path, *others])
@@ -121,11 +124,14 @@ def parsed_run(
             "run are on the nodes; leave it out"
         )
     dataset(**config["data"]["dataset"]["init_args"])
+    if config["ckpt_path"] is not None:
+        raise ConfigError(f"a --config sets ckpt_path to {config['ckpt_path']}; leave it out there, and give {RESUMED}")
+    config["ckpt_path"] = resumed[-1].removeprefix(f"{RESUMED}=") if resumed else None
     _check(config, engine)
     return folder, config, node_settings(command_line)[1]
 
 
-def divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
+def _divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
     """The arguments of these options with their values, and all others."""
     chosen: list[str] = []
     others: list[str] = []

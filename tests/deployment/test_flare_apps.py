@@ -70,6 +70,15 @@ def test_a_job_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     assert f"next: nvflare job submit -j {job}; results: {tmp_path / 'runs' / 'run'}" in capsys.readouterr().out
 
 
+def test_a_checkpoint_in_a_configuration_file_is_refused(tmp_path, capsys):
+    (tmp_path / "last.yaml").write_text("ckpt_path: null\nname: any\n")
+    assert job_of(tmp_path, "job", "--config", str(tmp_path / "last.yaml"))["ckpt_path"] is None
+    (tmp_path / "last.yaml").write_text("ckpt_path: last\n")
+    with pytest.raises(SystemExit):
+        job_of(tmp_path, "other", "--config", str(tmp_path / "last.yaml"))
+    assert "ckpt_path" in capsys.readouterr().err
+
+
 def test_a_job_may_resume_a_run_that_is_on_the_server_alone(tmp_path):
     assert job_of(tmp_path, "last", "--ckpt_path=last")["ckpt_path"] == "last"
     assert job_of(tmp_path, "file", "--ckpt_path", "/srv/last.ckpt")["ckpt_path"] == "/srv/last.ckpt"
