@@ -1,4 +1,4 @@
-"""The commands of real federations: `certificates`, `client`, `federation local` and `flower-app`."""
+"""The commands of real federations: `certificates`, `client`, `federation local`, `flare-job` and `flower-app`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ def run_deployed(command: str, arguments: list[str], load: Callable[[], ModuleTy
         run_client(arguments, load)
     elif command == "federation":
         run_local_federation(arguments, load)
+    elif command == "flare-job":
+        from lit_fed.command_line.flare_job import write_flare_job  # loads jsonargparse
+
+        write_flare_job(arguments, load().ArgumentsCLI)
     else:
         from lit_fed.command_line.flower_app import write_flower_app  # loads jsonargparse
 
@@ -240,6 +244,12 @@ def _node(name: str, node: Any, link: Link, threads: int) -> None:
         raise SystemExit(2) from None
 
 
+def _flare_job_parser() -> Any:
+    from lit_fed.command_line.flare_job import flare_job_parser  # loads jsonargparse
+
+    return flare_job_parser()
+
+
 def _flower_app_parser() -> Any:
     from lit_fed.command_line.flower_app import flower_app_parser  # loads jsonargparse
 
@@ -248,6 +258,6 @@ def _flower_app_parser() -> Any:
 
 DEPLOYED: dict[str, Callable[[], Any]] = {
     "certificates": certificates_parser, "client": client_parser, "federation": federation_parser,
-    "flower-app": _flower_app_parser,
+    "flare-job": _flare_job_parser, "flower-app": _flower_app_parser,
 }  # fmt: skip
 """Commands, and the functions that make their parsers."""

@@ -14,7 +14,7 @@ from lit_fed.system.names import did_you_mean
 
 __all__ = ["ABSENT", "COMMANDS", "OF_DEPLOYMENT", "PlainParser", "answer", "start_page"]
 
-OF_DEPLOYMENT = ("flower-app", "certificates", "client", "federation")
+OF_DEPLOYMENT = ("flare-job", "flower-app", "certificates", "client", "federation")
 """Commands in `deployed.py`, which start before Lightning is loaded."""
 
 COMMANDS = {
@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "Write finished runs as one HTML page that can be sent to others.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
     "benchmark": "Tune and compare algorithms under one protocol, beside others.",
+    "flare-job": "Write a training as a job of NVFlare, for a consortium.",
     "flower-app": "Write a training as an app of Flower, for sites that have it.",
     "certificates": "Make certificates for a federation of real machines.",
     "client": "Work on this machine's data for a federation's server.",

@@ -22,8 +22,8 @@ from lit_fed.errors import ConfigError
 __all__ = ["AwayError", "Link", "run_node"]
 
 SERVER, TLS, NEVER, SECONDS = "--server", "--tls", -1.0, Limits.poll_seconds + 15.0
-PAUSES = (0.5, 30.0)
-"""Seconds before the first and before a late attempt to reconnect; the pause doubles each time."""
+PAUSES, NEAR = (0.5, 30.0), 2.0
+"""Seconds before the first and before a late attempt to reconnect, and before a late one on the same machine."""
 
 LARGE = 2**20
 """Bytes of an answer above which the node first asks whether the answer is still awaited."""
@@ -66,6 +66,7 @@ class Link:
         self._server, self._patience, self._say = server, patience, say
         self._away_since: float | None = NEVER
         self._pause, self._hung_up, self._has_tls = PAUSES[0], 0, tls is not None
+        self._longest = min(NEAR, PAUSES[1]) if protocol.is_loopback(host) else PAUSES[1]
         self._headers = {**protocol.version_headers(), protocol.PROCESS: secrets.token_hex(16)}
         self._connection: http.client.HTTPConnection
         if tls is not None:
@@ -158,7 +159,7 @@ class Link:
             why = f"cannot be reached for {self._patience:g} s ({reason})"
             raise AwayError(f"{SERVER} {self._server}: {why}; start it, or correct the address") from error
         time.sleep(self._pause)
-        self._pause = min(2 * self._pause, PAUSES[1])
+        self._pause = min(2 * self._pause, self._longest)
 
 
 def run_node(handle: Callable[[bytes], bytes], link: Link) -> None:

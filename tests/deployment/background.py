@@ -58,6 +58,11 @@ class InBackground:
         except Exception as error:
             self._result = error
 
+    @property
+    def is_alive(self):
+        """Whether it goes on."""
+        return self._thread.is_alive()
+
     def result(self):
         """What it returned, or raised."""
         self._thread.join(PATIENCE)

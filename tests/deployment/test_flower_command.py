@@ -70,7 +70,7 @@ def test_texts_with_quotes_and_letters_of_other_languages_are_kept(tmp_path):
         (["--data.num_clients", "3"], "--data.num_clients is 3, and every node brings its clients"),
         (["--data.unseen_fraction", "0.5"], "unseen clients are chosen on the nodes"),
         (["--trainer.devices", "2"], "--trainer.devices is 2; Flower starts one process, give 1"),
-        (["--ckpt_path", "x.ckpt"], "x.ckpt"),
+        (["--ckpt_path", "last"], "--ckpt_path is last; leave it out, and give it to Flower when a run is to go on"),
         (["--init_from", "x.ckpt"], "--init_from is x.ckpt; give the whole path of that file on the server"),
         (["--model.algorithm", "GADMM"], "GADMM has no server"),
         (["--data.dataset.num_nodes", "0"], "--data.dataset.num_nodes is 0; give a number > 0"),

@@ -20,6 +20,7 @@ from lit_fed.command_line.classes import CLASSES
 from lit_fed.command_line.client import client_parser, serving_parser
 from lit_fed.command_line.compare import compare_parser
 from lit_fed.command_line.deployed import certificates_parser, federation_parser
+from lit_fed.command_line.flare_job import flare_job_parser
 from lit_fed.command_line.flower_app import flower_app_parser
 from lit_fed.command_line.partition import partition_parser
 from lit_fed.command_line.report import report_parser
@@ -89,7 +90,8 @@ def parsers():
     own = stopped.value.value._subcommands_action._name_parser_map
     others = [
         benchmark_parser(), client_parser(), serving_parser("predict"), compare_parser(), certificates_parser(),
-        federation_parser(), flower_app_parser(), partition_parser(), report_parser(), sweep_parser(), *own.values(),
+        federation_parser(), flare_job_parser(), flower_app_parser(), partition_parser(), report_parser(),
+        sweep_parser(), *own.values(),
     ]  # fmt: skip
     return own, {name.lstrip("-") for one in others for action in one._actions for name in action.option_strings}
 

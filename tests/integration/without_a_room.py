@@ -13,7 +13,13 @@ import running
 import lit_fed
 
 ROOMS = {
-    "nodes": ("deployment", "command_line/deployed.py", "command_line/client.py", "command_line/flower_app.py"),
+    "nodes": (
+        "deployment",
+        "command_line/deployed.py",
+        "command_line/client.py",
+        "command_line/flare_job.py",
+        "command_line/flower_app.py",
+    ),
     "benchmark": ("benchmark",),
     "results pages": ("command_line/report.py",),
     "sweep": ("command_line/sweep.py", "command_line/sweep_file.py", "command_line/sweep_results.py"),
@@ -29,7 +35,7 @@ ROOMS = {
 """What each room is made of."""
 
 COMMANDS = {
-    "nodes": ("client", "federation", "certificates", "flower-app"), "benchmark": ("benchmark",),
+    "nodes": ("client", "federation", "certificates", "flare-job", "flower-app"), "benchmark": ("benchmark",),
     "results pages": ("report",), "sweep": ("sweep",), "export": ("export",),
 }  # fmt: skip
 
