@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning.pytorch import Trainer
+
 from lit_fed.command_line.classes import CLASSES
 from lit_fed.command_line.flower_app import OF_NODES, RESUMED, as_yaml, engine_parser, parsed_run
 from lit_fed.command_line.parser import FederatedParser
@@ -17,7 +19,6 @@ from lit_fed.deployment.flare_apps import OF_RUN, TASK, FitController, RelayExec
 from lit_fed.deployment.flare_transport import FlareFederation
 from lit_fed.errors import ConfigError
 from lit_fed.system.whitelist import Whitelist
-from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import new_folder
 from lit_fed.training.round_logger import KEYWORDS
@@ -29,7 +30,7 @@ SECONDS_BETWEEN_TASKS = 0.05
 
 COMMON = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
 
-SECTIONS = {"model": FederatedModule, "data": FederatedDataModule, "trainer": FederatedTrainer}
+SECTIONS = {"model": FederatedModule, "data": FederatedDataModule, "trainer": Trainer}
 
 PLAIN = {"seed_everything", "name", "ckpt_path", "resume_with_changes", "init_from", "report"}
 """Arguments of fit beside the sections."""
@@ -93,6 +94,12 @@ class JobWhitelist(Whitelist):
             "operator of the server allows it by adding it to class_allow_list in local/resources.json"
         )
 
+    def refuse_reach(self, path: str, place: str, what: str) -> NoReturn:
+        raise ConfigError(
+            f"--{place} names {path}, which {what}; the operator of the server allows it by adding it to "
+            "class_allow_list in local/resources.json"
+        )
+
     def refuse(self, place: str, what: str) -> NoReturn:
         raise ConfigError(f"--{place} {what}; write the job by `lit-fed flare-job`")
 
@@ -107,7 +114,9 @@ def check_job(config: Any, allowed: Collection[str]) -> None:
     Raises:
         ConfigError: naming the argument, the value and the fix.
     """
-    known = JobWhitelist(Path(OF_RUN), (LocalSolver, *CLASSES.values()), is_rule_of_torch, allowed, ())
+    own = f"{FlareFederation.__module__}.{FlareFederation.__qualname__}"
+    named = [*allowed, own]  # the sites themselves
+    known = JobWhitelist(Path(OF_RUN), (LocalSolver, *CLASSES.values()), is_rule_of_torch, named, ())
     if not isinstance(config, dict) or config.keys() - PLAIN - SECTIONS.keys():
         known.refuse(OF_RUN, "has other sections than those of a run")
     for name in PLAIN & config.keys():

@@ -208,10 +208,18 @@ class Whitelist:
             if option and value is not True and not (isinstance(value, str) and _may_be_downloaded(value)):
                 continue
             by = f" by its {option} {value}" if option else ""
-            raise ConfigError(
-                f"--ckpt_path {self.checkpoint} names {path} ({place}), which {what}{by}: a checkpoint alone may not "
-                f"do that; name the class yourself, as in --{place} {path}"
-            )
+            self.refuse_reach(path, place, f"{what}{by}")
+
+    def refuse_reach(self, path: str, place: str, what: str) -> NoReturn:
+        """Refuse a class for what it does beside reading files.
+
+        Raises:
+            ConfigError: naming the class, its place and the fix.
+        """
+        raise ConfigError(
+            f"--ckpt_path {self.checkpoint} names {path} ({place}), which {what}: a checkpoint alone may not do that; "
+            f"name the class yourself, as in --{place} {path}"
+        )
 
     def check_named(self, path: str) -> None:
         """Refuse a class of another package that has a name of its own, unless the command line names it."""
