@@ -285,12 +285,16 @@ class ClientStore(nn.Module):
                 Nothing is written there.
 
         Raises:
-            ConfigError: naming the first client whose file is missing.
+            ConfigError: naming the first client whose file is missing, or the checkpoint if it lists none.
         """
         if self.files is not None:
+            if not isinstance(index := state.get(INDEX_KEY), Tensor):
+                raise ConfigError(
+                    f"{checkpoint or 'the checkpoint'} has no {INDEX_KEY}, which names the clients' files"
+                )
             beside = [] if checkpoint is None else [folder_beside(Path(checkpoint).absolute().parent)]
             named = [] if recorded is None else [Path(recorded)]
-            self.files.find(state[INDEX_KEY], list(dict.fromkeys(beside + named)))
+            self.files.find(index, list(dict.fromkeys(beside + named)))
             if self.files.folder not in beside:
                 self.files.checkpoints = None
 
