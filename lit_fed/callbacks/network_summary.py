@@ -92,7 +92,7 @@ class TrainedParameters(FederatedCallback):
 
 
 def _are_random(task: Task, network: Any) -> bool:
-    """Whether another seed gives other frozen weights; those that a network is told to load are not."""
+    """Whether the frozen weights depend on the seed; weights that a network loads do not."""
     options: dict[str, Any] = {}
     while isinstance(network, partial):
         options = network.keywords | options

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from lit_fed import FederatedModule
+from lit_fed.cli import main
 from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import from_bytes
@@ -18,6 +19,14 @@ CLIENTS = {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]}
 """Clients of each node; b9 takes no part in training."""
 
 UNSEEN = {"b9"}
+
+
+FIT = [
+    "--model.client_trainer", "sequential", "--model.solver.lr", "0.1", "--model.solver.momentum", "0.9",
+    "--model.solver.persist_optimizer", "true", "--data.batch_size", "4", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "0",
+]  # fmt: skip
+"""Settings of runs over an engine, and of the simulations that they equal."""
 
 
 class InProcess:
@@ -124,3 +133,10 @@ def equal_runs(simulated: Path, real: Path) -> None:
 def _shared_state(checkpoint):
     state = torch.load(checkpoint, weights_only=True)["state_dict"]
     return {name: leaf for name, leaf in state.items() if not name.startswith("store.")}  # states stay on nodes
+
+
+def simulated(folders, out, *arguments):
+    """The folder of a simulation of all clients by the command line."""
+    data = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(folders["all"])]
+    main(["fit", *data, *FIT, *arguments, "--name", "run", "--trainer.default_root_dir", str(out / "simulated")])
+    return out / "simulated" / "run" / "version_0"

@@ -16,20 +16,13 @@ from pathlib import Path
 import pytest
 from background import InBackground, until
 from doc_pages import ROOT, blocks
-from in_process import CLIENTS, equal_runs, node_folders
+from in_process import CLIENTS, FIT, equal_runs, node_folders, simulated
 
 import lit_fed.cli
-from lit_fed.cli import main
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment.flare_apps import NVFLARE
 
 SITES = {name: CLIENTS[name] for name in ("anna", "ben")}
-
-FIT = [
-    "--model.client_trainer", "sequential", "--model.solver.lr", "0.1", "--model.solver.momentum", "0.9",
-    "--model.solver.persist_optimizer", "true", "--data.batch_size", "4", "--trainer.accelerator", "cpu",
-    "--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "0",
-]  # fmt: skip
 
 LONG = ["--model.algorithm", "UCFL", "--model.algorithm.warmup_rounds", "1", "--trainer.max_epochs", "40"]
 """Rounds enough for a process to be killed in one."""
@@ -178,12 +171,6 @@ def consortium(tmp_path_factory, programs, folders):
         yield made
     finally:
         made.close()
-
-
-def simulated(folders, out, *arguments):
-    data = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(folders["all"])]
-    main(["fit", *data, *FIT, *arguments, "--name", "run", "--trainer.default_root_dir", str(out / "simulated")])
-    return out / "simulated" / "run" / "version_0"
 
 
 def job_of(out, name, *arguments):

@@ -18,7 +18,7 @@ class Engine:
     """A job of NVFlare whose sites answer in capitals; it is controller, signal and context in one.
 
     Attributes:
-        fates: what becomes of the next tasks of each site: `answer`, `lose`, `late`, a word that NVFlare says of a task
+        fates: outcomes of the next tasks of each site: `answer`, `lose`, `late`, a word that NVFlare says of a task
             that ended without an answer, or the reply.
         sent: site and data of every task.
         cancelled: tasks that were taken back.

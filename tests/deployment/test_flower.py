@@ -13,11 +13,11 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+import in_process
 import pytest
 from in_process import CLIENTS, equal_runs, node_folders
 
 import lit_fed.cli
-from lit_fed.cli import main
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment.certificates import make_certificates
 
@@ -27,11 +27,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 NODES = {name: CLIENTS[name] for name in ("anna", "ben")}
 
-FIT = [
-    "--model.client_trainer", "sequential", "--model.solver.lr", "0.1", "--model.solver.momentum", "0.9",
-    "--model.solver.persist_optimizer", "true", "--data.batch_size", "4", "--trainer.accelerator", "cpu",
-    "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "0",
-]  # fmt: skip
+ROUNDS = ["--trainer.max_epochs", "2"]
+FIT = [*in_process.FIT, *ROUNDS]
 
 UCFL = ["--model.algorithm", "UCFL", "--model.algorithm.warmup_rounds", "1"]
 
@@ -186,12 +183,6 @@ def site(tmp_path_factory, folders):
         made.close()
 
 
-def simulated(folders, out, *arguments):
-    data = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(folders["all"])]
-    main(["fit", *data, *FIT, *arguments, "--name", "run", "--trainer.default_root_dir", str(out / "simulated")])
-    return out / "simulated" / "run" / "version_0"
-
-
 def app_of(site, out, *arguments):
     """An app, whose configuration the operators of the nodes get."""
     given = [*FIT, *arguments, "--name", "run", "--trainer.default_root_dir", str(out / "flower")]
@@ -204,7 +195,7 @@ def app_of(site, out, *arguments):
 def test_fedem_equals_the_simulation(site, folders, tmp_path):
     app, folder = app_of(site, tmp_path, "--model.algorithm", "FedEM")
     run = site.begin(app)
-    wanted = simulated(folders, tmp_path, "--model.algorithm", "FedEM")
+    wanted = in_process.simulated(folders, tmp_path, "--model.algorithm", "FedEM", *ROUNDS)
     ended = site.end(run)
     assert ended["status"] == "finished:completed", site.command("log", run, "site", "--show")
     equal_runs(wanted, folder)
@@ -214,7 +205,7 @@ def test_a_node_killed_in_a_round_changes_nothing(site, folders, tmp_path):
     """UCFL, whose clients are each sent a state of their own."""
     app, folder = app_of(site, tmp_path, *UCFL)
     run = site.begin(app)
-    wanted = simulated(folders, tmp_path, *UCFL)
+    wanted = in_process.simulated(folders, tmp_path, *UCFL, *ROUNDS)
     site.wait_for(folder / "checkpoints" / "last.ckpt")
     kill(site.nodes["ben"])
     site.restart("ben", folders["ben"])
@@ -226,7 +217,7 @@ def test_a_node_killed_in_a_round_changes_nothing(site, folders, tmp_path):
 def test_a_server_killed_in_a_run_goes_on_from_its_checkpoint(site, folders, tmp_path):
     app, folder = app_of(site, tmp_path, "--model.algorithm", "SCAFFOLD")
     run = site.begin(app)
-    wanted = simulated(folders, tmp_path, "--model.algorithm", "SCAFFOLD")
+    wanted = in_process.simulated(folders, tmp_path, "--model.algorithm", "SCAFFOLD", *ROUNDS)
     site.wait_for(folder / "checkpoints" / "last.ckpt")
     kill(site.superlink)
     time.sleep(1.0)

@@ -354,7 +354,7 @@ def test_last_without_a_run_is_refused(tmp_path):
         trainer.test(module, data, ckpt_path="last")
 
 
-# ---------------------------------------------------------------------- what Python programs are told
+# ---------------------------------------------------------------------- messages of Python programs
 def test_a_fit_names_its_folder(tmp_path, capsys):
     trainer, module, data = of_folder(tmp_path, 1)
     trainer.fit(module, data)

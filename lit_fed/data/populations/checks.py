@@ -297,15 +297,15 @@ FAR_FROM_ONE = 10.0
 
 def scale_of_labels(dataset: DataSet, target: Target, seen: Population) -> str | None:
     """Message on standardised labels, or on quantities whose deviation is far from 1; None: there is nothing to say."""
-    if not isinstance(target, Regression):
-        return None
     if seen.label_scale is not None:
         mean, std = seen.label_scale
         return (
             f"labels are standardised by the mean {mean:.4g} and deviation {std:.4g} of the training rows: loss is "
-            "that of standardised labels, predictions and mse are in units of the column (set "
+            f"that of standardised labels, predictions and {target.metric} are in units of the column (set "
             "--data.dataset.standardize_labels false otherwise)"
         )
+    if not isinstance(target, Regression):
+        return None
     y = looked_at(seen.train).y
     std = float(y.std()) if len(y) > 1 else 1.0
     if dataset.is_remote or std == 0 or 1 / FAR_FROM_ONE <= std <= FAR_FROM_ONE:

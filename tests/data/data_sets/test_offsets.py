@@ -43,8 +43,10 @@ def fit(rows, target=None):
 
 @pytest.mark.parametrize("target", [None, Quantiles()], ids=["regression", "quantiles"])
 @pytest.mark.parametrize(("column", "label"), [(1.7e12, 0.0), (0.0, 1e8), (0.0, 1e9), (-(2.0**33), 2.0**30)])
-def test_a_constant_changes_no_result(column, label, target):
+def test_a_constant_changes_no_result(capsys, column, label, target):
     plain, plain_data = fit(frame(), target)
+    said = f"predictions and {'mse' if target is None else 'mae'} are in units of the column"
+    assert said in capsys.readouterr().err
     moved, moved_data = fit(frame(column, label), target)
     torch.testing.assert_close(moved_data.seen.train.x, plain_data.seen.train.x, rtol=0, atol=1e-4)
     torch.testing.assert_close(moved_data.seen.train.y, plain_data.seen.train.y, rtol=0, atol=1e-4)
