@@ -35,6 +35,7 @@ from lit_fed.data.populations.checks import (
     learned_constants,
     num_classes_of,
     outlying_inputs,
+    rounded_numbers,
     scale_of_labels,
     taken_labels,
     with_foreground,
@@ -242,7 +243,7 @@ class FederatedDataModule(LightningDataModule):
         self.cohort(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         said_of_labels = None if given is not None else taken_labels(self.dataset, self.target, seen)
         far = (far_inputs(one, normalisation, seen.columns) for one in ([] if is_new else [seen]) + [unseen])
-        said_of_inputs = *lines, outlying_inputs(seen, unseen), *far
+        said_of_inputs = *lines, rounded_numbers(seen), outlying_inputs(seen, unseen), *far
         for said in (said_of_labels, scale_of_labels(self.dataset, self.target, seen), *said_of_inputs):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)

@@ -49,9 +49,6 @@ ANY_SEED = f"[0, {2**32 - 1}]"
 CONSTANT = 1e-13
 """Numbers count as constant below this ratio of standard deviation and mean, near float64 resolution."""
 
-FEW_STEPS = 100
-"""Numbers whose deviation has fewer steps of float32 are refused."""
-
 MOST_CLASSES = 20
 """Integer labels with more different values than this may be quantities."""
 
@@ -333,22 +330,8 @@ def label_array(y: np.ndarray) -> np.ndarray:
 
 
 def _as_float32(values: np.ndarray) -> np.ndarray:
-    """Numbers [n, ...] as float32; what is too large becomes infinite, which callers report with its sample.
-
-    Raises:
-        ConfigError: if float64 tells values apart that float32 does not.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if values.dtype == np.float64 and len(values) > 1:
-            spread, mean = values.std(0), np.abs(values.mean(0))
-            steps = np.spacing(mean.astype(np.float32))
-            lost = (steps > spread / FEW_STEPS) & (spread > CONSTANT * mean)
-            place = tuple(int(one) for one in np.unravel_index(int(np.argmax(lost)), lost.shape))
-            require(
-                not lost.any(),
-                f"numbers around {mean[place]:.6g}{f' at {list(place)} of a sample' if place else ''} deviate by "
-                f"{spread[place]:.3g}, and float32 has steps of {steps[place]:.3g} there; take their mean off first",
-            )
+    """Numbers as float32; what is too large becomes infinite, which callers report with its sample."""
+    with np.errstate(over="ignore"):
         return values.astype(np.float32, copy=False)
 
 

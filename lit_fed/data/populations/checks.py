@@ -27,8 +27,8 @@ from lit_fed.system.spreadsheets import unquoted
 __all__ = [
     "all_splits", "check_equal_inputs", "check_finite_samples", "check_labels", "check_mask_values",
     "check_missing_classes", "check_training", "far_inputs", "find_client", "find_client_name", "fingerprint",
-    "learned_constants", "looked_at", "num_classes_of", "outlying_inputs", "scale_of_labels", "taken_labels",
-    "with_foreground", "with_ignored", "without_unlabelled",
+    "learned_constants", "looked_at", "num_classes_of", "outlying_inputs", "rounded_numbers", "scale_of_labels",
+    "taken_labels", "with_foreground", "with_ignored", "without_unlabelled",
 ]  # fmt: skip
 
 CLIENTS_LOOKED_AT = 8
@@ -314,6 +314,31 @@ def scale_of_labels(dataset: DataSet, target: Target, seen: Population) -> str |
         f"the deviation of the training labels is {std:.3g}, and losses and E-steps take them to have a variance of 1 "
         "around the predictions; scale them to about 1, and the learning rate may stay"
     )
+
+
+FEW_STEPS = 100
+"""Numbers that differ by fewer steps of float32 are named."""
+
+
+def rounded_numbers(seen: Population) -> str | None:
+    """Warning about inputs or labels whose differences float32 rounds off; None if there are none.
+
+    All clients count: those of one may be near to each other. Checks only a few if samples are generated on demand.
+    """
+    found, few_clients = list[str](), looked_at(seen.train)
+    for what, values in (("inputs", few_clients.x), ("labels", few_clients.y)):
+        if not values.is_floating_point() or not len(values):
+            continue
+        low, high = values.reshape(len(values), -1).aminmax(dim=0)
+        largest = torch.maximum(low.abs(), high.abs())
+        step = torch.nextafter(largest, largest.new_tensor(torch.inf)) - largest
+        places = ((high > low) & (high - low < FEW_STEPS * step)).nonzero().flatten().tolist()
+        found += [
+            f"{what} at place {one} of a sample lie between {low[one]:.9g} and {high[one]:.9g}, where float32 has "
+            f"steps of {step[one]:.3g}"
+            for one in places
+        ]
+    return f"{few(found, 3, between='; ')}: take their mean off before, in float64" if found else None
 
 
 def outlying_inputs(seen: Population, unseen: Population | None = None) -> str | None:
