@@ -20,6 +20,7 @@ from lit_fed.core.algorithm import Algorithm, takes_steps
 from lit_fed.core.context import Context, Terms
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
+from lit_fed.core.own_module import OwnModule, trains_itself
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Binary, Criterion, Multiclass, MultiLabel
 from lit_fed.core.task import Task
@@ -66,7 +67,7 @@ class Session(NamedTuple):
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
         alone = partial(why_alone, task.network, task.frozen, task.resting, _example_of(task, facts))
         choose = partial(
-            choose_trainer, settings.client_trainer, task.network, memory_format=settings.memory_format, alone=alone
+            choose_trainer, _trainer_for(settings.client_trainer, task), task.network, memory_format=settings.memory_format, alone=alone
         )  # fmt: skip
         if settings.client_trainer != "auto":
             choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
@@ -129,6 +130,8 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
         criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
     )  # fmt: skip
     given = settings.network if isinstance(settings.network, nn.Module) else None
+    if settings.loss is None and trains_itself(task.network):
+        task = _with_own_steps(task, given)
     types = set() if given is None else {str(leaf.dtype) for leaf in given.parameters() if leaf.requires_grad}
     if types - {"torch.float32"} and is_first_process():
         notice(f"{type(given).__name__} has parameters of {', '.join(sorted(types))}, which are trained as float32")
@@ -141,7 +144,31 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape), of_two)
     example = _example_of(task, facts)
     _try(task, example, has_scores=isinstance(facts.target, Multiclass | Binary | MultiLabel))
-    return task.with_end(example)
+    return task if task.own is not None else task.with_end(example)
+
+
+def _with_own_steps(task: Task, given: nn.Module | None) -> Task:
+    """The task of a network that computes its loss itself; a line says what of it is not called."""
+    own = OwnModule(task.network)
+    hooks = f"; {', '.join(own.not_called)} are not called" if own.not_called else ""
+    if is_first_process():
+        notice(f"{own.name} trains by its own training_step{hooks}")
+    return replace(task, own=own)
+
+
+def _trainer_for(name: str, task: Task) -> str:
+    """The client trainer of a module that computes its loss itself: one client after another.
+
+    Raises:
+        ConfigError: if another one is asked for.
+    """
+    if task.own is None:
+        return name
+    if name in ("graphed", "vectorized"):
+        raise ConfigError(
+            f"--model.client_trainer {name} cannot run the training_step of {task.own.name}; give sequential, or auto"
+        )
+    return "sequential" if name == "auto" else name
 
 
 def _try(task: Task, example: Tensor, has_scores: bool) -> None:

@@ -15,7 +15,7 @@ from lit_fed.data.data_sets.base import names_of
 from lit_fed.errors import ConfigError, check_settings, refuse_ignored_defaults
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics, with_classes
 from lit_fed.models.adapters import LowRankAdapters
-from lit_fed.models.base import Network, refuse_lightning
+from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.system.discovery import with_objects
 from lit_fed.system.options import divided
@@ -96,7 +96,6 @@ class ModelSettings:
         """
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
-        refuse_lightning(self.network)
         self.adapters.check()
         wanted_metrics(self.metrics)
         for owner in (self, *self.features):

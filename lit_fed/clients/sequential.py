@@ -85,6 +85,14 @@ class SequentialTrainer:
         return Trained(slice(row, row + 1), result, optimizer)
 
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
+        if job.ctx.task.own is None:
+            return self._run_client(job, row, client_id)
+        with job.ctx.task.own.client() as run:
+            result, optimizer = self._run_client(job, row, client_id)
+            logged = run.logged()
+        return result._replace(metrics=result.metrics | logged), optimizer
+
+    def _run_client(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
         data = data._replace(mask=ctx.task.target.counted(data.y, data.mask))

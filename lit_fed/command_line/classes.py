@@ -28,7 +28,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
 from lit_fed.errors import ConfigError, notice
-from lit_fed.models.base import Network, refuse_lightning, size_names
+from lit_fed.models.base import Network, size_names
 from lit_fed.system.discovery import bases_of, entry_points, subclasses
 from lit_fed.system.names import did_you_mean, lies_below, nearest
 from lit_fed.system.upgrade import instead_of
@@ -315,7 +315,6 @@ def with_function(option: str, value: str) -> str:
         found = import_object(value)
     except (ImportError, ValueError, AttributeError):  # the parser reports it
         return value
-    refuse_lightning(found)  # before the parser asks for its required arguments
     return json.dumps({"class_path": value}) if callable(found) and not isinstance(found, type) else value
 
 

@@ -4,6 +4,7 @@ The target defines losses, the stacked network gives outputs, and this module co
 how; the ways are equal up to rounding:
 
     closed form   affine networks: matrix products of all models at once, without autograd; not for an `Objective`
+    own module    the loss of its `training_step`, or of its samples; no other way
     vmap          clients that run at once: autograd's `backward` cannot run inside `torch.func.vmap`
     together      narrow convolutions of several models in one pass, as groups of channels; not for an `Objective`
     loop          all others, each model's graph alone in memory; large outputs of positions in pieces
@@ -33,6 +34,7 @@ from lit_fed.core.networks.stacked_network import (
     num_models_of,
 )
 from lit_fed.core.objective import ModelView, Objective
+from lit_fed.core.own_module import OwnModule
 from lit_fed.core.targets import Criterion, Sequences, Target
 from lit_fed.core.types import Batch, ClientData, Leaves, ModelState, Tree
 
@@ -49,10 +51,12 @@ class Task(StackedNetwork):
     Args:
         target: the prediction target.
         criterion: loss of local steps in place of the log-loss; None: the log-loss.
+        own: the steps of a network that computes its loss itself, for local steps and E-steps; None: it does not.
     """
 
     target: Target = field(kw_only=True)
     criterion: Criterion | None = field(default=None, kw_only=True)
+    own: OwnModule | None = field(default=None, kw_only=True, compare=False)
 
     @classmethod
     def create(cls, build: Callable[[], nn.Module], target: Target, seed: int = 0, **fields: object) -> Task:
@@ -82,8 +86,8 @@ class Task(StackedNetwork):
 
     @cached_property
     def closed_form(self) -> AffineMap | None:
-        """None for labels with positions, where the map acts on the last axis only."""
-        return None if self.target.positions else super().closed_form
+        """None for labels with positions, where the map acts on the last axis only, and for a module's own loss."""
+        return None if self.target.positions or self.own is not None else super().closed_form
 
     # ------------------------------------------------------------------ losses and predictions
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -100,6 +104,8 @@ class Task(StackedNetwork):
 
     def losses_of(self, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
         """Log-loss of each sample and model in evaluation mode, [B, M]; see `losses`."""
+        if self.own is not None:
+            return self._own_losses_of(self.own, models, x, y)
         if self.model_axis == "vmap" or not self._in_pieces(y):
             return self.losses(self.outputs(models, x), y)
         return self._losses_of_each(models, x, y)
@@ -110,6 +116,19 @@ class Task(StackedNetwork):
         leaves = self._stacked(models) | models.buffers
         each = (self._losses_in_pieces(tree.index(leaves, m), x, y) for m in range(num_models_of(models)))
         return torch.stack(list(each), dim=1)
+
+    def _own_losses_of(self, own: OwnModule, models: ModelState, x: Tensor, y: Tensor) -> Tensor:
+        """The module's own loss of each sample and model in evaluation mode, [B, M]."""
+        self.network.eval()
+        each = []
+        with torch.no_grad():
+            for m in range(num_models_of(models)):
+                parameters, buffers = tree.index(models, m)
+                leaves = parameters | {name: leaf.clone() for name, leaf in buffers.items()} | self.frozen
+                each.append(own.sample_losses(leaves, x, y, training=False)[0].to(self.dtype))
+                if self.model_axis == "loop" and not m:
+                    own.compare(leaves, x, y, each[0])
+        return torch.stack(each, dim=1)
 
     def sample_losses(self, models: ModelState, data: ClientData, rows_per_pass: int = 1024) -> Tensor:
         """Losses [N, M] of all samples of a client, in evaluation mode, in passes of some rows."""
@@ -188,6 +207,8 @@ class Task(StackedNetwork):
         if self.closed_form is not None and objective is None:
             return self._by_closed_form(self.closed_form, models, batch, share, moving)
         how: dict[str, Any] = {"training": training, "objective": objective, "moving": moving}
+        if self.own is not None and self.model_axis == "loop":
+            return self._by_own_steps(self.own, models, batch, None if weight is None else share, **how)
         if self.model_axis == "vmap":
             self.set_mode(training)
             return self._by_vmap(models, batch, share, **how)
@@ -234,6 +255,29 @@ class Task(StackedNetwork):
             if own is not None:
                 self.set_mode(training)  # the loss may have evaluated other models
             each.append((loss.detach(), _gradient(loss, by), buffers))
+        return tree.stack(each)  # type: ignore[no-any-return]
+
+    def _by_own_steps(
+        self, own: OwnModule, models: ModelState, batch: Batch, share: Tensor | None, *, training: bool,
+        objective: Objective | None, moving: Collection[str] | None,
+    ) -> tuple[Tensor, Leaves, Leaves]:  # fmt: skip
+        """The steps of a module that computes its loss itself: of the whole batch, or with shares of its samples."""
+        own.check_step(objective, soft=batch.y.is_floating_point() and not self.target.continuous)
+        per_model, each = batch.index.ndim == 2, []
+        for m in range(num_models_of(models)):
+            self.set_mode(training)
+            parameters = _in_graph({name: leaf[m] for name, leaf in models.parameters.items()}, moving)
+            buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}
+            x, y, mask = (batch.x[m], batch.y[m], batch.mask[m]) if per_model else (batch.x, batch.y, batch.mask)
+            leaves = parameters | buffers | self.frozen
+            with torch.enable_grad():
+                if share is None:
+                    loss, after = own.mean_loss(leaves, x, y, mask)
+                else:
+                    loss, after = own.weighted_loss(leaves, x, y, share[:, m], training=training)
+            loss = loss.to(self.dtype)
+            own_buffers = {name: after[name].detach() for name in buffers}
+            each.append((loss.detach(), _gradient(loss, tree.named(parameters, moving)), own_buffers))
         return tree.stack(each)  # type: ignore[no-any-return]
 
     def _together(
@@ -357,6 +401,11 @@ class Task(StackedNetwork):
             mask: mask of the samples [B], for an objective.
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
+        if self.own is not None:
+            self.own.check_step(objective, soft=y.is_floating_point() and not self.target.continuous)
+            leaves = parameters | buffers | self.frozen
+            loss, after = self.own.weighted_loss(leaves, x, y, share, training=self.network.training)
+            return loss.to(self.dtype), {name: after[name] for name in buffers}
         call = call or self._call
         if objective is not None:
             return self._objective_loss(parameters, buffers, x, y, share, call, objective, mask), buffers

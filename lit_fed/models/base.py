@@ -18,7 +18,7 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "Network", "build_network", "call_with_sizes", "check_dropout", "check_outputs", "check_sizes", "image_shape",
-    "looks_transposed", "maker_of", "refuse_lightning", "size_names", "zero_outputs",
+    "looks_transposed", "maker_of", "size_names", "zero_outputs",
 ]  # fmt: skip
 
 OTHER = "choose another --model.network, or correct the data"
@@ -157,7 +157,7 @@ def build_network(
         inputs: that a sample holds, which the network gets by name; None: a sample is one input.
 
     Raises:
-        ConfigError: if it cannot be built, is no module or one of Lightning, does not take the inputs, or has unused
+        ConfigError: if it cannot be built, is no module, does not take the inputs, or has unused
             lazy layers.
     """
     sizes = input_shape if inputs is None else inputs.shapes
@@ -171,7 +171,6 @@ def build_network(
             f"--model.network {name} cannot be built for samples {inputs or list(input_shape)} and {num_outputs} "
             f"outputs ({_reason(error)}); correct the class or its options, or choose another --model.network"
         ) from error
-    refuse_lightning(module)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"--model.network {name} returns {type(module).__name__}, not an nn.Module")
     module = module if inputs is None else read_by_name(module, inputs)
@@ -184,26 +183,6 @@ def build_network(
             "them their sizes in the class, or leave them out"
         )
     return module
-
-
-def refuse_lightning(network: Any) -> None:
-    """Refuse a LightningModule, whose steps and optimizers no client would call.
-
-    Args:
-        network: a module, or a class or function that makes one.
-
-    Raises:
-        ConfigError: naming it, and what to give instead.
-    """
-    maker = maker_of(network)[0]
-    cls = maker if isinstance(maker, type) else type(maker)
-    own = (one.__module__.partition(".")[0] for one in cls.__mro__ if one.__name__ == "LightningModule")
-    if any(package in ("lightning", "pytorch_lightning") for package in own):  # which need not be installed here
-        raise ConfigError(
-            f"--model.network is {cls.__name__}, a LightningModule, and clients would never call its training_step and "
-            "configure_optimizers; give the torch module inside it, such as its .model or .net, the loss by "
-            "--model.loss or --model.target, and the optimizer by --model.solver"
-        )
 
 
 def _lazy_leaves(network: nn.Module) -> list[str]:

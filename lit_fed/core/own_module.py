@@ -1,0 +1,462 @@
+"""Modules that compute their loss themselves, such as LightningModules: their steps as pure functions of leaves.
+
+    mean loss       `training_step` on the whole batch: all that algorithms without weights of samples need
+    sample losses   the module's `sample_losses(batch) -> [B]`, else `training_step` on each sample alone: what E-steps,
+                    choices of clusters, weighted steps and privacy of samples need
+
+A class is recognised by its `training_step`; nothing of Lightning is imported here.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
+
+from lit_fed.core.networks.layers import normalises_batches
+from lit_fed.core.types import Leaves
+from lit_fed.errors import ConfigError, notice
+
+__all__ = ["OwnModule", "Run", "defines", "trains_itself"]
+
+FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch")
+"""Packages whose own methods are defaults, and not the user's."""
+
+NOT_CALLED = (
+    "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start",
+    "on_train_batch_end", "on_validation_epoch_end", "on_before_optimizer_step", "on_before_backward",
+    "on_after_backward", "on_before_zero_grad", "backward", "optimizer_step", "optimizer_zero_grad",
+    "configure_gradient_clipping", "lr_scheduler_step", "train_dataloader", "val_dataloader", "test_dataloader",
+    "configure_callbacks", "transfer_batch_to_device",
+)  # fmt: skip
+"""Hooks of a LightningModule that clients do not call."""
+
+OF_TORCH = ("_parameters", "_buffers", "_modules", "_trainer", "training", "log")
+"""Attributes of modules that a step does not own."""
+
+CONTAINERS = (list, dict, set, deque)
+"""Attributes that steps may fill."""
+
+SAME = 1e-4
+"""Relative difference up to which the loss of a batch is the mean over its samples."""
+
+
+def defines(network: Any, name: str) -> bool:
+    """Whether a module, or a class of one, has a method of its own of this name."""
+    method = getattr(network if isinstance(network, type) else type(network), name, None)
+    return method is not None and method.__module__.partition(".")[0] not in FRAMEWORKS
+
+
+def trains_itself(network: Any) -> bool:
+    """Whether a module, or a class of one, computes its loss itself."""
+    is_module = issubclass(network, nn.Module) if isinstance(network, type) else isinstance(network, nn.Module)
+    return is_module and defines(network, "training_step")
+
+
+@dataclass
+class Run:
+    """What a module sees as its trainer, and what it logs, for one client at a time.
+
+    Attributes:
+        current_epoch: local epochs before this one, over all rounds, if the client took part in each.
+        global_step: local steps before this one, likewise.
+        batch_idx: local steps before this one in this epoch.
+    """
+
+    current_epoch: int = 0
+    global_step: int = 0
+    batch_idx: int = 0
+    max_epochs: int = 1
+    num_training_batches: int = 1
+    estimated_stepping_batches: int = 1
+    training: bool = True
+    testing: bool = False
+    validating: bool = False
+    predicting: bool = False
+    sanity_checking: bool = False
+    is_global_zero: bool = True
+    world_size: int = 1
+    global_rank: int = 0
+    local_rank: int = 0
+    logger: None = None
+    loggers: tuple[()] = ()
+    progress_bar_callback: None = None
+    size: int = 1  # samples of the batch
+    scale: float = 1.0  # of what is logged
+    _sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # Σ size·value, Σ size
+    _metrics: dict[str, Any] = field(default_factory=dict)  # objects of torchmetrics
+    _aside: dict[str, Tensor] | None = None  # what single samples log; None: a batch logs
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a client has no trainer.{name}; pass what is needed to the module's __init__")
+
+    def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+        """As `LightningModule.log`: means over a client's samples, whatever of `on_step` or `sync_dist` is asked."""
+        if hasattr(value, "compute"):
+            self._metrics[name] = value
+        elif self._aside is not None:
+            self._aside[name] = torch.as_tensor(value).detach().double()
+        else:
+            self.add(name, torch.as_tensor(value).detach().double(), batch_size or self.size)
+
+    def add(self, name: str, value: Tensor, size: Tensor | float) -> None:
+        """Add the mean [] of some samples to what is logged under a name."""
+        total, count = self._sums.get(name, (value.new_zeros(()), value.new_zeros(())))
+        self._sums[name] = total + size * self.scale * value, count + size * self.scale
+
+    @contextmanager
+    def apart(self) -> Iterator[dict[str, Tensor]]:
+        """What is logged within goes to the yielded dict."""
+        before, self._aside = self._aside, {}
+        try:
+            yield self._aside
+        finally:
+            self._aside = before
+
+    def logged(self) -> Leaves:
+        """Means [] of what was logged, by name, float64; afterwards nothing is logged."""
+        found = {name: total / count for name, (total, count) in self._sums.items()}
+        for name, metric in self._metrics.items():
+            found[name] = torch.as_tensor(metric.compute()).detach().double()
+        self._sums, self._metrics = {}, {}
+        return found
+
+
+class _Caller(nn.Module):
+    """A module whose forward calls a method of another, so that `functional_call` reaches it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, name: str, *arguments: Any) -> tuple[Any, Leaves]:
+        """The result, and the buffers behind it, also those that were assigned anew."""
+        return getattr(self.module, name)(*arguments), dict(self.module.named_buffers())
+
+
+class OwnModule:
+    """The steps of a module that computes its loss itself.
+
+    Args:
+        network: the module.
+
+    Raises:
+        ConfigError: if it optimises manually.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network, self.name, self.run = network, type(network).__name__, Run()
+        self._caller, self._said = _Caller(network), set[str]()
+        self._parts = [one for one in network.modules() if "_trainer" in vars(one)]  # LightningModules
+        if not getattr(network, "automatic_optimization", True):
+            raise ConfigError(
+                f"{self.name} optimises manually, and its steps cannot be those of a federated algorithm; return the "
+                "loss from training_step, and leave out automatic_optimization = False"
+            )
+        for metric in self._metrics:
+            metric.distributed_available_fn = _never  # clients of several ranks are not in step
+
+    # ------------------------------------------------------------------ what is said
+    @property
+    def not_called(self) -> list[str]:
+        """Names of its hooks that clients do not call."""
+        return [name for name in NOT_CALLED if defines(self.network, name)]
+
+    def say(self, text: str) -> None:
+        """Print a line, once."""
+        if text not in self._said:
+            self._said.add(text)
+            notice(text)
+
+    # ------------------------------------------------------------------ calls
+    def call(self, leaves: Leaves, method: str, *arguments: Any) -> tuple[Any, Leaves]:
+        """The result of a method under other leaves, and the buffers behind it.
+
+        Args:
+            leaves: all leaves by name; buffers may be changed in place.
+            method: the name of the method.
+            arguments: its arguments.
+        """
+        for part in self._parts:
+            vars(part).update(_trainer=self.run, log=self.run.log)
+        try:
+            named = {f"module.{name}": leaf for name, leaf in leaves.items()}
+            return functional_call(self._caller, named, (method, *arguments))  # type: ignore[no-any-return]
+        finally:
+            for part in self._parts:
+                vars(part)["_trainer"] = None
+                del vars(part)["log"]
+
+    def _step(self, leaves: Leaves, batch: Any) -> tuple[Tensor, Leaves]:
+        """The loss [] of `training_step`, and the buffers behind it."""
+        takes = inspect.signature(self.network.training_step).parameters  # type: ignore[arg-type]
+        given = (batch, self.run.batch_idx) if "batch_idx" in takes or len(takes) > 1 else (batch,)
+        found, buffers = self.call(leaves, "training_step", *given)
+        loss = found.get("loss") if isinstance(found, Mapping) else found
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shown = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"{self.name}.training_step returns {shown}; return the mean loss of the batch")
+        return loss.reshape(()), buffers
+
+    def _batch(self, x: Tensor, y: Tensor) -> Any:
+        """The batch that steps read."""
+        batch: Any = (x, y)
+        for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
+            if defines(self.network, hook):
+                batch = getattr(self.network, hook)(batch, 0)
+        return batch
+
+    # ------------------------------------------------------------------ losses
+    def mean_loss(self, leaves: Leaves, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Leaves]:
+        """The loss [] of a batch without its masked samples, 0 if none is left; and the buffers behind it.
+
+        Args:
+            leaves: all leaves of one model.
+            x: inputs [B, ...].
+            y: labels [B, ...].
+            mask: [B].
+        """
+        if not bool(mask.all()):
+            x, y = x[mask > 0], y[mask > 0]
+        self.run.size = len(y)
+        if not len(y):
+            return next(iter(leaves.values())).new_zeros(()), leaves
+        loss, buffers = self._step(leaves, self._batch(x, y))
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise ConfigError(
+                f"the loss of {self.name}.training_step has no gradient; return a tensor that its parameters lead to, "
+                "without .detach() or .item()"
+            )
+        return loss, buffers
+
+    def sample_losses(self, leaves: Leaves, x: Tensor, y: Tensor, *, training: bool) -> tuple[Tensor, Leaves, Leaves]:
+        """The loss of each sample [B], the buffers behind it, and what each sample logs, [B] by name.
+
+        Args:
+            leaves: all leaves of one model.
+            x: inputs [B, ...].
+            y: labels [B, ...].
+            training: the network is in the mode of local steps.
+
+        Raises:
+            ConfigError: if a sample has no loss of its own.
+        """
+        batch, size = self._batch(x, y), len(y)
+        if defines(self.network, "sample_losses"):
+            with self.run.apart() as logged:
+                losses, buffers = self.call(leaves, "sample_losses", batch)
+            if not isinstance(losses, Tensor) or losses.shape != (size,):
+                shown = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+                raise ConfigError(
+                    f"{self.name}.sample_losses returns {shown} for {size} samples; return one loss for each, without "
+                    "a mean over the batch"
+                )
+            return losses, buffers, {}
+        if training and normalises_batches(self.network):
+            raise ConfigError(
+                f"the algorithm weighs the losses of single samples, and with the BatchNorm of {self.name} a sample has "
+                "none in training; define sample_losses(batch) -> [B] from one pass of the batch, or take GroupNorm"
+            )
+        losses, logged = self._each_alone(leaves, batch, size)
+        return losses, leaves, logged
+
+    def weighted_loss(
+        self, leaves: Leaves, x: Tensor, y: Tensor, share: Tensor, *, training: bool
+    ) -> tuple[Tensor, Leaves]:  # fmt: skip
+        """Σ_b share_b·(loss of sample b), [], and the buffers behind it; what samples log counts by their shares.
+
+        Args:
+            leaves: all leaves of one model.
+            x: inputs [B, ...].
+            y: labels [B, ...].
+            share: [B].
+            training: the network is in the mode of local steps.
+        """
+        losses, buffers, logged = self.sample_losses(leaves, x, y, training=training)
+        total = share.detach().double().sum()
+        for name, each in logged.items():
+            mean = (each * share.detach()).sum() / total.clamp(min=1e-30)
+            self.run.add(name, mean, total * len(y))
+        return (losses * share).sum(), buffers
+
+    def check_step(self, objective: object | None, *, soft: bool) -> None:
+        """Refuse what a module's own loss cannot stand for.
+
+        Args:
+            objective: a loss of the algorithm, in place of the network's.
+            soft: labels are probabilities.
+
+        Raises:
+            ConfigError: naming what works.
+        """
+        why = "own local loss reads outputs or features of the network" if objective is not None else ""
+        why = "local loss takes the predictions of another model for labels" if soft else why
+        if why:
+            raise ConfigError(
+                f"the algorithm's {why}, and {self.name} computes its loss itself, in training_step; choose an "
+                "algorithm of gradients or of mixtures, such as FedAvg, SCAFFOLD, Ditto or FedEM, or give --model.loss, "
+                f"such as CrossEntropy, to train the forward of {self.name} by it"
+            )
+
+    def _each_alone(self, leaves: Leaves, batch: Any, size: int) -> tuple[Tensor, Leaves]:
+        """`training_step` on each sample as a batch of one: at once if vmap can, else one by one, which is said."""
+
+        def alone(sample: Any) -> tuple[Tensor, Leaves]:
+            with self.run.apart() as logged:
+                loss, _ = self._step(leaves, pytree.tree_map(lambda leaf: leaf.unsqueeze(0), sample))
+                return loss, dict(logged)
+
+        self.run.size = 1
+        if size > 1 and "one by one" not in self._said:
+            try:
+                with self._muted():
+                    return vmap(alone, randomness="different")(batch)  # type: ignore[no-any-return]
+            except ConfigError:
+                raise
+            except Exception as error:  # the user's code; what is wrong with it, too, comes again below
+                self._said.add("one by one")
+                self.say(
+                    f"{self.name}.training_step runs on one sample after another, as vmap cannot run it "
+                    f"({str(error).strip().partition(chr(10))[0]}); define sample_losses(batch) -> [B] for a single pass"
+                )
+        each = []
+        with self._muted():
+            for row in range(size):
+                own = {name: leaf.clone() if name in self._buffers else leaf for name, leaf in leaves.items()}
+                with self.run.apart() as logged:
+                    loss, _ = self._step(own, pytree.tree_map(lambda leaf, row=row: leaf[row : row + 1], batch))
+                each.append((loss, {name: value.reshape(()) for name, value in logged.items()}))
+        names = [name for name in each[0][1] if all(name in one for _, one in each)]
+        losses = torch.stack([loss for loss, _ in each])
+        return losses, {name: torch.stack([one[name] for _, one in each]) for name in names}
+
+    @property
+    def _buffers(self) -> set[str]:
+        return {name for name, _ in self.network.named_buffers()}
+
+    def compare(self, leaves: Leaves, x: Tensor, y: Tensor, losses: Tensor) -> None:
+        """Say, once, where the loss of a batch is not the mean over its samples, on which weights of samples act.
+
+        Args:
+            leaves: all leaves of one model, in evaluation mode.
+            x: inputs [B, ...].
+            y: labels [B, ...].
+            losses: of the samples, [B].
+
+        Raises:
+            ConfigError: if the loss compares samples, so that a sample alone has none.
+        """
+        if "compared" in self._said or len(y) < 2:
+            return
+        self._said.add("compared")
+        with torch.no_grad(), self._muted(), self.run.apart():
+            whole = self._step({name: leaf.clone() for name, leaf in leaves.items()}, self._batch(x, y))[0]
+        if torch.allclose(whole.double(), losses.double().mean(), rtol=SAME, atol=1e-6):
+            return
+        if bool((losses == losses[0]).all()):
+            raise ConfigError(
+                f"{self.name}.training_step compares the samples of a batch: alone each has the loss "
+                f"{losses[0].item():.4g}, together {whole.item():.4g}; define sample_losses(batch) -> [B], or choose an "
+                "algorithm that weighs no samples, such as FedAvg or Ditto"
+            )
+        self.say(
+            f"the loss of {self.name}.training_step on a batch is {whole.item():.4g}, the mean over its samples "
+            f"{losses.mean().item():.4g}; weights of samples act on the latter"
+        )
+
+    # ------------------------------------------------------------------ a client
+    @contextmanager
+    def client(self, **counters: int) -> Iterator[Run]:
+        """A client's turn: its counters; afterwards metrics and plain attributes are as they were.
+
+        Args:
+            counters: attributes of the run.
+        """
+        kept = [(one, _held(one)) for one in self.network.modules()]
+        for metric in self._metrics:
+            metric.reset()
+        vars(self.run).update(counters, batch_idx=0)
+        try:
+            yield self.run
+        finally:
+            self.run.logged()
+            metrics = {id(one) for metric in self._metrics for one in metric.modules()}
+            changed = {f"self.{name}" for one, held in kept for name in _put_back(one, held) if id(one) not in metrics}
+            if changed:
+                self.say(
+                    f"{self.name} changes {', '.join(sorted(changed))} in its steps, which is put back after each "
+                    "client; register a buffer for what a model shall keep"
+                )
+
+    @property
+    def _metrics(self) -> list[Any]:
+        """Its objects of torchmetrics."""
+        return [one for one in self.network.modules() if hasattr(one, "compute") and hasattr(one, "_defaults")]
+
+    @contextmanager
+    def _muted(self) -> Iterator[None]:
+        """Metrics neither update nor compute within."""
+        nothing, kept = torch.zeros(()), []
+        silent: dict[str, Callable[..., Any]] = {
+            "forward": lambda *_, **__: nothing, "update": lambda *_, **__: None, "compute": lambda: nothing,
+        }  # fmt: skip
+        for metric in self._metrics:
+            kept.append((metric, {name: vars(metric)[name] for name in silent if name in vars(metric)}))
+            vars(metric).update(silent)
+        try:
+            yield
+        finally:
+            for metric, before in kept:
+                for name in silent:
+                    del vars(metric)[name]
+                vars(metric).update(before)
+
+
+def _never() -> bool:
+    return False
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    """Plain attributes of a module, with copies of tensors and containers."""
+    return {name: _copied(value) for name, value in vars(module).items() if name not in OF_TORCH}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return copy.copy(value) if isinstance(value, CONTAINERS) else value
+
+
+def _content(held: Any) -> list[Any]:
+    return [*held.keys(), *held.values()] if isinstance(held, dict) else [*held]
+
+
+def _put_back(module: nn.Module, held: dict[str, Any]) -> list[str]:
+    """Give a module the attributes that it had; the names of those that differed."""
+    here = vars(module)
+    changed = [name for name in here if name not in held and name not in OF_TORCH]
+    for name in changed:
+        del here[name]
+    for name, value in held.items():
+        if name not in here or not _is_same(here[name], value):
+            changed.append(name)
+            here[name] = value
+    return changed
+
+
+def _is_same(here: Any, held: Any) -> bool:
+    if isinstance(here, Tensor) or isinstance(held, Tensor):
+        both = isinstance(here, Tensor) and isinstance(held, Tensor) and here.shape == held.shape
+        return both and torch.equal(here, held)
+    if isinstance(held, CONTAINERS):
+        return type(here) is type(held) and [*map(id, _content(here))] == [*map(id, _content(held))]
+    return here is held or (type(here) is type(held) and type(held) in (int, float, str, bool, tuple) and here == held)
