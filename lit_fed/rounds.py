@@ -42,7 +42,7 @@ from lit_fed.core.types import (
     Split,
     Tree,
 )
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.mixture_start import with_start
 
@@ -189,6 +189,32 @@ class FederatedRounds:
         why = f"BatchNorm needs {smallest} samples in a batch" if wants_steps else "no local epochs are asked for"
         said = f"{number:,} of {len(ids):,} clients can never take a local step, since {why}; they take no part in the "
         return f"{said}training loss" if number else ""
+
+    def try_client(self, train: Split) -> None:
+        """Let the client with most samples take a step of each phase, and drop the results.
+
+        For networks with steps of their own: what cannot train is refused before the first round.
+
+        Raises:
+            ConfigError: saying what cannot be.
+        """
+        one = int(train.sizes.argmax())
+        ids, plan = torch.tensor([one]), self.context("plan")
+        state = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), self.initial_state(train, one))
+        phases = self.algorithm.phases(plan, torch.arange(plan.num_clients))
+        for position, phase in enumerate(phases):
+            few = phase._replace(client_ids=ids, work=phase.work.with_one_step, draws=None, absences=None)
+            block = ClientBlock(few, torch.ones(1, dtype=torch.float64), train.select(ids)).to(self.server.device)
+            job = TrainJob(self.algorithm, self.context(phase.name), self.shared, block, state["state"], None)
+            try:
+                list(self.client_trainer.train(job))
+            except NotFiniteError:  # which a round says better
+                continue
+            except ClientError as error:
+                if isinstance(error.__cause__, ConfigError):
+                    raise error.__cause__ from error
+                if not position:  # later phases may need what the server makes of the first
+                    raise ConfigError(f"a trial step of the client with most samples fails: {error}") from error
 
     def check_unseen(self, unseen: Population | None) -> None:
         """Refuse unseen clients without training samples if the algorithm adapts before serving.

@@ -18,9 +18,11 @@ from lit_fed.clients.base import ClientTrainer
 from lit_fed.clients.choose import choose_trainer
 from lit_fed.core.algorithm import Algorithm, takes_steps
 from lit_fed.core.context import Context, Terms
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
 from lit_fed.core.own_module import OwnModule, trains_itself
+from lit_fed.core.own_optimizer import own_solver
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Binary, Criterion, Multiclass, MultiLabel
 from lit_fed.core.task import Task
@@ -33,7 +35,7 @@ from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import build_network, check_outputs, zero_outputs
 from lit_fed.settings import ModelSettings
 
-__all__ = ["Session", "check_augmented_steps", "check_init_seeds"]
+__all__ = ["Session", "check_augmented_steps", "check_init_seeds", "solver_of"]
 
 
 class Session(NamedTuple):
@@ -73,7 +75,7 @@ class Session(NamedTuple):
             choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only
         if init_seeds is not None:
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
-        algorithm, solver = settings.wrapped, settings.solver
+        algorithm, solver = settings.wrapped, solver_of(settings.solver, task, facts)
         common = {one.name: getattr(facts, one.name) for one in fields(Terms)}
         terms = Context(
             task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
@@ -91,6 +93,21 @@ class Session(NamedTuple):
         for one in settings.features:
             one.check_models(algorithm, terms, shared)
         return cls(algorithm, terms, shared, choose)
+
+
+def solver_of(given: LocalSolver, task: Task, facts: TrainingFacts) -> LocalSolver:
+    """The local solver of the settings, or that of a module's own optimizer, which a line says.
+
+    Raises:
+        ConfigError: if clients cannot step by the module's optimizer.
+    """
+    if task.own is None:
+        return given
+    epoch_steps = math.ceil(facts.most_samples / (facts.batch_size or facts.most_samples or 1))
+    solver, said = own_solver(task.own, given, facts.num_rounds, max(epoch_steps, 1))
+    if said and is_first_process():
+        task.own.say(said)
+    return solver
 
 
 def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:

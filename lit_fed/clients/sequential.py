@@ -85,12 +85,14 @@ class SequentialTrainer:
         return Trained(slice(row, row + 1), result, optimizer)
 
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
-        if job.ctx.task.own is None:
+        own = job.ctx.task.own
+        if own is None:
             return self._run_client(job, row, client_id)
-        with job.ctx.task.own.client() as run:
+        with own.client(job.ctx.round_idx, job.ctx.num_rounds, job.ctx.solver.local_epochs):
             result, optimizer = self._run_client(job, row, client_id)
-            logged = run.logged()
-        return result._replace(metrics=result.metrics | logged), optimizer
+            return result._replace(
+                metrics=result.metrics | own.logged(takes_steps=job.block.phase.work.trains)
+            ), optimizer
 
     def _run_client(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
@@ -111,7 +113,9 @@ class SequentialTrainer:
             optimizer = tree.row(job.optimizers, row)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=optimizer)
-            for stage, batch in self._batches(job, row, client_id, data):
+            for step, (stage, batch) in enumerate(self._batches(job, row, client_id, data)):
+                if ctx.task.own is not None:
+                    ctx.task.own.at_step(step, len(data.all_y), batch.index.shape[-1])
                 if stage != ctx.stage:
                     ctx = ctx._replace(stage=stage)
                 work = call(algorithm.client_step, work, batch)

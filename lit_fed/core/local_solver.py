@@ -301,8 +301,7 @@ class LocalSolver:
             optimizer = OptimizerState(optimizer.step, *(tree.named(part, given.moving) for part in optimizer[1:]))
         if given.penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, given.penalty.gradient(old))
-        # not the method of a subclass, which may refuse the gradients of algorithms
-        parameters, optimizer = LocalSolver.update(self, old, gradient, optimizer, given.lr)
+        parameters, optimizer = self._updated(old, gradient, optimizer, given.lr)
         models = ModelState(parameters, buffers)
         return (models, optimizer, loss) if given.moving is None else (*_merged(given, models, optimizer), loss)
 
@@ -316,6 +315,12 @@ class LocalSolver:
         self, parameters: Leaves, gradient: Leaves, optimizer: OptimizerState, lr: Tensor
     ) -> tuple[Leaves, OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
+        return self._updated(parameters, gradient, optimizer, lr)
+
+    def _updated(
+        self, parameters: Leaves, gradient: Leaves, optimizer: OptimizerState, lr: Tensor
+    ) -> tuple[Leaves, OptimizerState]:
+        """As `update`, which a subclass may refuse for gradients of algorithms."""
         rule = {"sgd": self._sgd, "adam": self._adam, "adamw": self._adam}.get(self.optimizer, self._by_rule)
         if self.clip_norm is not None:
             gradient = self._clip(gradient)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ class Run:
     global_step: int = 0
     batch_idx: int = 0
     max_epochs: int = 1
-    num_training_batches: int = 1
+    num_training_batches: int = 1  # local steps of an epoch
     estimated_stepping_batches: int = 1
     training: bool = True
     testing: bool = False
@@ -155,7 +156,8 @@ class OwnModule:
 
     def __init__(self, network: nn.Module) -> None:
         self.network, self.name, self.run = network, type(network).__name__, Run()
-        self._caller, self._said = _Caller(network), set[str]()
+        self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
+        self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
         self._parts = [one for one in network.modules() if "_trainer" in vars(one)]  # LightningModules
         if not getattr(network, "automatic_optimization", True):
             raise ConfigError(
@@ -195,6 +197,16 @@ class OwnModule:
             for part in self._parts:
                 vars(part)["_trainer"] = None
                 del vars(part)["log"]
+
+    def call_plain(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of the module as it is, which sees the run as its trainer."""
+        for part in self._parts:
+            vars(part)["_trainer"] = self.run
+        try:
+            return getattr(self.network, method)(*arguments)
+        finally:
+            for part in self._parts:
+                vars(part)["_trainer"] = None
 
     def _step(self, leaves: Leaves, batch: Any) -> tuple[Tensor, Leaves]:
         """The loss [] of `training_step`, and the buffers behind it."""
@@ -375,18 +387,22 @@ class OwnModule:
 
     # ------------------------------------------------------------------ a client
     @contextmanager
-    def client(self, **counters: int) -> Iterator[Run]:
-        """A client's turn: its counters; afterwards metrics and plain attributes are as they were.
+    def client(self, round_idx: int, num_rounds: int, local_epochs: int) -> Iterator[None]:
+        """A client's turn in a round; afterwards metrics and plain attributes are as they were.
 
         Args:
-            counters: attributes of the run.
+            round_idx: the round, from 0.
+            num_rounds: of the training.
+            local_epochs: of a round.
         """
         kept = [(one, _held(one)) for one in self.network.modules()]
         for metric in self._metrics:
             metric.reset()
-        vars(self.run).update(counters, batch_idx=0)
+        self.run.max_epochs, self._first_epoch = num_rounds * max(local_epochs, 1), round_idx * max(local_epochs, 1)
+        self.run.num_training_batches = 0
+        self.at_step(0, 1, 1)
         try:
-            yield self.run
+            yield
         finally:
             self.run.logged()
             metrics = {id(one) for metric in self._metrics for one in metric.modules()}
@@ -396,6 +412,40 @@ class OwnModule:
                     f"{self.name} changes {', '.join(sorted(changed))} in its steps, which is put back after each "
                     "client; register a buffer for what a model shall keep"
                 )
+
+    def at_step(self, step: int, samples: int, batch_size: int) -> None:
+        """Set the counters for a local step.
+
+        Args:
+            step: the local step of this client in this round, from 0.
+            samples: of the client.
+            batch_size: of the step; that of a round's first step is the one of its epochs.
+        """
+        run = self.run
+        if not step:
+            run.num_training_batches = max(1, math.ceil(samples / max(batch_size, 1)))
+        epoch, run.batch_idx = divmod(step, run.num_training_batches)
+        run.current_epoch = self._first_epoch + epoch
+        run.global_step = self._first_epoch * run.num_training_batches + step
+
+    def logged(self, *, takes_steps: bool) -> Leaves:
+        """What a client has logged in its turn, [] float64 by name; all clients of a round have the same names.
+
+        The names are those of the first client that took steps, see `try_client`. A value that another one does not log
+        is NaN, and 0 for a client without steps, which counts nowhere.
+
+        Args:
+            takes_steps: whether the phase has local steps.
+        """
+        found = {name.replace("/", "_"): value for name, value in self.run.logged().items()} if takes_steps else {}
+        if not takes_steps:
+            return {}
+        if self.names is None:
+            self.names = tuple(found)
+        if late := [name for name in found if name not in self.names]:
+            self.say(f"{self.name} logs {', '.join(late)} in some steps only, which no mean of a round can hold")
+        absent = torch.full((), math.nan if found else 0.0, dtype=torch.float64)
+        return {name: found.get(name, absent) for name in self.names}
 
     @property
     def _metrics(self) -> list[Any]:

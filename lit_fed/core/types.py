@@ -115,6 +115,15 @@ class LocalWork(NamedTuple):
         return any(work.epochs is not None or work.steps is not None for _, work in self.by_stage)
 
     @property
+    def with_one_step(self) -> LocalWork:
+        """The same work with one step in place of its epochs or steps; without steps it is the same."""
+        if not self.trains:
+            return self
+        if self.stages:
+            return self._replace(stages=tuple(one._replace(epochs=None, steps=1) for one in self.stages))
+        return self._replace(epochs=None, steps=1, straggler_fraction=0.0)
+
+    @property
     def by_stage(self) -> tuple[tuple[str, LocalWork], ...]:
         """The local work of each stage by its name; without stages this work under the name ""."""
         if not self.stages:

@@ -29,7 +29,7 @@ from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
-from lit_fed.session import Session
+from lit_fed.session import Session, solver_of
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
@@ -119,6 +119,8 @@ class FederatedModule(LightningModule):
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
         self.federation.check_unseen(data.populations[1])
+        if stage == "fit" and self.federation.terms.task.own is not None and not data.dataset.is_remote:
+            self.federation.try_client(data.populations[0].train)
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
@@ -156,7 +158,9 @@ class FederatedModule(LightningModule):
     def _take_rate(self, lr: float) -> None:
         self.settings = self.settings.with_lr(lr)
         if self.is_built:
-            self.federation.terms = self.federation.terms._replace(solver=self.settings.solver)
+            terms = self.federation.terms
+            solver = solver_of(self.settings.solver, terms.task, self.facts)
+            self.federation.terms = terms._replace(solver=solver)
 
     def _say_rate(self) -> None:
         """Print the learning rate that was found in place of `auto`."""
