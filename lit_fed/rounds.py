@@ -169,8 +169,10 @@ class FederatedRounds:
         """A notice about clients that never take a local step; "" if there are none.
 
         Raises:
-            ConfigError: if all batches are too small for BatchNorm.
+            ConfigError: if all batches are too small for BatchNorm, or as `try_client`.
         """
+        if self.terms.task.own is not None and len(train.x):
+            self.try_client(train)
         ids = torch.arange(train.num_clients)
         works = [one.work for one in self.algorithm.phases(self.context("plan"), ids)]
         works = [one for one in works if one.is_training]

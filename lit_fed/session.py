@@ -69,7 +69,8 @@ class Session(NamedTuple):
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
         alone = partial(why_alone, task.network, task.frozen, task.resting, _example_of(task, facts))
         choose = partial(
-            choose_trainer, _trainer_for(settings.client_trainer, task), task.network, memory_format=settings.memory_format, alone=alone
+            choose_trainer, _trainer_for(settings.client_trainer, task), task.network,
+            memory_format=settings.memory_format, alone=alone,
         )  # fmt: skip
         if settings.client_trainer != "auto":
             choose(device)  # a trainer that cannot train the network is refused now, unless it runs on nodes only

@@ -24,6 +24,9 @@ OF_OPTIMIZER = ("optimizer", "schedule", "momentum", "nesterov", "weight_decay",
 UNUSED = ("params", "lr", "initial_lr", "foreach", "capturable", "fused", "differentiable", "decoupled_weight_decay")
 """Options of PyTorch's optimizers that change no number, or are read elsewhere."""
 
+SCHEDULED = ("params", "initial_lr", "max_lr", "min_lr")
+"""Entries of a group that are no options of its optimizer."""
+
 Group = tuple[tuple[str, ...], dict[str, Any]]
 """Names of the leaves of a group of an optimizer, and its options."""
 
@@ -123,7 +126,9 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
         return given, f"--model.solver.{chosen[0]} is given, so that {name} is not used"
     epochs = num_rounds * max(given.local_epochs, 1)
     optimizer, scheduler = _configured(own, name, epochs, epochs * epoch_steps)
-    base = float(optimizer.param_groups[0]["lr"])
+    first = optimizer.param_groups[0]
+    start = float(first.get("initial_lr", first["lr"]))
+    base = float(first.get("max_lr", start))  # of a scheduler that rises to it
     rate = base if given.lr == usual.lr else given.rate
     groups = _groups(own, name, optimizer)
     rates, scheduled = _rates(optimizer, scheduler, num_rounds, max(given.local_epochs, 1), epoch_steps, name)
@@ -136,8 +141,7 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
     kind = type(optimizer)
     known = set(inspect.signature(kind).parameters) - {"lr"}
     own_defaults = {key: value for key, value in optimizer.defaults.items() if key in known} | {"lr": rate}
-    if base and rate != base:
-        groups = tuple((names, options | {"lr": options["lr"] * rate / base}) for names, options in groups)
+    groups = tuple((names, options | {"lr": options["lr"] * rate / start}) for names, options in groups)
     solver = OwnOptimizer(
         **work, lr=rate, rates=rates, optimizer=f"{kind.__module__}.{kind.__name__}", kind=kind, defaults=own_defaults,
         groups=groups,
@@ -180,7 +184,8 @@ def _groups(own: OwnModule, name: str, optimizer: torch.optim.Optimizer) -> tupl
     groups = tuple(
         (
             tuple(trained[id(leaf)] for leaf in one["params"] if id(leaf) in trained),
-            {key: value for key, value in one.items() if key not in ("params", "initial_lr")},
+            {key: value for key, value in one.items() if key not in SCHEDULED}
+            | {"lr": one.get("initial_lr", one["lr"])},
         )
         for one in optimizer.param_groups
     )
@@ -226,7 +231,7 @@ def _as_rule(optimizer: torch.optim.Optimizer) -> dict[str, Any] | str:
     kind, groups = type(optimizer), optimizer.param_groups
     if not kind.__module__.startswith("torch.") or kind.__name__.lower() not in OPTIMIZERS:
         return f"{kind.__name__} has no rule here"
-    options = [{key: value for key, value in one.items() if key not in ("params", "param_names")} for one in groups]
+    options = [{key: value for key, value in one.items() if key not in (*SCHEDULED, "param_names")} for one in groups]
     if any(one != options[0] for one in options[1:]):
         return f"its {len(groups)} groups differ"
     left = {key: value for key, value in options[0].items() if key not in UNUSED}

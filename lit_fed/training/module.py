@@ -119,8 +119,6 @@ class FederatedModule(LightningModule):
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
         self.federation.check_unseen(data.populations[1])
-        if stage == "fit" and self.federation.terms.task.own is not None and not data.dataset.is_remote:
-            self.federation.try_client(data.populations[0].train)
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
