@@ -18,6 +18,7 @@ from lit_fed.clients.base import ClientTrainer
 from lit_fed.clients.choose import choose_trainer
 from lit_fed.core.algorithm import Algorithm, takes_steps
 from lit_fed.core.context import Context, Terms
+from lit_fed.core.likelihood import OwnLoss
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
@@ -32,7 +33,7 @@ from lit_fed.data.data_sets.base import is_first_process, names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import LowRankAdapters
-from lit_fed.models.base import build_network, check_outputs, zero_outputs
+from lit_fed.models.base import build_network, check_outputs, maker_of, zero_outputs
 from lit_fed.settings import ModelSettings
 
 __all__ = ["Session", "check_augmented_steps", "check_init_seeds", "solver_of"]
@@ -149,7 +150,13 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     )  # fmt: skip
     given = settings.network if isinstance(settings.network, nn.Module) else None
     if settings.loss is None and trains_itself(task.network):
-        task = _with_own_steps(task, given)
+        task = _with_own_steps(task, facts)
+    elif isinstance(facts.target, OwnLoss):
+        raise ConfigError(
+            f"--model.target is OwnLoss, the loss of a module's training_step, and {type(task.network).__name__} has "
+            f"none{' here, since --model.loss is given' if settings.loss is not None else ''}; give a LightningModule, "
+            "or another target"
+        )
     types = set() if given is None else {str(leaf.dtype) for leaf in given.parameters() if leaf.requires_grad}
     if types - {"torch.float32"} and is_first_process():
         notice(f"{type(given).__name__} has parameters of {', '.join(sorted(types))}, which are trained as float32")
@@ -157,6 +164,8 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
         task = replace(task, start=start_of(given, frozenset(task.frozen)))
     if start is not None:
         task = start(task)
+    if isinstance(facts.target, OwnLoss):
+        return task
     softmax = ": two classes by a softmax are --model.target Multiclass, in Python target=Multiclass()"
     of_two = softmax if isinstance(facts.target, Binary) else ""
     check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape), of_two)
@@ -165,9 +174,9 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     return task if task.own is not None else task.with_end(example)
 
 
-def _with_own_steps(task: Task, given: nn.Module | None) -> Task:
+def _with_own_steps(task: Task, facts: TrainingFacts) -> Task:
     """The task of a network that computes its loss itself; a line says what of it is not called."""
-    own = OwnModule(task.network)
+    own = OwnModule(task.network, facts.inputs, is_target=isinstance(facts.target, OwnLoss))
     hooks = f"; {', '.join(own.not_called)} are not called" if own.not_called else ""
     if is_first_process():
         notice(f"{own.name} trains by its own training_step{hooks}")
@@ -218,7 +227,9 @@ def _build(
     """A network with the trained parameters of the settings; with adapters by default at most the last layer."""
     shape, input_type = facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
-    network = build_network(maker, shape, input_type, facts.target.num_outputs, facts.inputs)
+    itself = trains_itself(maker_of(maker)[0]) or trains_itself(given)
+    sizes = None if isinstance(facts.target, OwnLoss) else facts.target.num_outputs
+    network = build_network(maker, shape, input_type, sizes, facts.inputs, calls_by_name=not itself)
     adapted = adapters.rank is not None
     if trainable is None and adapted:
         trainable = [] if getattr(network, "keeps_head", False) else HEAD

@@ -1,4 +1,4 @@
-"""User-defined likelihoods: a target of three methods, with gradients and mixtures derived; and rankings."""
+"""User-defined likelihoods: a target of three methods, with gradients and mixtures derived; rankings; own losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fed.core.targets import Target, logistic_losses
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, check_settings
 
-__all__ = ["Likelihood", "Ranking"]
+__all__ = ["Likelihood", "OwnLoss", "Ranking"]
 
 
 class Likelihood(Target):
@@ -186,3 +186,25 @@ class Ranking(Likelihood):
     def predict(self, outputs: Tensor) -> Tensor:
         """The ranking score: the probability of relevance 1, or the predicted relevance."""
         return torch.sigmoid(outputs[..., 0]) if self.relevance == "binary" else outputs[..., 0]
+
+
+@dataclass(frozen=True)
+class OwnLoss(Likelihood):
+    """The loss of the module's own `training_step`, whatever its labels are: of autoencoders, of masked texts.
+
+    For a LightningModule as `--model.network`. Its loss counts as −log p, up to a constant, in E-steps and in results.
+    Predictions are those of `predict_step`, or else of `forward`; a mixture predicts their mean by its weights. Outputs
+    of a sample are its loss, then its prediction, flattened; samples hold their labels.
+    """
+
+    num_classes: int = 1
+
+    num_outputs = 1
+
+    def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Minus the loss."""
+        return -outputs[..., 0]
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """The module's prediction; its loss if it makes none."""
+        return outputs[..., 1:] if outputs.shape[-1] > 1 else outputs

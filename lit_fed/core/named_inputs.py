@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 
-__all__ = ["ATTENTION_MASK", "Given", "Input", "NamedInputs", "read_by_name"]
+__all__ = ["ATTENTION_MASK", "LABELS", "Given", "Input", "NamedInputs", "kind_of", "read_by_name"]
 
 Given = np.ndarray | list[np.ndarray]
 """One input of some samples: [n, ...], or a list of n arrays if their lengths differ."""
 
 ATTENTION_MASK = "attention_mask"
 """Name of the mask of padded sequences: 1 at their positions, 0 at padding."""
+
+LABELS = "y"
+"""Name of the labels among inputs, where a batch is a pair of inputs and labels."""
 
 LARGEST = 2**24
 """Whole numbers up to which float32 is exact."""
@@ -53,10 +56,12 @@ class NamedInputs:
     Args:
         inputs: the inputs.
         uneven: names of the padded sequences, which share an `attention_mask` made here; empty: no mask is made.
+        hold_labels: whether labels are among them, for a module that computes its loss itself.
     """
 
     inputs: tuple[Input, ...]
     uneven: tuple[str, ...] = ()
+    hold_labels: bool = False
 
     @classmethod
     def of(cls, groups: Sequence[tuple[str, Mapping[str, Given]]]) -> Self:
@@ -106,6 +111,12 @@ class NamedInputs:
         return tuple(by_name.values()) if self._is_tuple else by_name
 
     @property
+    def shapes_of_network(self) -> dict[str, tuple[int, ...]] | tuple[Any, ...]:
+        """As `shapes`, without labels; of a single input its shape."""
+        own = [one for one in self.inputs if not (self.hold_labels and one.name == LABELS)]
+        return own[0].shape if len(own) == 1 else NamedInputs(tuple(own)).shapes
+
+    @property
     def _is_tuple(self) -> bool:
         return self.inputs[0].name.isdecimal()
 
@@ -121,12 +132,13 @@ class NamedInputs:
         return sum(math.prod(one.shape) for one in self.inputs)
 
     # ------------------------------------------------------------------ samples
-    def pack(self, place: str, given: Mapping[str, Given]) -> np.ndarray:
+    def pack(self, place: str, given: Mapping[str, Given], *, signed: bool = False) -> np.ndarray:
         """Samples [n, D] of these inputs.
 
         Args:
             place: origin of the samples, for messages.
             given: n samples of each input, by name; shorter sequences are padded with 0.
+            signed: whether whole numbers may be negative, as labels may; ids may not.
 
         Raises:
             ConfigError: naming the place and the input that does not fit, or a number that the cast would change.
@@ -140,7 +152,7 @@ class NamedInputs:
                 raise ConfigError(f"{place}: {name} has {length} samples, and {self.names[0]} has {num}; give as many")
         if self.uneven and not has_mask:
             given = {**given, ATTENTION_MASK: self._mask(place, given)}
-        rows = [self._rows(place, one, given[one.name]) for one in self.inputs]
+        rows = [self._rows(place, one, given[one.name], signed) for one in self.inputs]
         return np.concatenate(rows, axis=1, dtype=self.dtype)
 
     def _mask(self, place: str, given: Mapping[str, Given]) -> Given:
@@ -154,7 +166,7 @@ class NamedInputs:
                 )
         return [np.ones(length, dtype=np.int64) for length in first]
 
-    def _rows(self, place: str, one: Input, given: Given) -> np.ndarray:
+    def _rows(self, place: str, one: Input, given: Given, signed: bool) -> np.ndarray:
         """Samples [n, size] of one input."""
         rows = np.zeros((len(given), *one.shape), dtype=np.float32 if one.kind == "uint8" else one.kind)
         if isinstance(given, np.ndarray) and len(given):
@@ -165,12 +177,12 @@ class NamedInputs:
             row[tuple(map(slice, array.shape))] = array
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             raise ConfigError(f"{place}: {one.name} contains NaN or infinity; clean or drop these samples")
-        if rows.size and rows.dtype.kind == "i" and rows.min() < 0:
+        if rows.size and rows.dtype.kind == "i" and rows.min() < 0 and not signed:
             raise ConfigError(f"{place}: {one.name} contains {rows.min()}; number ids from 0, or store floats")
-        if rows.size and rows.dtype.kind == "i" and self.dtype.kind == "f" and rows.max() > LARGEST:
+        if rows.size and rows.dtype.kind == "i" and self.dtype.kind == "f" and np.abs(rows).max() > LARGEST:
             raise ConfigError(
-                f"{place}: {one.name} contains {rows.max()}, and beside inputs of floats whole numbers are exact up to "
-                f"{LARGEST}; number its values anew from 0"
+                f"{place}: {one.name} contains {np.abs(rows).max()}, and beside inputs of floats whole numbers are "
+                f"exact up to {LARGEST}; number its values anew from 0"
             )
         return (rows / np.float32(255) if one.kind == "uint8" else rows).reshape(len(rows), math.prod(one.shape))
 
@@ -189,6 +201,24 @@ class NamedInputs:
         parts = given or [named[one.name] for one in self.inputs]
         dtype = torch.int64 if self.dtype.kind == "i" else torch.float32
         return torch.cat([part.reshape(part.shape[0], -1).to(dtype) for part in parts], dim=1)
+
+    def joined_rows(self, x: Tensor, y: Tensor) -> Tensor:
+        """Samples [n, D] of inputs that are in rows already, and of labels.
+
+        Args:
+            x: inputs [n, D'].
+            y: labels [n, ...].
+
+        Raises:
+            ConfigError: if labels are too large beside floats.
+        """
+        dtype = torch.int64 if self.dtype.kind == "i" else torch.float32
+        if dtype == torch.float32 and y.numel() and not y.is_floating_point() and int(y.abs().max()) > LARGEST:
+            raise ConfigError(
+                f"labels go up to {int(y.abs().max())}, and beside inputs of floats whole numbers are exact up to "
+                f"{LARGEST}; number them anew from 0"
+            )
+        return torch.cat([x.to(dtype), y.reshape(len(y), math.prod(y.shape[1:])).to(dtype)], dim=1)
 
     def reader(self, function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         """A function of the inputs, such as the first part of a network's `split`, as a function of samples [B, D]."""
@@ -212,13 +242,15 @@ class NamedInputs:
     # ------------------------------------------------------------------ plain types
     def plain(self) -> dict[str, Any]:
         """The fields as tuples and strings."""
-        return {"inputs": tuple(map(tuple, self.inputs)), "uneven": self.uneven}
+        return {"inputs": tuple(map(tuple, self.inputs)), "uneven": self.uneven, "hold_labels": self.hold_labels}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of `plain`, also after a round trip through JSON."""
         return cls(
-            tuple(Input(name, tuple(shape), kind) for name, shape, kind in plain["inputs"]), tuple(plain["uneven"])
+            tuple(Input(name, tuple(shape), kind) for name, shape, kind in plain["inputs"]),
+            tuple(plain["uneven"]),
+            plain.get("hold_labels", False),
         )
 
 
@@ -260,6 +292,11 @@ def _check_names(place: str, given: Mapping[str, Given], names: Sequence[str], l
         raise ConfigError(
             f"{place}: the inputs are {', '.join(map(str, given))}, those of {like} {', '.join(names)}; give the same"
         )
+
+
+def kind_of(leaf: Tensor) -> str:
+    """The kind of an input of this type."""
+    return "float32" if leaf.is_floating_point() else "bool" if leaf.dtype == torch.bool else "int64"
 
 
 def _kind_of(array: np.ndarray) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
+from lit_fed.core.named_inputs import LABELS, NamedInputs
 from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, notice
@@ -139,9 +140,9 @@ class _Caller(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, name: str, *arguments: Any) -> tuple[Any, Leaves]:
+    def forward(self, name: str, *arguments: Any, **named: Any) -> tuple[Any, Leaves]:
         """The result, and the buffers behind it, also those that were assigned anew."""
-        return getattr(self.module, name)(*arguments), dict(self.module.named_buffers())
+        return getattr(self.module, name)(*arguments, **named), dict(self.module.named_buffers())
 
 
 class OwnModule:
@@ -149,13 +150,16 @@ class OwnModule:
 
     Args:
         network: the module.
+        inputs: what a sample concatenates; None: a single input.
+        is_target: whether its loss is the target, `OwnLoss`, so that samples hold their labels.
 
     Raises:
         ConfigError: if it optimises manually.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, inputs: NamedInputs | None = None, *, is_target: bool = False) -> None:
         self.network, self.name, self.run = network, type(network).__name__, Run()
+        self.inputs, self.is_target = inputs, is_target
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
         self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
         self._parts = [one for one in network.modules() if "_trainer" in vars(one)]  # LightningModules
@@ -180,19 +184,20 @@ class OwnModule:
             notice(text)
 
     # ------------------------------------------------------------------ calls
-    def call(self, leaves: Leaves, method: str, *arguments: Any) -> tuple[Any, Leaves]:
+    def call(self, leaves: Leaves, method: str, *arguments: Any, **options: Any) -> tuple[Any, Leaves]:
         """The result of a method under other leaves, and the buffers behind it.
 
         Args:
             leaves: all leaves by name; buffers may be changed in place.
             method: the name of the method.
             arguments: its arguments.
+            options: its arguments by name.
         """
         for part in self._parts:
             vars(part).update(_trainer=self.run, log=self.run.log)
         try:
             named = {f"module.{name}": leaf for name, leaf in leaves.items()}
-            return functional_call(self._caller, named, (method, *arguments))  # type: ignore[no-any-return]
+            return functional_call(self._caller, named, (method, *arguments), options)  # type: ignore[no-any-return]
         finally:
             for part in self._parts:
                 vars(part)["_trainer"] = None
@@ -220,12 +225,64 @@ class OwnModule:
         return loss.reshape(()), buffers
 
     def _batch(self, x: Tensor, y: Tensor) -> Any:
-        """The batch that steps read."""
-        batch: Any = (x, y)
+        """The batch that steps read: inputs and labels, or what samples hold."""
+        batch = self._held(x) if self.is_target else (self._inputs(x), y)
         for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
             if defines(self.network, hook):
                 batch = getattr(self.network, hook)(batch, 0)
         return batch
+
+    def _inputs(self, x: Tensor) -> Any:
+        """Inputs of a batch: a tensor, or a tuple or dict of tensors."""
+        if self.inputs is None:
+            return x
+        positional, named = self.inputs.arguments(x)
+        return positional or named
+
+    def _held(self, x: Tensor) -> Any:
+        """Inputs and labels that samples hold, as a pair if the labels have a name of their own."""
+        assert self.inputs is not None
+        given = self._inputs(x)
+        parts = given.values() if isinstance(given, dict) else given
+        named = dict(zip((one.name for one in self.inputs.inputs), parts, strict=True))
+        if LABELS not in named:
+            return given
+        y = named.pop(LABELS)
+        if set(named) == {"x"}:
+            return named["x"], y
+        return (tuple(named.values()) if next(iter(named)).isdecimal() else named), y
+
+    # ------------------------------------------------------------------ predictions
+    def outputs(self, leaves: Leaves, x: Tensor) -> Tensor:
+        """Outputs of one model in the network's mode: of `forward`, or own losses and predictions, [B, 1 + P].
+
+        Args:
+            leaves: all leaves of one model.
+            x: inputs [B, ...].
+        """
+        if not self.is_target:
+            given = self._inputs(x)
+            positional = tuple(given) if isinstance(given, tuple) else () if isinstance(given, dict) else (given,)
+            return self.call(leaves, "__call__", *positional, **(given if isinstance(given, dict) else {}))[0]  # type: ignore[no-any-return]
+        batch = self._held(x)
+        with self._muted(), self.run.apart():
+            losses = self.sample_losses(leaves, x, x, training=False)[0].unsqueeze(-1)
+            found = self._predicted(leaves, batch)
+        shown = isinstance(found, Tensor) and found.ndim > 0 and len(found) == len(x)
+        return torch.cat([losses, found.reshape(len(x), -1).to(losses)], -1) if shown else losses
+
+    def _predicted(self, leaves: Leaves, batch: Any) -> Any:
+        """What the module predicts of a batch that holds its labels; None: nothing."""
+        if defines(self.network, "predict_step"):
+            return self.call(leaves, "predict_step", batch, 0)[0]
+        if not defines(self.network, "forward"):
+            return None
+        given = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
+        if isinstance(given, dict):
+            takes = inspect.signature(self.network.forward).parameters
+            named = {name: leaf for name, leaf in given.items() if name in takes}
+            return self.call(leaves, "__call__", **named)[0] if named else self.call(leaves, "__call__", given)[0]
+        return self.call(leaves, "__call__", *(given if isinstance(given, tuple) else (given,)))[0]
 
     # ------------------------------------------------------------------ losses
     def mean_loss(self, leaves: Leaves, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Leaves]:
@@ -275,8 +332,8 @@ class OwnModule:
             return losses, buffers, {}
         if training and normalises_batches(self.network):
             raise ConfigError(
-                f"the algorithm weighs the losses of single samples, and with the BatchNorm of {self.name} a sample has "
-                "none in training; define sample_losses(batch) -> [B] from one pass of the batch, or take GroupNorm"
+                f"the algorithm weighs the losses of single samples, and with the BatchNorm of {self.name} a sample "
+                "has none in training; define sample_losses(batch) -> [B] from one pass of the batch, or take GroupNorm"
             )
         losses, logged = self._each_alone(leaves, batch, size)
         return losses, leaves, logged
@@ -315,8 +372,8 @@ class OwnModule:
         if why:
             raise ConfigError(
                 f"the algorithm's {why}, and {self.name} computes its loss itself, in training_step; choose an "
-                "algorithm of gradients or of mixtures, such as FedAvg, SCAFFOLD, Ditto or FedEM, or give --model.loss, "
-                f"such as CrossEntropy, to train the forward of {self.name} by it"
+                "algorithm of gradients or of mixtures, such as FedAvg, SCAFFOLD, Ditto or FedEM, or give "
+                f"--model.loss, such as CrossEntropy, to train the forward of {self.name} by it"
             )
 
     def _each_alone(self, leaves: Leaves, batch: Any, size: int) -> tuple[Tensor, Leaves]:
@@ -338,7 +395,7 @@ class OwnModule:
                 self._said.add("one by one")
                 self.say(
                     f"{self.name}.training_step runs on one sample after another, as vmap cannot run it "
-                    f"({str(error).strip().partition(chr(10))[0]}); define sample_losses(batch) -> [B] for a single pass"
+                    f"({_first_line(error)}); define sample_losses(batch) -> [B] for a single pass"
                 )
         each = []
         with self._muted():
@@ -377,8 +434,8 @@ class OwnModule:
         if bool((losses == losses[0]).all()):
             raise ConfigError(
                 f"{self.name}.training_step compares the samples of a batch: alone each has the loss "
-                f"{losses[0].item():.4g}, together {whole.item():.4g}; define sample_losses(batch) -> [B], or choose an "
-                "algorithm that weighs no samples, such as FedAvg or Ditto"
+                f"{losses[0].item():.4g}, together {whole.item():.4g}; define sample_losses(batch) -> [B], or choose "
+                "an algorithm that weighs no samples, such as FedAvg or Ditto"
             )
         self.say(
             f"the loss of {self.name}.training_step on a batch is {whole.item():.4g}, the mean over its samples "
@@ -469,6 +526,11 @@ class OwnModule:
                 for name in silent:
                     del vars(metric)[name]
                 vars(metric).update(before)
+
+
+def _first_line(error: Exception) -> str:
+    """What an exception says first: its first sentence."""
+    return str(error).strip().partition("\n")[0].partition(". ")[0]
 
 
 def _never() -> bool:

@@ -90,6 +90,12 @@ class Task(StackedNetwork):
         return None if self.target.positions or self.own is not None else super().closed_form
 
     # ------------------------------------------------------------------ losses and predictions
+    def _call(self, parameters: Leaves, buffers: Leaves, x: Tensor) -> Tensor:
+        if self.own is None:
+            return super()._call(parameters, buffers, x)
+        buffers = {name: leaf.clone() for name, leaf in buffers.items()}
+        return self.own.outputs(parameters | buffers | self.frozen, x)
+
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-loss of each sample and model, [B, M], in nats (regression: ½(ŷ − y)², up to a constant).
 

@@ -57,7 +57,9 @@ INPUTS = record(
     {
         "inputs": list_of(tuple_of(INPUT, SHAPE, one_of("float32", "int64", "bool", "uint8")), 64, 2),
         "uneven": list_of(INPUT, 64),
-    }
+        "hold_labels": FLAG,
+    },
+    may_miss=("hold_labels",),
 )  # fmt: skip
 """Several inputs of a network, see `NamedInputs`."""
 

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
+from lit_fed.core.likelihood import OwnLoss
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Target
@@ -163,14 +164,23 @@ class FederatedDataModule(LightningDataModule):
 
         Args:
             clients: name -> (inputs [n, ...], labels [n] or [n, L]), as NumPy arrays, tensors or lists. Text labels
-                are class names.
+                are class names. Or name -> a `Dataset` or `DataLoader` of PyTorch: samples (x, y) are inputs and
+                labels; any other dict or tuple of tensors is for a LightningModule that reads it, by the target
+                `OwnLoss`. All samples are collated at once, by the loader's `collate_fn`.
             unseen: likewise, clients held out of training.
             settings: other arguments of the class, and `labels` and `num_classes` of `ClientFolder`.
         """
-        from lit_fed.data.data_sets.in_memory import data_set_of_arrays
+        from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_loaders, is_loader
 
         given = {name: settings.pop(name) for name in ("labels", "num_classes") if name in settings}
-        return cls(data_set_of_arrays(clients, unseen, **given), **settings)
+        if isinstance(clients, Mapping) and any(is_loader(one) for one in clients.values()):
+            dataset = data_set_of_loaders(clients, unseen, **given)
+        else:
+            dataset = data_set_of_arrays(clients, unseen, **given)
+        module = cls(dataset, **settings)
+        inputs = dataset.load().inputs
+        module.given_target = OwnLoss() if inputs is not None and inputs.hold_labels else None
+        return module
 
     @classmethod
     def from_frame(

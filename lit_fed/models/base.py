@@ -144,8 +144,8 @@ def check_dropout(dropout: float) -> None:
 
 
 def build_network(
-    network: Callable[..., nn.Module], input_shape: tuple[int, ...], input_type: torch.dtype, num_outputs: int,
-    inputs: NamedInputs | None = None,
+    network: Callable[..., nn.Module], input_shape: tuple[int, ...], input_type: torch.dtype, num_outputs: int | None,
+    inputs: NamedInputs | None = None, *, calls_by_name: bool = True,
 ) -> nn.Module:  # fmt: skip
     """Build a network; lazy layers get their sizes from a pass over zeros in evaluation mode.
 
@@ -153,14 +153,15 @@ def build_network(
         network: class or function, see `call_with_sizes`.
         input_shape: shape of one sample.
         input_type: type of the samples.
-        num_outputs: K.
+        num_outputs: K; None: the labels do not tell.
         inputs: that a sample holds, which the network gets by name; None: a sample is one input.
+        calls_by_name: whether a hook takes samples of several inputs apart; a module with steps of its own does itself.
 
     Raises:
         ConfigError: if it cannot be built, is no module, does not take the inputs, or has unused
             lazy layers.
     """
-    sizes = input_shape if inputs is None else inputs.shapes
+    sizes = input_shape if inputs is None else inputs.shapes_of_network
     name = getattr(maker_of(network)[0], "__name__", "as it is given")
     try:
         module = call_with_sizes(network, sizes, num_outputs, base=Network)
@@ -173,7 +174,7 @@ def build_network(
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"--model.network {name} returns {type(module).__name__}, not an nn.Module")
-    module = module if inputs is None else read_by_name(module, inputs)
+    module = read_by_name(module, inputs) if inputs is not None and calls_by_name else module
     if not _lazy_leaves(module):
         return module
     zero_outputs(module, input_shape, input_type)
@@ -294,7 +295,7 @@ def size_names(maker: Callable[..., Any]) -> set[str]:
 
 
 def call_with_sizes(
-    network: Callable[..., nn.Module], input_shape: Sizes, num_outputs: int, *, base: type
+    network: Callable[..., nn.Module], input_shape: Sizes, num_outputs: int | None, *, base: type
 ) -> nn.Module:
     """Call a network's class or function with the sizes that it needs.
 
@@ -305,7 +306,7 @@ def call_with_sizes(
     Args:
         network: class or function, possibly with bound options.
         input_shape: shape of one sample, or of each of its inputs.
-        num_outputs: K.
+        num_outputs: K; None: it is the network's own affair.
         base: `Network`.
 
     Raises:
@@ -317,9 +318,10 @@ def call_with_sizes(
     if derived or _takes_both_in_order(parameters, given):
         return network(input_shape, num_outputs)
     shown = getattr(maker, "__name__", type(maker).__name__)
-    sizes = {name: _size(name, input_shape, num_outputs, shown) for name in size_names(maker) - given.keys()}
+    wanted = size_names(maker) - given.keys() - ({*OUTPUTS} if num_outputs is None else set())
+    sizes = {name: _size(name, input_shape, num_outputs, shown) for name in wanted}
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    if open_ended and not {*OUTPUTS} & (sizes.keys() | given.keys()):
+    if open_ended and num_outputs is not None and not {*OUTPUTS} & (sizes.keys() | given.keys()):
         sizes["num_classes"] = num_outputs
     missing = [name for name in _required(parameters) if name not in sizes and name not in given]
     if missing:
@@ -363,7 +365,7 @@ def maker_of(network: Callable[..., nn.Module]) -> tuple[Callable[..., Any], dic
     return network, given
 
 
-def _size(name: str, input_shape: Sizes, num_outputs: int, shown: str) -> Any:
+def _size(name: str, input_shape: Sizes, num_outputs: int | None, shown: str) -> Any:
     if name in OUTPUTS:
         return num_outputs
     if name == "input_shape":

@@ -8,17 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    default_collate,
+)
 
-from lit_fed.core.named_inputs import Given
+from lit_fed.core.named_inputs import Given, Input, NamedInputs
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, given_array, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked, packed
 from lit_fed.data.data_sets.rows import TableRows, rows_of_frame
 from lit_fed.data.data_sets.table import Table
+from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["data_set_of_arrays", "data_set_of_frame"]
+__all__ = ["data_set_of_arrays", "data_set_of_frame", "data_set_of_loaders", "is_loader"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,104 @@ def data_set_of_arrays(
     names, kept_out = list(pairs), tuple(map(str, unseen))
     samples = Samples(x, y, owner, names, class_names, unseen=kept_out, stored_type=stored, inputs=arrays[0].inputs)
     return _Arrays(samples, labels, num_classes)
+
+
+def is_loader(given: Any) -> bool:
+    """Whether it is a data set or a loader of PyTorch."""
+    return isinstance(given, Dataset | DataLoader)
+
+
+def data_set_of_loaders(
+    clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None, **options: Any
+) -> PooledDataSet:
+    """A data set from the data sets or loaders of PyTorch of clients.
+
+    The samples of all clients are collated at once, so that sequences are padded to one length by the user's function.
+    Of a loader, data set, `collate_fn` and the subset of a `SubsetRandomSampler` are taken, not its batches.
+
+    Args:
+        clients: name -> data set or loader.
+        unseen: likewise, clients held out of training.
+        options: as for `data_set_of_arrays`, for samples (x, y).
+
+    Raises:
+        ConfigError: naming the client whose samples are no dict or tuple of tensors.
+    """
+    given = {**clients, **(unseen or {})}
+    for name, one in given.items():
+        require(is_loader(one), f"client {name!r} is a {type(one).__name__}, and others are loaders; give a DataLoader")
+    each = {str(name): _listed(f"client {name!r}", one) for name, one in given.items()}
+    collates = [getattr(one, "collate_fn", None) or default_collate for one in given.values()]
+    require(
+        all(one == collates[0] for one in collates),
+        "the loaders of clients have different collate_fn; give all of them the same function",
+    )
+    try:
+        batch = collates[0]([sample for samples in each.values() for sample in samples])
+    except Exception as error:  # user code raises any type
+        raise ConfigError(
+            f"the samples of all clients cannot be collated ({type(error).__name__}: {error}); give DataLoaders with a "
+            "collate_fn that pads them to one length"
+        ) from error
+    sizes = [len(samples) for samples in each.values()]
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], torch.Tensor):
+        x, y = batch
+        if isinstance(x, torch.Tensor | Mapping | tuple | list):
+            cut = {name: (_rows(x, rows), y[rows]) for name, rows in zip(each, _spans(sizes), strict=True)}
+            known = {name: cut[name] for name in map(str, clients)}
+            return data_set_of_arrays(known, {name: cut[name] for name in map(str, unseen or {})}, **options)
+    parts = batch if isinstance(batch, Mapping) else {str(place): one for place, one in enumerate(batch)}
+    for name, one in parts.items():
+        held = isinstance(one, torch.Tensor) and one.ndim > 0 and len(one) == sum(sizes)
+        require(
+            held,
+            f"a batch holds {name!r}, a {type(one).__name__}, which is no tensor with a row for each sample; leave it "
+            "out by a collate_fn",
+        )
+    arrays = {str(name): _in_full(one) for name, one in parts.items()}
+    inputs = NamedInputs(
+        tuple(
+            Input(name, one.shape[1:], "bool" if one.dtype == bool else str(one.dtype)) for name, one in arrays.items()
+        ),
+        hold_labels=True,
+    )
+    rows = inputs.pack("a batch", arrays, signed=True)
+    owner = np.repeat(np.arange(len(each)), sizes)
+    samples = Samples(
+        rows, np.zeros(len(rows), dtype=np.float32), owner, list(each), unseen=tuple(map(str, unseen or {})),
+        stored_type=str(rows.dtype), inputs=inputs,
+    )  # fmt: skip
+    return _Arrays(samples, "regression")
+
+
+def _listed(place: str, given: Any) -> list[Any]:
+    """The samples of a data set or loader."""
+    dataset, sampler = (given.dataset, given.sampler) if isinstance(given, DataLoader) else (given, None)
+    if isinstance(dataset, IterableDataset):
+        return list(dataset)
+    known = sampler is None or isinstance(sampler, SequentialSampler | RandomSampler | SubsetRandomSampler)
+    require(known, f"{place} has a {type(sampler).__name__}; give torch.utils.data.Subset in place of a sampler")
+    rows = sorted(sampler.indices) if isinstance(sampler, SubsetRandomSampler) else range(len(dataset))
+    require(len(rows) > 0, f"{place} has no samples; leave it out")
+    return [dataset[row] for row in rows]
+
+
+def _spans(sizes: list[int]) -> list[slice]:
+    ends = np.cumsum(sizes).tolist()
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _rows(given: Any, rows: slice) -> Any:
+    if isinstance(given, Mapping):
+        return {name: one[rows] for name, one in given.items()}
+    return tuple(one[rows] for one in given) if isinstance(given, tuple | list) else given[rows]
+
+
+def _in_full(given: torch.Tensor) -> np.ndarray:
+    """Numbers as float32 or int64, truth values as they are."""
+    if given.dtype == torch.bool:
+        return given.numpy()
+    return given.to(torch.float32 if given.is_floating_point() else torch.int64).numpy()
 
 
 def data_set_of_frame(

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.blocks import whole_part
+from lit_fed.core.likelihood import OwnLoss
+from lit_fed.core.named_inputs import LABELS, Input, NamedInputs, kind_of
 from lit_fed.core.seeds import generator
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
@@ -113,6 +115,9 @@ def told(dataset: DataSet, target: Target | None) -> DataSet:
     """The data set, told the kind of labels that `--model.target` implies, so that it does not ask for it."""
     if target is None:
         return dataset
+    if isinstance(target, OwnLoss):  # labels keep their type
+        scales = getattr(dataset, "standardize_labels", False)
+        return replace(dataset, standardize_labels=False) if scales else dataset  # type: ignore[type-var, call-arg]
     kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
     option = "labels" if kind == "multilabel" else "task"
     said: dict[str, str | bool] = {option: kind} if dataset.unsaid == option else {}
@@ -127,6 +132,8 @@ def with_labels(population: Population, target: Target) -> Population:
     Raises:
         ConfigError: if the labels are texts, and the target has no classes.
     """
+    if isinstance(target, OwnLoss):
+        return _holding_labels(population)
     names = population.class_names
     require(
         names is None or not target.continuous,
@@ -140,6 +147,32 @@ def with_labels(population: Population, target: Target) -> Population:
             else Split(split.x, target.as_labels(split.y), split.offsets, split.first_id, split.ids)
         )
     )
+
+
+def _holding_labels(population: Population) -> Population:
+    """The same clients with labels as an input of each sample, of the type that they have; `Split.y` is then 0.
+
+    Raises:
+        ConfigError: if samples are on other machines, or whole numbers do not fit beside floats.
+    """
+    known = population.inputs
+    if known is not None and known.hold_labels:
+        return population
+    train = population.train
+    require(
+        type(train) is Split,
+        "--model.target OwnLoss needs labels beside inputs, and samples are drawn when needed, or are on nodes; choose "
+        "a data set in memory, or a target that names what labels are",
+    )
+    own = (Input("x", tuple(train.x.shape[1:]), kind_of(train.x)),) if known is None else known.inputs
+    inputs = NamedInputs((*own, Input(LABELS, tuple(train.y.shape[1:]), kind_of(train.y))), hold_labels=True)
+
+    def held(split: Split) -> Split:
+        x = split.x if known is not None else split.x.flatten(1)
+        rows = inputs.joined_rows(x, split.y)
+        return Split(rows, torch.zeros(len(rows)), split.offsets, split.first_id, split.ids)
+
+    return population.with_splits(held)._replace(inputs=inputs, class_names=None)
 
 
 def _quantities(population: Population) -> Population:
