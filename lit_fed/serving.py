@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -29,19 +29,23 @@ from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import ClientBlock, Phase, PhaseTraffic, ServingBlock, Split, Tree
+from lit_fed.core.types import ClientBlock, Leaves, Phase, PhaseTraffic, ServingBlock, Split, Tree
+from lit_fed.logged import logged_by_step, step_of
 from lit_fed.metrics.chosen import Add, ChosenMetrics
 from lit_fed.metrics.pooled import Pool
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.rounds import FederatedRounds
 
 __all__ = [
-    "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "measure", "predict_block", "predict_job",
-    "selected", "serve",
+    "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "logged_names", "measure", "predict_block",
+    "predict_job", "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
 """Memory limit of the client models adapted at once."""
+
+FEW = 8
+"""Samples on which a module's steps are tried."""
 
 REPORT_BITS = 64
 """Bits of a reported loss."""
@@ -133,7 +137,7 @@ class MeasuresElsewhere(Protocol):
 
 def measure(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None,
-    pool: Pool | None = None,
+    pool: Pool | None = None, step: str | None = None,
 ) -> Iterator[tuple[Tensor, ClientScores]]:  # fmt: skip
     """Serve a block of clients, as many at a time as memory allows, and predict their samples.
 
@@ -143,6 +147,7 @@ def measure(
         seen: whether they took part in training.
         chosen: K additional metrics of the same predictions.
         pool: gets the predictions that these metrics see (not from `MeasuresElsewhere`); None: no collection.
+        step: the step of a module of its own whose logged values are metrics, too; None: none.
 
     Yields:
         Positions of the clients among those evaluated [C], and their results, without mixture weights from
@@ -161,7 +166,31 @@ def measure(
         job = predict_job(federation, client_ids, block.data, states)
         places = block.rows[lo : lo + at_once].tolist()
         add = None if pool is None else partial(_add_to, pool, places)
-        yield block.rows[lo : lo + at_once], _all_scores(federation, job, chosen, add)
+        scores = _all_scores(federation, job, chosen, add)
+        if chosen is not None and chosen.logged:
+            scores = scores._replace(metrics=scores.metrics | _logged(job, step, chosen.logged))
+        yield block.rows[lo : lo + at_once], scores
+
+
+def logged_names(federation: FederatedRounds, train: Split) -> tuple[str, ...]:
+    """Names of what the steps of a module of its own log for a client, found on a few samples; () without such steps."""
+    own = federation.terms.task.own
+    steps = [step for split in ("val", "test") if (step := step_of(own, split)) is not None]
+    if not steps or not train.num_samples:
+        return ()
+    one = int(train.sizes.argmax())
+    state = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), federation.initial_state(train, one)["state"])
+    own_data = train.client(one)
+    x, y = own_data.all_x[:FEW], own_data.all_y[:FEW]
+    job = predict_job(federation, torch.tensor([one]), Split(x, y, torch.tensor([0, len(y)]), one), state)
+    return tuple(dict.fromkeys(name for step in steps for name in logged_by_step(job, step, 0)))
+
+
+def _logged(job: PredictJob, step: str | None, names: Sequence[str]) -> Leaves:
+    """What clients log by these names, [C] float64 each; NaN where they do not."""
+    found = {} if step is None else logged_by_step(job, step, job.ctx.batch_size)
+    unknown = torch.full((len(job.client_ids),), torch.nan, dtype=torch.float64)
+    return {name: found.get(name, unknown).to(job.client_ids.device) for name in names}
 
 
 def _add_to(pool: Pool, places: list[int], row: int, shown: Tensor, labels: Tensor) -> None:

@@ -43,7 +43,7 @@ def measure_population(
     """
     with trainer.precision_plugin.val_step_context():
         for block in data_of(trainer).serving(population, split):
-            module.measure(trainer.strategy.batch_to_device(block), population, table)
+            module.measure(trainer.strategy.batch_to_device(block), population, table, split)
 
 
 def measured_table(

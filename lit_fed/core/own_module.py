@@ -213,18 +213,45 @@ class OwnModule:
             for part in self._parts:
                 vars(part)["_trainer"] = None
 
+    def step(self, leaves: Leaves, method: str, batch: Any) -> tuple[Any, Leaves]:
+        """What a step returns, such as `training_step`, and the buffers behind it."""
+        takes = inspect.signature(getattr(self.network, method)).parameters
+        given = (batch, self.run.batch_idx) if "batch_idx" in takes or len(takes) > 1 else (batch,)
+        return self.call(leaves, method, *given)
+
+    @contextmanager
+    def forward_as(self, mixture: tuple[list[Leaves], Callable[[Tensor], Tensor]]) -> Iterator[None]:
+        """Within, the module's `forward` is that of a mixture.
+
+        Args:
+            mixture: all leaves of each of M models, and the prediction from outputs [B, M, ...].
+        """
+        network, (models, mixed) = self.network, mixture
+
+        def forward(*inputs: Any, **named: Any) -> Tensor:
+            del vars(network)["forward"]
+            try:
+                each = [functional_call(network, leaves, inputs, named) for leaves in models]
+            finally:
+                vars(network)["forward"] = forward
+            return mixed(torch.stack(each, dim=1))
+
+        vars(network)["forward"] = forward
+        try:
+            yield
+        finally:
+            del vars(network)["forward"]
+
     def _step(self, leaves: Leaves, batch: Any) -> tuple[Tensor, Leaves]:
         """The loss [] of `training_step`, and the buffers behind it."""
-        takes = inspect.signature(self.network.training_step).parameters  # type: ignore[arg-type]
-        given = (batch, self.run.batch_idx) if "batch_idx" in takes or len(takes) > 1 else (batch,)
-        found, buffers = self.call(leaves, "training_step", *given)
+        found, buffers = self.step(leaves, "training_step", batch)
         loss = found.get("loss") if isinstance(found, Mapping) else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"{self.name}.training_step returns {shown}; return the mean loss of the batch")
         return loss.reshape(()), buffers
 
-    def _batch(self, x: Tensor, y: Tensor) -> Any:
+    def batch(self, x: Tensor, y: Tensor) -> Any:
         """The batch that steps read: inputs and labels, or what samples hold."""
         batch = self._held(x) if self.is_target else (self._inputs(x), y)
         for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
@@ -299,7 +326,7 @@ class OwnModule:
         self.run.size = len(y)
         if not len(y):
             return next(iter(leaves.values())).new_zeros(()), leaves
-        loss, buffers = self._step(leaves, self._batch(x, y))
+        loss, buffers = self._step(leaves, self.batch(x, y))
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise ConfigError(
                 f"the loss of {self.name}.training_step has no gradient; return a tensor that its parameters lead to, "
@@ -319,7 +346,7 @@ class OwnModule:
         Raises:
             ConfigError: if a sample has no loss of its own.
         """
-        batch, size = self._batch(x, y), len(y)
+        batch, size = self.batch(x, y), len(y)
         if defines(self.network, "sample_losses"):
             with self.run.apart() as logged:
                 losses, buffers = self.call(leaves, "sample_losses", batch)
@@ -428,7 +455,7 @@ class OwnModule:
             return
         self._said.add("compared")
         with torch.no_grad(), self._muted(), self.run.apart():
-            whole = self._step({name: leaf.clone() for name, leaf in leaves.items()}, self._batch(x, y))[0]
+            whole = self._step({name: leaf.clone() for name, leaf in leaves.items()}, self.batch(x, y))[0]
         if torch.allclose(whole.double(), losses.double().mean(), rtol=SAME, atol=1e-6):
             return
         if bool((losses == losses[0]).all()):

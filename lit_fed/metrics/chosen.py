@@ -234,24 +234,27 @@ class ChosenMetrics:
 
     Attributes:
         said: warnings already printed in this run.
+        logged: names of what the steps of a module of its own log, whose direction is unknown.
     """
 
     def __init__(self, metrics: list[ClientMetric], target: Target) -> None:
         self.metrics, self.target = metrics, target
         self.said: set[str] = set()
+        self.logged: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.metrics)
+        return len(self.names)
 
     @property
     def names(self) -> list[str]:
         """Their keys in the results."""
-        return [one.name for one in self.metrics]
+        return [*(one.name for one in self.metrics), *self.logged]
 
     @property
     def directions(self) -> dict[str, bool | None]:
         """Whether larger is better, by the name of each measured metric, the chosen ones first; None: unknown."""
-        chosen = {one.name: one.larger_is_better for one in self.metrics}
+        chosen: dict[str, bool | None] = {one.name: one.larger_is_better for one in self.metrics}
+        chosen |= dict.fromkeys(self.logged)
         return chosen | {name: USUAL.get(name, False) for name in (self.target.metric, "loss")}
 
     def meter(self, num_clients: int, add: Add | None = None) -> ClientMeter:
@@ -318,6 +321,10 @@ class ChosenMetrics:
             weight = scores.samples.masked_fill(~defined, 0)
             results |= client_statistics(column, weight, one.name, larger_is_better=one.larger_is_better)
             results[f"{one.name}_undefined"] = float((scores.held & ~defined).sum())
+        for name in self.logged if results else ():
+            defined = scores.metrics[name].isfinite()  # a step logs what the steps of other splits do not
+            weight = scores.samples.masked_fill(~defined, 0)
+            results |= client_statistics(scores.metrics[name], weight, name, larger_is_better=None)
         return results
 
 
@@ -333,7 +340,7 @@ class ClientMeter:
 
     def __init__(self, chosen: ChosenMetrics, num_clients: int, add: Add | None = None) -> None:
         self._chosen, self._add = chosen, add
-        self._values = torch.full((num_clients, len(chosen)), float("nan"), dtype=torch.float64)
+        self._values = torch.full((num_clients, len(chosen.metrics)), float("nan"), dtype=torch.float64)
         self._row: int | None = None  # current client
         self._counts = False  # whether it has a sample or position that counts
         self._done: set[int] = set()
@@ -363,7 +370,7 @@ class ClientMeter:
         """Values of all clients by the name of the metric, [C] float64; NaN if undefined."""
         with quiet():
             self._turn_to(None)
-        return dict(zip(self._chosen.names, self._values.unbind(1), strict=True))
+        return dict(zip((one.name for one in self._chosen.metrics), self._values.unbind(1), strict=True))
 
     def _turn_to(self, row: int | None) -> None:
         """Store the values of the current client if another one begins."""

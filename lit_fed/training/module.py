@@ -23,6 +23,7 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBloc
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
+from lit_fed.logged import step_of
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.metrics.selection import choose_metrics
@@ -212,6 +213,7 @@ class FederatedModule(LightningModule):
             return
         own = self.federation.new_store(seen.train, self.settings.client_memory_gb * 1e9) if store is None else store
         self.store = self.federation.store = own
+        self.chosen_metrics.logged = serving.logged_names(self.federation, seen.train)
         each = self.algorithm.num_models if self.store.has_mixtures else 0, self.chosen_metrics.names
         self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
         if unseen is not None:
@@ -320,13 +322,19 @@ class FederatedModule(LightningModule):
 
     # ------------------------------------------------------------------ serving
     def measure(
-        self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None
-    ) -> None:
-        """Serve some clients, predict their samples and add the results to a table (default: of their population)."""
+        self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None,
+        split: Literal["train", "val", "test"] = "test",
+    ) -> None:  # fmt: skip
+        """Serve some clients, predict their samples of a split, add the results to a table (default: theirs)."""
         results: Any = self.tables[population] if table is None else table
         pool = results.pool if self.chosen_metrics.pooled else None
         measured = serving.measure(
-            self.federation, block, seen=population == "seen", chosen=self.chosen_metrics, pool=pool
+            self.federation,
+            block,
+            seen=population == "seen",
+            chosen=self.chosen_metrics,
+            pool=pool,
+            step=step_of(self.federation.terms.task.own, split),
         )
         for positions, scores in measured:
             results.update(positions, scores)
@@ -346,7 +354,7 @@ class FederatedModule(LightningModule):
     on_test_start = on_predict_start = on_validation_start
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        self.measure(batch, "seen")
+        self.measure(batch, "seen", split=self.trainer.datamodule.evaluation_split)  # type: ignore[attr-defined]
 
     def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
         self.measure(batch, "seen")
