@@ -100,9 +100,8 @@ def _served(job: PredictJob, state: Any, x: Tensor) -> _Served | None:
             return _Served(models, watching.mixed[0])
     own = job.ctx.task.own
     assert own is not None
-    own.say(
-        f"the predictions of {type(job.algorithm).__name__} are no mixture of models, which no step of {own.name} sees"
-    )
+    what = f"the predictions of {type(job.algorithm).__name__} are no mixture of models"
+    own.say(f"{what}, so that nothing is measured by the steps of {own.name}")
     return None
 
 

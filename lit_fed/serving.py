@@ -173,7 +173,7 @@ def measure(
 
 
 def logged_names(federation: FederatedRounds, train: Split) -> tuple[str, ...]:
-    """Names of what the steps of a module of its own log for a client, found on a few samples; () without such steps."""
+    """Names of what the steps of a module of its own log for a client, from a few samples; () without such steps."""
     own = federation.terms.task.own
     steps = [step for split in ("val", "test") if (step := step_of(own, split)) is not None]
     if not steps or not train.num_samples:

@@ -24,10 +24,11 @@ from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, sta
 from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
 from lit_fed.core.own_module import OwnModule, trains_itself
 from lit_fed.core.own_optimizer import own_solver
+from lit_fed.core.plan import num_steps
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Binary, Criterion, Multiclass, MultiLabel
 from lit_fed.core.task import Task
-from lit_fed.core.types import Tree
+from lit_fed.core.types import LocalWork, Tree
 from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.data.data_sets.base import is_first_process, names_of
 from lit_fed.data.facts import TrainingFacts
@@ -105,7 +106,7 @@ def solver_of(given: LocalSolver, task: Task, facts: TrainingFacts) -> LocalSolv
     """
     if task.own is None:
         return given
-    epoch_steps = math.ceil(facts.most_samples / (facts.batch_size or facts.most_samples or 1))
+    epoch_steps = num_steps(facts.most_samples, LocalWork(epochs=1), facts.batch_size, task.smallest_batch)
     solver, said = own_solver(task.own, given, facts.num_rounds, max(epoch_steps, 1))
     if said and is_first_process():
         task.own.say(said)

@@ -226,7 +226,8 @@ def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -
     rows = []
     for name, population in itertools.product(names, REPORTED):
         found = {suffix: results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown}
-        if found["_undefined"] is not None:  # else the population was not measured
+        if found[""] is not None or found["_undefined"] is not None:  # else the population was not measured
             rows.append([name, population, *_cells(found, shown, "–")])
     headings = ["metric", "clients", *(one.heading for one in shown.values())]
-    print_rows(f"{split}, chosen metrics", headings, rows, words=2)
+    if rows:
+        print_rows(f"{split}, chosen metrics", headings, rows, words=2)

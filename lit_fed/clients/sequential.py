@@ -24,7 +24,7 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.plan import plan_of
+from lit_fed.core.plan import num_steps, plan_of
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Tree
 from lit_fed.errors import ClientError, NotFiniteError
@@ -113,9 +113,10 @@ class SequentialTrainer:
             optimizer = tree.row(job.optimizers, row)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=optimizer)
+            epoch_steps = _epoch_steps(job, client_id, len(data.all_y)) if ctx.task.own is not None else 0
             for step, (stage, batch) in enumerate(self._batches(job, row, client_id, data)):
                 if ctx.task.own is not None:
-                    ctx.task.own.at_step(step, len(data.all_y), batch.index.shape[-1])
+                    ctx.task.own.at_step(step, epoch_steps)
                 if stage != ctx.stage:
                     ctx = ctx._replace(stage=stage)
                 work = call(algorithm.client_step, work, batch)
@@ -180,6 +181,12 @@ class SequentialTrainer:
                     data.all_y[rows][None],
                     data.mask[rows][None],
                 )
+
+
+def _epoch_steps(job: TrainJob, client_id: int, size: int) -> int:
+    """Local steps of a pass over the samples of a client."""
+    work, ctx = job.block.phase.work._replace(epochs=1, steps=None, stages=()), job.ctx
+    return max(1, num_steps(size, work, int(ctx.batch_sizes_of([client_id])[0]), ctx.task.smallest_batch))
 
 
 OUTPUT_BYTES = 2**28

@@ -483,8 +483,7 @@ class OwnModule:
         for metric in self._metrics:
             metric.reset()
         self.run.max_epochs, self._first_epoch = num_rounds * max(local_epochs, 1), round_idx * max(local_epochs, 1)
-        self.run.num_training_batches = 0
-        self.at_step(0, 1, 1)
+        self.at_step(0, 1)
         try:
             yield
         finally:
@@ -497,17 +496,15 @@ class OwnModule:
                     "client; register a buffer for what a model shall keep"
                 )
 
-    def at_step(self, step: int, samples: int, batch_size: int) -> None:
+    def at_step(self, step: int, epoch_steps: int) -> None:
         """Set the counters for a local step.
 
         Args:
             step: the local step of this client in this round, from 0.
-            samples: of the client.
-            batch_size: of the step; that of a round's first step is the one of its epochs.
+            epoch_steps: local steps of a pass over its samples.
         """
         run = self.run
-        if not step:
-            run.num_training_batches = max(1, math.ceil(samples / max(batch_size, 1)))
+        run.num_training_batches = epoch_steps
         epoch, run.batch_idx = divmod(step, run.num_training_batches)
         run.current_epoch = self._first_epoch + epoch
         run.global_step = self._first_epoch * run.num_training_batches + step
