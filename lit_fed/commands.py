@@ -137,7 +137,7 @@ def export(
     *,
     client: str = "",
     clients: str = "",
-    format: Literal["pt", "onnx", "peft"] = "pt",
+    format: Literal["pt", "onnx", "peft", "lightning"] = "pt",
     output: str = "",
     unknown_categories: Unknown = None,
     raw_columns: bool = False,
@@ -156,14 +156,15 @@ def export(
         client: name of the client in `clients.csv`, seen or unseen, or else its number `client_id` in the table of
             `predict`.
         clients: unseen clients as for `personalize`, a folder or a table; `client` is one of them, without .npz.
-        format: `pt` for `torch.export.load`, `onnx`, or `peft` for the adapters of `--model.lora_rank`.
-        output: `.pt2` or `.onnx` file, or a new folder for `peft`.
+        format: `pt` for `torch.export.load`, `onnx`, `peft` for the adapters of `--model.lora_rank`, or `lightning` for
+            checkpoints that a LightningModule given as network loads by `load_from_checkpoint`.
+        output: `.pt2` or `.onnx` file, or a new folder for `peft` and `lightning`.
         unknown_categories: as for `personalize`.
         raw_columns: after training on a table, take its columns: numbers, numbers of categories, NaN where a value
             is missing; the program encodes them. Else it takes the encoded inputs.
 
     Returns:
-        The model as a module, frozen as in the file, on rank zero; None elsewhere, and for `peft`.
+        The model as a module, frozen as in the file, on rank zero; None elsewhere, and for folders.
 
     Raises:
         ConfigError: if the file cannot be written, there is no such client or its model cannot be traced.

@@ -7,7 +7,7 @@ target, the client gets the mean of what its models log, by their weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from lit_fed.core.own_module import OwnModule, defines
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState
 
-__all__ = ["logged_by_step", "step_of"]
+__all__ = ["ServedModels", "logged_by_step", "served_models", "step_of"]
 
 
 def step_of(own: OwnModule | None, split: str) -> str | None:
@@ -36,7 +36,7 @@ def step_of(own: OwnModule | None, split: str) -> str | None:
     return name if own is not None and defines(own.network, name) else None
 
 
-class _Served(NamedTuple):
+class ServedModels(NamedTuple):
     """The models that serve a client, and their weights."""
 
     models: ModelState  # leaves [M, ...]
@@ -86,18 +86,35 @@ def logged_by_step(job: PredictJob, step: str, batch_size: int) -> Leaves:
     return {name.replace("/", "_"): torch.stack([one.get(name, missing).cpu() for one in each]) for name in names}
 
 
-def _served(job: PredictJob, state: Any, x: Tensor) -> _Served | None:
-    """The models behind a client's prediction; None: it is no mixture of models."""
-    watching = _Watching.of(job.ctx.task)
-    ctx = job.ctx._replace(task=watching)
+def served_models(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> ServedModels | None:
+    """The models behind a client's prediction; None: it is no mixture of models.
+
+    Args:
+        predict: the prediction of inputs by a task.
+        task: the task.
+        x: any inputs [B, ...].
+    """
+    watching = _Watching.of(task)
     with torch.no_grad():
-        job.algorithm.log_prob(ctx, job.shared, state, x, job.algorithm.shared_outputs(ctx, job.shared, x))
+        predict(watching, x)
     if len(watching.used) == 1 and len(watching.mixed) <= 1:
         (models,) = watching.used
         if num_models_of(models) == 1:
-            return _Served(models, None)
+            return ServedModels(models, None)
         if watching.mixed and len(watching.mixed[0]) == num_models_of(models):
-            return _Served(models, watching.mixed[0])
+            return ServedModels(models, watching.mixed[0])
+    return None
+
+
+def _served(job: PredictJob, state: Any, x: Tensor) -> ServedModels | None:
+    """The models behind a client's prediction, or a line that there are none."""
+
+    def predict(task: Task, x: Tensor) -> Tensor:
+        ctx = job.ctx._replace(task=task)
+        return job.algorithm.log_prob(ctx, job.shared, state, x, job.algorithm.shared_outputs(ctx, job.shared, x))
+
+    if (served := served_models(predict, job.ctx.task, x)) is not None:
+        return served
     own = job.ctx.task.own
     assert own is not None
     what = f"the predictions of {type(job.algorithm).__name__} are no mixture of models"
@@ -105,7 +122,7 @@ def _served(job: PredictJob, state: Any, x: Tensor) -> _Served | None:
     return None
 
 
-def _run(task: Task, own: OwnModule, served: _Served, x: Tensor, y: Tensor, step: str, batch_size: int) -> None:
+def _run(task: Task, own: OwnModule, served: ServedModels, x: Tensor, y: Tensor, step: str, batch_size: int) -> None:
     """Run the step over all samples of a client, in evaluation mode."""
     run, single = own.run, served.weights is None
     task.network.eval()
@@ -124,7 +141,7 @@ def _run(task: Task, own: OwnModule, served: _Served, x: Tensor, y: Tensor, step
         vars(run).update(training=True, testing=False, validating=False, scale=1.0)
 
 
-def _models(own: OwnModule, served: _Served) -> Iterator[tuple[ModelState, float]]:
+def _models(own: OwnModule, served: ServedModels) -> Iterator[tuple[ModelState, float]]:
     """The models whose leaves the step sees, with the weight of what it logs."""
     if served.weights is None:
         yield tree.index(served.models, 0), 1.0
@@ -136,7 +153,7 @@ def _models(own: OwnModule, served: _Served) -> Iterator[tuple[ModelState, float
             yield tree.index(served.models, m), weight
 
 
-def _mixture(task: Task, served: _Served) -> Any:
+def _mixture(task: Task, served: ServedModels) -> Any:
     """The prediction of a mixture in the form of the network's outputs, as a function of outputs [B, M, K]."""
 
     def mixed(outputs: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from lit_fed.core.likelihood import OwnLoss
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
-from lit_fed.core.own_module import OwnModule, trains_itself
+from lit_fed.core.own_module import OwnModule, maker_from_hparams, prepared, trains_itself
 from lit_fed.core.own_optimizer import own_solver
 from lit_fed.core.plan import num_steps
 from lit_fed.core.segmentation import pixels_last
@@ -34,7 +34,7 @@ from lit_fed.data.data_sets.base import is_first_process, names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import LowRankAdapters
-from lit_fed.models.base import build_network, check_outputs, maker_of, zero_outputs
+from lit_fed.models.base import build_network, check_outputs, zero_outputs
 from lit_fed.settings import ModelSettings
 
 __all__ = ["Session", "check_augmented_steps", "check_init_seeds", "solver_of"]
@@ -144,7 +144,9 @@ def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: 
 def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
     shape = facts.input_shape
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
-    build = partial(_build, settings.network, settings.trainable, settings.adapters, facts)
+    if settings.loss is None and isinstance(settings.network, nn.Module) and trains_itself(settings.network):
+        prepared(settings.network)
+    build = partial(_build, settings.network, settings.trainable, settings.adapters, facts, settings.loss is None)
     task = Task.create(
         build, facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss.fitted(facts.class_counts), facts.target),
@@ -162,7 +164,8 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     if types - {"torch.float32"} and is_first_process():
         notice(f"{type(given).__name__} has parameters of {', '.join(sorted(types))}, which are trained as float32")
     if given is not None and settings.lora_rank is None:  # with adapters it is frozen, or fresh
-        task = replace(task, start=start_of(given, frozenset(task.frozen)))
+        anew = task.own is not None and maker_from_hparams(given) is not None
+        task = replace(task, start=start_of(given, frozenset(task.frozen), others_fresh=anew))
     if start is not None:
         task = start(task)
     if isinstance(facts.target, OwnLoss):
@@ -177,8 +180,10 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
 
 def _with_own_steps(task: Task, facts: TrainingFacts) -> Task:
     """The task of a network that computes its loss itself; a line says what of it is not called."""
-    own = OwnModule(task.network, facts.inputs, is_target=isinstance(facts.target, OwnLoss))
-    hooks = f"; {', '.join(own.not_called)} are not called" if own.not_called else ""
+    no_label = facts.target.as_labels(torch.zeros(facts.label_shape))
+    is_target = isinstance(facts.target, OwnLoss)
+    own = OwnModule(task.network, facts.inputs, is_target=is_target, no_label=no_label)
+    hooks = f"; clients do not call its {', '.join(own.not_called)}" if own.not_called else ""
     if is_first_process():
         notice(f"{own.name} trains by its own training_step{hooks}")
     return replace(task, own=own)
@@ -223,14 +228,15 @@ def _try(task: Task, example: Tensor, has_scores: bool) -> None:
 
 
 def _build(
-    given: Any, trainable: list[str] | str | None, adapters: LowRankAdapters, facts: TrainingFacts
+    given: Any, trainable: list[str] | str | None, adapters: LowRankAdapters, facts: TrainingFacts, own_steps: bool
 ) -> nn.Module:  # fmt: skip
     """A network with the trained parameters of the settings; with adapters by default at most the last layer."""
     shape, input_type = facts.input_shape, facts.dtype
     maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
-    itself = trains_itself(maker_of(maker)[0]) or trains_itself(given)
+    if own_steps and isinstance(given, nn.Module) and trains_itself(given):
+        maker = maker_from_hparams(given) or maker
     sizes = None if isinstance(facts.target, OwnLoss) else facts.target.num_outputs
-    network = build_network(maker, shape, input_type, sizes, facts.inputs, calls_by_name=not itself)
+    network = build_network(maker, shape, input_type, sizes, facts.inputs, own_steps=own_steps)
     adapted = adapters.rank is not None
     if trainable is None and adapted:
         trainable = [] if getattr(network, "keeps_head", False) else HEAD

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, notice
 
-__all__ = ["OwnModule", "Run", "defines", "trains_itself"]
+__all__ = ["OwnModule", "Run", "defines", "maker_from_hparams", "prepared", "trains_itself"]
 
 FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch")
 """Packages whose own methods are defaults, and not the user's."""
@@ -42,8 +43,13 @@ NOT_CALLED = (
 )  # fmt: skip
 """Hooks of a LightningModule that clients do not call."""
 
+OF_BATCHES = ("on_before_batch_transfer", "on_after_batch_transfer")
+"""Hooks that change a batch."""
+
 OF_TORCH = ("_parameters", "_buffers", "_modules", "_trainer", "training", "log")
 """Attributes of modules that a step does not own."""
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 CONTAINERS = (list, dict, set, deque)
 """Attributes that steps may fill."""
@@ -62,6 +68,42 @@ def trains_itself(network: Any) -> bool:
     """Whether a module, or a class of one, computes its loss itself."""
     is_module = issubclass(network, nn.Module) if isinstance(network, type) else isinstance(network, nn.Module)
     return is_module and defines(network, "training_step")
+
+
+def prepared(network: nn.Module) -> nn.Module:
+    """The module after its `configure_model` and `setup`, once, as a Trainer calls them."""
+    if "is_prepared" not in vars(network):
+        for hook, arguments in (("configure_model", ()), ("setup", ("fit",))):
+            if defines(network, hook):
+                with _attached(network, Run()):
+                    getattr(network, hook)(*arguments)
+        network.is_prepared = True  # type: ignore[assignment] # no module
+    return network
+
+
+def maker_from_hparams(network: nn.Module) -> Callable[[], nn.Module] | None:
+    """Makes the same module with fresh weights from the hyper-parameters that it saved; None: it saved too few."""
+    hparams = dict(getattr(network, "hparams", None) or {})
+    parameters = inspect.signature(type(network).__init__).parameters
+    needed = [name for name, one in parameters.items() if one.default is one.empty and one.kind not in VARIADIC]
+    if not hparams or not {*needed[1:]} <= hparams.keys():
+        return None
+    known = {name: value for name, value in hparams.items() if name in parameters}
+    return partial(type(network), **known)
+
+
+@contextmanager
+def _attached(network: nn.Module, run: Run) -> Iterator[None]:
+    """The LightningModules of a network see a run as their trainer."""
+    parts = [one for one in network.modules() if "_trainer" in vars(one)]
+    for part in parts:
+        vars(part).update(_trainer=run, log=run.log)
+    try:
+        yield
+    finally:
+        for part in parts:
+            vars(part)["_trainer"] = None
+            del vars(part)["log"]
 
 
 @dataclass
@@ -152,17 +194,21 @@ class OwnModule:
         network: the module.
         inputs: what a sample concatenates; None: a single input.
         is_target: whether its loss is the target, `OwnLoss`, so that samples hold their labels.
+        no_label: a label [...] of zeros, with which hooks of batches run where labels are not known.
 
     Raises:
         ConfigError: if it optimises manually.
     """
 
-    def __init__(self, network: nn.Module, inputs: NamedInputs | None = None, *, is_target: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, inputs: NamedInputs | None = None, *, is_target: bool = False,
+        no_label: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.network, self.name, self.run = network, type(network).__name__, Run()
         self.inputs, self.is_target = inputs, is_target
+        self._no_label = torch.zeros(()) if no_label is None else no_label
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
         self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
-        self._parts = [one for one in network.modules() if "_trainer" in vars(one)]  # LightningModules
         if not getattr(network, "automatic_optimization", True):
             raise ConfigError(
                 f"{self.name} optimises manually, and its steps cannot be those of a federated algorithm; return the "
@@ -193,25 +239,14 @@ class OwnModule:
             arguments: its arguments.
             options: its arguments by name.
         """
-        for part in self._parts:
-            vars(part).update(_trainer=self.run, log=self.run.log)
-        try:
-            named = {f"module.{name}": leaf for name, leaf in leaves.items()}
+        named = {f"module.{name}": leaf for name, leaf in leaves.items()}
+        with _attached(self.network, self.run):
             return functional_call(self._caller, named, (method, *arguments), options)  # type: ignore[no-any-return]
-        finally:
-            for part in self._parts:
-                vars(part)["_trainer"] = None
-                del vars(part)["log"]
 
     def call_plain(self, method: str, *arguments: Any) -> Any:
         """The result of a method of the module as it is, which sees the run as its trainer."""
-        for part in self._parts:
-            vars(part)["_trainer"] = self.run
-        try:
+        with _attached(self.network, self.run):
             return getattr(self.network, method)(*arguments)
-        finally:
-            for part in self._parts:
-                vars(part)["_trainer"] = None
 
     def step(self, leaves: Leaves, method: str, batch: Any) -> tuple[Any, Leaves]:
         """What a step returns, such as `training_step`, and the buffers behind it."""
@@ -254,9 +289,9 @@ class OwnModule:
     def batch(self, x: Tensor, y: Tensor) -> Any:
         """The batch that steps read: inputs and labels, or what samples hold."""
         batch = self._held(x) if self.is_target else (self._inputs(x), y)
-        for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        for hook in OF_BATCHES:
             if defines(self.network, hook):
-                batch = getattr(self.network, hook)(batch, 0)
+                batch = self.call_plain(hook, batch, 0)
         return batch
 
     def _inputs(self, x: Tensor) -> Any:
@@ -289,9 +324,11 @@ class OwnModule:
         """
         if not self.is_target:
             given = self._inputs(x)
+            if any(defines(self.network, hook) for hook in OF_BATCHES):
+                given = self.batch(x, self._no_label.to(x.device).expand(len(x), *self._no_label.shape))[0]
             positional = tuple(given) if isinstance(given, tuple) else () if isinstance(given, dict) else (given,)
             return self.call(leaves, "__call__", *positional, **(given if isinstance(given, dict) else {}))[0]  # type: ignore[no-any-return]
-        batch = self._held(x)
+        batch = self.batch(x, x)
         with self._muted(), self.run.apart():
             losses = self.sample_losses(leaves, x, x, training=False)[0].unsqueeze(-1)
             found = self._predicted(leaves, batch)

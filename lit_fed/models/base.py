@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from lit_fed.core.named_inputs import NamedInputs, read_by_name
+from lit_fed.core.own_module import prepared, trains_itself
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -145,7 +146,7 @@ def check_dropout(dropout: float) -> None:
 
 def build_network(
     network: Callable[..., nn.Module], input_shape: tuple[int, ...], input_type: torch.dtype, num_outputs: int | None,
-    inputs: NamedInputs | None = None, *, calls_by_name: bool = True,
+    inputs: NamedInputs | None = None, *, own_steps: bool = False,
 ) -> nn.Module:  # fmt: skip
     """Build a network; lazy layers get their sizes from a pass over zeros in evaluation mode.
 
@@ -155,7 +156,7 @@ def build_network(
         input_type: type of the samples.
         num_outputs: K; None: the labels do not tell.
         inputs: that a sample holds, which the network gets by name; None: a sample is one input.
-        calls_by_name: whether a hook takes samples of several inputs apart; a module with steps of its own does itself.
+        own_steps: whether a module that computes its loss itself is trained by that, and reads its batches itself.
 
     Raises:
         ConfigError: if it cannot be built, is no module, does not take the inputs, or has unused
@@ -174,7 +175,10 @@ def build_network(
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"--model.network {name} returns {type(module).__name__}, not an nn.Module")
-    module = read_by_name(module, inputs) if inputs is not None and calls_by_name else module
+    if trains_itself(module):
+        prepared(module)
+    if inputs is not None and not (own_steps and trains_itself(module)):
+        module = read_by_name(module, inputs)
     if not _lazy_leaves(module):
         return module
     zero_outputs(module, input_shape, input_type)

@@ -540,8 +540,10 @@ def check_program_file(output: str | Path, format: str) -> Path:
     if format == "peft":
         optional_package("peft", "peft>=0.21,<1", "lora", "--format peft")
         return check_new_folder(output)
+    if format == "lightning":
+        return check_new_folder(output)
     if format not in ENDINGS:
-        raise ConfigError(f"--format is {format}; choose pt, onnx or peft")
+        raise ConfigError(f"--format is {format}; choose pt, onnx, peft or lightning")
     if path.suffix != ENDINGS[format]:
         raise ConfigError(
             f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "

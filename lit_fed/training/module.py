@@ -38,7 +38,7 @@ from lit_fed.system.readers import FormError, whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
 from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
-from lit_fed.training.warm_start import WarmStart
+from lit_fed.training.warm_start import OF_LIGHTNING, WarmStart
 from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.feature import features
 
@@ -413,7 +413,7 @@ class FederatedModule(LightningModule):
         if self.is_built:
             return self.facts, "this FederatedModule"
         warm, path, option = self.history.warm_start, self.trainer.ckpt_path, "--ckpt_path"
-        if path is None and warm is not None:
+        if path is None and warm is not None and warm.algorithm != OF_LIGHTNING:  # which says nothing of its data
             path, option = warm.path, "--init_from"
         if path is None:
             return None

@@ -34,6 +34,7 @@ from lit_fed.training.export import (
     save_program,
     traced_model,
 )
+from lit_fed.training.lightning_checkpoint import save_lightning
 from lit_fed.training.output import new_folder
 
 __all__ = ["save_adapters", "save_client"]
@@ -57,6 +58,9 @@ def save_client(
         if raw_columns:
             raise ConfigError("--raw_columns is true, and --format peft writes adapters of texts; leave it out")
         save_adapters(path, federation, state, example, client)
+        return None
+    if format == "lightning":
+        save_lightning(path, federation, state, example, client)
         return None
     model = traced_model(federation, facts, state, example, client)
     if raw_columns:

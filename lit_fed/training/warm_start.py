@@ -6,15 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from lit_fed.core.networks.start import Start, digest_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import quote
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 
-__all__ = ["WarmStart"]
+__all__ = ["OF_LIGHTNING", "WarmStart"]
+
+OF_LIGHTNING = "Trainer"
+"""Stands for the algorithm of a checkpoint that Lightning's Trainer wrote of the network itself."""
 
 PARAMETERS, BUFFERS = "__parameters__", "__buffers__"
 """Infixes of leaf names in a checkpoint, between the path of the models in the shared state and the leaf's name."""
@@ -40,6 +46,8 @@ class WarmStart(NamedTuple):
         """
         if not Path(path).is_file():
             raise ConfigError(f"--init_from {quote(path)}: no such file; give a .ckpt file of another run")
+        if (leaves := _of_lightning(Path(path))) is not None:
+            return cls(str(path), OF_LIGHTNING, 0, leaves, {}, "", None)
         content = load_checkpoint(Path(path), option="--init_from")
         state, stored = content["state_dict"], content[CHECKPOINT_KEY]
         settings, place = stored["identity"]["algorithm"], _place_of_models(list(state))
@@ -102,11 +110,28 @@ class WarmStart(NamedTuple):
         server.initial_shared = federation.algorithm.shared_init(federation.terms)
 
     def _start(self, task: Task) -> Start:
-        names = {_flat(name): name for name, _ in (*task.network.named_parameters(), *task.network.named_buffers())}
+        kinds = [[name for name, _ in part] for part in (task.network.named_parameters(), task.network.named_buffers())]
+        names, buffers = {_flat(name): name for part in kinds for name in part}, {*kinds[1]}
+        given = {names.get(name, name): leaf for name, leaf in (self.parameters | self.buffers).items()}
         models = ModelState(
-            *({names.get(name, name): leaf for name, leaf in part.items()} for part in (self.parameters, self.buffers))
+            {name: leaf for name, leaf in given.items() if name not in buffers},
+            {name: leaf for name, leaf in given.items() if name in buffers},
         )
         return Start(models, f"--init_from {self.path}", "give a checkpoint with as many models, or leave it out")
+
+
+def _of_lightning(path: Path) -> Leaves | None:
+    """The leaves of a checkpoint of a LightningModule that a Trainer wrote, each of one model; None: it is none."""
+    try:
+        content = load_checked(path)
+    except (DamagedFileError, OSError):  # `load_checkpoint` says what is wrong
+        return None
+    if not isinstance(content, dict) or CHECKPOINT_KEY in content or "pytorch-lightning_version" not in content:
+        return None
+    state = content.get("state_dict")
+    if not isinstance(state, dict) or not all(isinstance(leaf, Tensor) for leaf in state.values()):
+        return None
+    return {_flat(str(name)): leaf.unsqueeze(0) for name, leaf in state.items()}
 
 
 def _flat(name: str) -> str:

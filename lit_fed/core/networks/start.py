@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_fed.core import tree
 from lit_fed.core.networks.layers import last_layer, last_layers
 from lit_fed.core.types import Leaves, ModelState
 from lit_fed.errors import ConfigError
@@ -146,6 +147,7 @@ class Start:
     models: ModelState  # leaves [S, ...]
     source: str  # their origin, for messages
     only: str  # advice in messages if several different models are needed
+    others_fresh: bool = False  # whether models after the first stay fresh as a whole
 
     def __call__(self, fresh: ModelState, network: nn.Module) -> ModelState:
         """Replace fresh models by these.
@@ -167,6 +169,9 @@ class Start:
             raise ConfigError(
                 f"{self.source} has {num_given} models, and {num_models} are trained here; give as many, or one"
             )
+        if self.others_fresh:
+            rest = tree.index(fresh, slice(1, None))
+            return tree.map_leaves(lambda old, new: torch.cat([old.to(new), new]), self.models, rest)  # type: ignore[no-any-return]
         kept: frozenset[str] = frozenset()
         if num_given < num_models:
             kept = last_layers(network, 1)
@@ -207,14 +212,14 @@ def _differ(models: ModelState, names: frozenset[str]) -> bool:
     return any(not torch.equal(leaf[0], leaf[1]) for leaf in leaves)
 
 
-def start_of(network: nn.Module, frozen: frozenset[str]) -> Start:
-    """The weights of a network, except frozen ones, as the start of training."""
+def start_of(network: nn.Module, frozen: frozenset[str], *, others_fresh: bool = False) -> Start:
+    """The weights of a network, except frozen ones, as the start of training; arguments as of `Start`."""
     both = (network.named_parameters(), network.named_buffers())
     one = ModelState(
         *({name: leaf.detach().clone().unsqueeze(0) for name, leaf in part if name not in frozen} for part in both)
     )
     only = "give its class, or a function that makes one, which is called for each model"
-    return Start(one, f"the {type(network).__name__} that was given as network", only)
+    return Start(one, f"the {type(network).__name__} that was given as network", only, others_fresh)
 
 
 class NetworkCopies:

@@ -1,0 +1,76 @@
+"""A client's personal model as checkpoints of Lightning, which the user's own class loads by `load_from_checkpoint`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.core import tree
+from lit_fed.core.networks.stacked_network import num_models_of
+from lit_fed.core.types import Tree
+from lit_fed.errors import ConfigError
+from lit_fed.logged import served_models
+from lit_fed.rounds import FederatedRounds
+from lit_fed.system.files import write_atomically
+from lit_fed.training.export import network_of, prediction_of
+from lit_fed.training.output import new_folder
+
+__all__ = ["save_lightning"]
+
+
+def save_lightning(path: Path, federation: FederatedRounds, state: Tree, example: Tensor, client: str = "") -> None:
+    """Write `model.ckpt`, or of a mixture `component_m.ckpt` for each component, and their weights in `mixture.json`.
+
+    Args:
+        path: the folder, new or empty.
+        federation: the federation that serves the client.
+        state: this client's state, see `lit_fed.serving.serve`.
+        example: inputs of the right shape and type, [B, ...].
+        client: the client's name, for `mixture.json`.
+
+    Raises:
+        ConfigError: if the network is no LightningModule, or the client's prediction is no mixture of models.
+    """
+    predict, task = prediction_of(federation, state)
+    if not hasattr(type(task.network), "load_from_checkpoint"):
+        raise ConfigError(
+            f"--format lightning writes checkpoints of a LightningModule, and {type(task.network).__name__} is none; "
+            "choose --format pt"
+        )
+    served = served_models(predict, task, example)
+    if served is None:
+        raise ConfigError(
+            f"{federation.name} does not predict by a mixture of models with fixed weights, so that no checkpoint of a "
+            "LightningModule predicts as it does; choose --format pt"
+        )
+    models = [tree.index(served.models, m) for m in range(num_models_of(served.models))]
+    with new_folder(path, owner=True) as partial:
+        partial.mkdir(exist_ok=True)
+        for m, model in enumerate(models):
+            name = "model" if served.weights is None else f"component_{m}"
+            write_atomically(partial / f"{name}.ckpt", _checkpoint(network_of(task, model), federation))
+        if served.weights is not None:
+            weights = {f"component_{m}": share for m, share in enumerate(served.weights.tolist())}
+            about = {"client": client, "algorithm": federation.name, "weights": weights}
+            (partial / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _checkpoint(network: nn.Module, federation: FederatedRounds) -> bytes:
+    """The bytes of a checkpoint that the class of a module loads."""
+    content: dict[str, Any] = {
+        "epoch": federation.server.rounds_done,
+        "global_step": federation.server.rounds_done,
+        "pytorch-lightning_version": importlib.metadata.version("lightning"),
+        "state_dict": network.state_dict(),
+        "hyper_parameters": dict(getattr(network, "hparams", None) or {}),
+    }
+    network.on_save_checkpoint(content)  # type: ignore[operator] # of every LightningModule
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
