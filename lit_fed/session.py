@@ -154,12 +154,6 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     given = settings.network if isinstance(settings.network, nn.Module) else None
     if settings.loss is None and trains_itself(task.network):
         task = _with_own_steps(task, facts)
-    elif isinstance(facts.target, OwnLoss):
-        raise ConfigError(
-            f"--model.target is OwnLoss, the loss of a module's training_step, and {type(task.network).__name__} has "
-            f"none{' here, since --model.loss is given' if settings.loss is not None else ''}; give a LightningModule, "
-            "or another target"
-        )
     types = set() if given is None else {str(leaf.dtype) for leaf in given.parameters() if leaf.requires_grad}
     if types - {"torch.float32"} and is_first_process():
         notice(f"{type(given).__name__} has parameters of {', '.join(sorted(types))}, which are trained as float32")

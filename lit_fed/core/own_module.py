@@ -146,7 +146,8 @@ class Run:
     def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
         """As `LightningModule.log`: means over a client's samples, whatever of `on_step` or `sync_dist` is asked."""
         if hasattr(value, "compute"):
-            self._metrics[name] = value
+            if self._aside is None:  # of single samples nothing was added to it
+                self._metrics[name] = value
         elif self._aside is not None:
             self._aside[name] = torch.as_tensor(value).detach().double()
         else:

@@ -177,7 +177,13 @@ def build_network(
         raise ConfigError(f"--model.network {name} returns {type(module).__name__}, not an nn.Module")
     if trains_itself(module):
         prepared(module)
-    if inputs is not None and not (own_steps and trains_itself(module)):
+    itself = own_steps and trains_itself(module)
+    if inputs is not None and inputs.hold_labels and not itself:
+        raise ConfigError(
+            f"--model.target is OwnLoss, the loss of a module's training_step, and {type(module).__name__} has none"
+            f"{'' if own_steps else ' here, since --model.loss is given'}; give a LightningModule, or another target"
+        )
+    if inputs is not None and not itself:
         module = read_by_name(module, inputs)
     if not _lazy_leaves(module):
         return module
