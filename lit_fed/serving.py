@@ -179,10 +179,10 @@ def logged_names(federation: FederatedRounds, train: Split) -> tuple[str, ...]:
     if not steps or not train.num_samples:
         return ()
     one = int(train.sizes.argmax())
-    state = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), federation.initial_state(train, one)["state"])
     own_data = train.client(one)
     x, y = own_data.all_x[:FEW], own_data.all_y[:FEW]
-    job = predict_job(federation, torch.tensor([one]), Split(x, y, torch.tensor([0, len(y)]), one), state)
+    ids, few = torch.tensor([one]), Split(x, y, torch.tensor([0, len(y)]), one)
+    job = predict_job(federation, ids, few, serve(federation, ids, few, seen=False))
     return tuple(dict.fromkeys(name for step in steps for name in logged_by_step(job, step, 0)))
 
 

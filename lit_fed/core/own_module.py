@@ -404,9 +404,9 @@ class OwnModule:
         return losses, leaves, logged
 
     def weighted_loss(
-        self, leaves: Leaves, x: Tensor, y: Tensor, share: Tensor, *, training: bool
+        self, leaves: Leaves, x: Tensor, y: Tensor, share: Tensor, *, training: bool, logs: bool = False
     ) -> tuple[Tensor, Leaves]:  # fmt: skip
-        """Σ_b share_b·(loss of sample b), [], and the buffers behind it; what samples log counts by their shares.
+        """Σ_b share_b·(loss of sample b), [], and the buffers behind it.
 
         Args:
             leaves: all leaves of one model.
@@ -414,10 +414,11 @@ class OwnModule:
             y: labels [B, ...].
             share: [B].
             training: the network is in the mode of local steps.
+            logs: whether what samples log counts, by their shares; under functions of `torch.func` it cannot.
         """
         losses, buffers, logged = self.sample_losses(leaves, x, y, training=training)
-        total = share.detach().double().sum()
-        for name, each in logged.items():
+        total = share.detach().double().sum() if logs else share
+        for name, each in logged.items() if logs else ():
             mean = (each * share.detach()).sum() / total.clamp(min=1e-30)
             self.run.add(name, mean, total * len(y))
         return (losses * share).sum(), buffers

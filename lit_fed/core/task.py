@@ -280,7 +280,7 @@ class Task(StackedNetwork):
                 if share is None:
                     loss, after = own.mean_loss(leaves, x, y, mask)
                 else:
-                    loss, after = own.weighted_loss(leaves, x, y, share[:, m], training=training)
+                    loss, after = own.weighted_loss(leaves, x, y, share[:, m], training=training, logs=True)
             loss = loss.to(self.dtype)
             own_buffers = {name: after[name].detach() for name in buffers}
             each.append((loss.detach(), _gradient(loss, tree.named(parameters, moving)), own_buffers))

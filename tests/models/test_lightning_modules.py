@@ -1,83 +1,84 @@
-"""A LightningModule is no network: its steps would never be called, so it is refused by name."""
+"""A LightningModule by its path on the command line: its options, its steps, and what comes back."""
 
 import sys
-from functools import partial
 
 import pytest
-from lightning.pytorch import LightningModule
-from quiet import quiet_trainer
-from torch import nn
 
-from lit_fed import FedAvg, FederatedDataModule, FederatedModule, LocalSolver
 from lit_fed.cli import main
-from lit_fed.errors import ConfigError
 
-MODULE = """
+MODULE = '''
+import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
 
 class Mine(LightningModule):
-    def __init__(self, hidden: int HIDDEN):
+    """A classifier."""
+
+    def __init__(self, hidden: int = 8, lr: float = 0.05):
         super().__init__()
-        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        self.save_hyperparameters()
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
     def forward(self, x):
         return self.model(x)
 
     def training_step(self, batch, batch_idx):
-        raise RuntimeError("called")
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1], label_smoothing=0.1)
+        self.log("smoothed", loss)
+        return loss
+
+    def test_step(self, batch, batch_idx):
+        self.log("hits", (self(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self):
-        raise RuntimeError("called")
+        return torch.optim.Adam(self.parameters(), self.hparams.lr)
 
 
 def make(input_shape, num_outputs) -> nn.Module:
-    return Mine(8)
-"""
+    return Mine(4)
+'''
 
-REFUSED = (
-    r"--model.network is Mine, a LightningModule, and clients would never call its training_step and "
-    r"configure_optimizers; give the torch module inside it, such as its \.model"
-)
+DATA = ["--data.dataset", "Digits", "--data.num_clients", "3", "--data.batch_size", "64"]
 
 
-class Mine(LightningModule):
-    def __init__(self, hidden=8):
-        super().__init__()
-        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-
-    def forward(self, x):
-        return self.model(x)
-
-
-@pytest.mark.parametrize("network", [Mine(), Mine, partial(Mine, hidden=4)], ids=["instance", "class", "partial"])
-def test_it_is_refused_at_once(network):
-    with pytest.raises(ConfigError, match=REFUSED):
-        FederatedModule(FedAvg(), LocalSolver(), network)
-
-
-def test_one_that_a_function_makes_is_refused_before_training():
-    module = FederatedModule(FedAvg(), network=lambda input_shape, num_outputs: Mine())
-    with pytest.raises(ConfigError, match=REFUSED):
-        quiet_trainer().fit(module, FederatedDataModule(num_clients=2))
-
-
-def test_the_module_inside_it_trains():
-    quiet_trainer().fit(FederatedModule(FedAvg(), network=Mine().model), FederatedDataModule(num_clients=2))
-
-
-@pytest.mark.parametrize("name", ["Mine", "make"])
-@pytest.mark.parametrize("default", ["= 8", ""], ids=["optional", "required"])
-def test_the_command_line_refuses_it_by_path(name, default, tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_lightning.py").write_text(MODULE.replace("HIDDEN", default))
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "own_lightning.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_lightning", None)
+
+
+def run(command, *arguments):
+    main([command, *DATA, *arguments, "--trainer.enable_progress_bar", "false"])
+
+
+def test_a_class_trains_by_its_own_steps_resumes_and_goes_back(folder, capsys):
+    chosen = ["--model.network", "own_lightning.Mine", "--model.network.hidden", "4", "--model.network.lr", "0.02"]
+    run("fit", *chosen, "--trainer.max_epochs", "1", "--name", "first")
+    said = capsys.readouterr().err
+    assert "lit_fed: Mine trains by its own training_step\n" in said
+    assert "lit_fed: clients step by Adam(lr=0.02) of Mine.configure_optimizers\n" in said
+    (checkpoint,) = folder.glob("**/last.ckpt")
+    assert "hits" in next(folder.glob("**/clients.csv")).read_text().splitlines()[0].split(",")
+    run("fit", *chosen, "--trainer.max_epochs", "2", "--ckpt_path", str(checkpoint))
+    run("export", *chosen, "--ckpt_path", str(checkpoint), "--client", "1", "--format", "lightning", "--output", "one")
+    from own_lightning import Mine
+
+    loaded = [Mine.load_from_checkpoint(one) for one in sorted((folder / "one").glob("*.ckpt"))]
+    assert len(loaded) == 3
+    assert dict(loaded[0].hparams) == {"hidden": 4, "lr": 0.02}
+
+
+def test_a_function_may_make_it(folder, capsys):
+    run("fit", "--model.network", "own_lightning.make", "--trainer.max_epochs", "1", "--trainer.logger", "false")
+    assert "lit_fed: Mine trains by its own training_step\n" in capsys.readouterr().err
+
+
+def test_a_typo_in_its_options_names_those_that_it_has(folder, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(
-            ["fit", "--model.network", f"own_lightning.{name}", "--data.dataset", "Digits", "--trainer.logger", "false"]
-        )
-    sys.modules.pop("own_lightning")
+        run("fit", "--model.network", "own_lightning.Mine", "--model.network.hiden", "4")
     assert stopped.value.code == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--model.network is Mine, a LightningModule, and clients would never call" in said
-    assert "Traceback" not in said
+    assert "hidden" in capsys.readouterr().err
