@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,13 +87,10 @@ class SequentialTrainer:
 
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         own = job.ctx.task.own
-        if own is None:
-            return self._run_client(job, row, client_id)
-        with own.client(job.ctx.round_idx, job.ctx.num_rounds, job.ctx.solver.local_epochs):
+        with _turn(job.ctx):
             result, optimizer = self._run_client(job, row, client_id)
-            return result._replace(
-                metrics=result.metrics | own.logged(takes_steps=job.block.phase.work.trains)
-            ), optimizer
+            logged = {} if own is None else own.logged(takes_steps=job.block.phase.work.trains)
+        return result._replace(metrics=logged | result.metrics), optimizer
 
     def _run_client(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
@@ -173,14 +171,21 @@ class SequentialTrainer:
             for lo in range(0, len(data.all_y), step):
                 rows = slice(lo, lo + step)
                 x = data.all_x[rows]
-                outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
-                prediction = job.algorithm.log_prob(job.ctx, job.shared, state, x, outputs)
+                with _turn(job.ctx):
+                    outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
+                    prediction = job.algorithm.log_prob(job.ctx, job.shared, state, x, outputs)
                 yield Served(
                     torch.tensor([row], device=x.device),
                     prediction[None],
                     data.all_y[rows][None],
                     data.mask[rows][None],
                 )
+
+
+def _turn(ctx: Context) -> AbstractContextManager[None]:
+    """A client's turn with a module that has steps of its own."""
+    own = ctx.task.own
+    return nullcontext() if own is None else own.client(ctx.round_idx, ctx.num_rounds, ctx.solver.local_epochs)
 
 
 def _epoch_steps(job: TrainJob, client_id: int, size: int) -> int:

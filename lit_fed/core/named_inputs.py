@@ -113,8 +113,14 @@ class NamedInputs:
     @property
     def shapes_of_network(self) -> dict[str, tuple[int, ...]] | tuple[Any, ...]:
         """As `shapes`, without labels; of a single input its shape."""
-        own = [one for one in self.inputs if not (self.hold_labels and one.name == LABELS)]
-        return own[0].shape if len(own) == 1 else NamedInputs(tuple(own)).shapes
+        own = self.without_labels if self.hold_labels else self
+        return own.shape if isinstance(own, Input) else own.shapes
+
+    @property
+    def without_labels(self) -> NamedInputs | Input:
+        """The inputs as the data have them, without labels beside them; a single one is no longer among several."""
+        own = tuple(one for one in self.inputs if one.name != LABELS)
+        return own[0] if len(own) == 1 else NamedInputs(own, self.uneven)
 
     @property
     def _is_tuple(self) -> bool:

@@ -442,6 +442,22 @@ class OwnModule:
                 f"--model.loss, such as CrossEntropy, to train the forward of {self.name} by it"
             )
 
+    def check_program(self) -> None:
+        """Refuse a program of what only `forward` alone would compute otherwise.
+
+        Raises:
+            ConfigError: saying why, and what to write instead.
+        """
+        hooks = [name for name in OF_BATCHES if defines(self.network, name)]
+        why = f"its {hooks[0]} changes batches ahead of forward" if hooks else ""
+        why = "its steps read several inputs" if self.inputs is not None else why
+        why = "its predictions are made beside its own loss" if self.is_target else why
+        if why:
+            raise ConfigError(
+                f"{self.name} cannot be a program, since {why}; choose --format lightning, whose checkpoints the class "
+                "itself loads"
+            )
+
     def _each_alone(self, leaves: Leaves, batch: Any, size: int) -> tuple[Tensor, Leaves]:
         """`training_step` on each sample as a batch of one: at once if vmap can, else one by one, which is said."""
 

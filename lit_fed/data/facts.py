@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_fed.core import forecasting, likelihood, segmentation  # noqa: F401 - `from_plain` finds their targets
 from lit_fed.core.context import Terms
 from lit_fed.core.local_solver import BY_CLIENT
-from lit_fed.core.named_inputs import NamedInputs
+from lit_fed.core.named_inputs import LABELS, Input, NamedInputs
 from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
@@ -155,6 +155,16 @@ class TrainingFacts(Terms):
     def dtype(self) -> torch.dtype:
         """The inputs' type."""
         return getattr(torch, self.input_type)  # type: ignore[no-any-return]
+
+    @property
+    def as_read(self) -> TrainingFacts:
+        """The facts of the data as they are read, before labels came beside inputs for `OwnLoss`."""
+        if self.inputs is None or not self.inputs.hold_labels or LABELS not in self.inputs.names:
+            return self
+        own = self.inputs.without_labels
+        if isinstance(own, Input):
+            return self._replace(inputs=None, input_shape=own.shape, input_type=own.kind)
+        return self._replace(inputs=own, input_shape=(own.size,), input_type=own.dtype.name)
 
     def inputs_of(self, x: np.ndarray) -> np.ndarray:
         """Stored inputs [n, ...] as the training saw them; those of another shape are converted alone."""

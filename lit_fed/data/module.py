@@ -219,6 +219,7 @@ class FederatedDataModule(LightningDataModule):
         module = None if self.trainer is None else self.trainer.lightning_module
         # facts of the training whose models are taken, and their origin
         earlier, place = getattr(module, "earlier", None) or (None, "")
+        as_read = None if earlier is None else earlier.as_read
         if self.seen is not None:
             if self._as_trained(self.seen, earlier, place, []) is not self.seen:
                 raise ConfigError(
@@ -233,8 +234,8 @@ class FederatedDataModule(LightningDataModule):
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
         )  # fmt: skip
         lines = list[str]()
-        read, seen = seen, self._as_trained(seen, earlier, place, lines)
-        unseen = None if unseen is None else self._as_trained(unseen, earlier, place, [])
+        read, seen = seen, self._as_trained(seen, as_read, place, lines)
+        unseen = None if unseen is None else self._as_trained(unseen, as_read, place, [])
         is_new = seen is read
         seen, unseen = self._labelled(seen, unseen)
         if earlier is not None:

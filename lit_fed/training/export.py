@@ -374,6 +374,8 @@ def traced_model(
     """
     example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
     predict, task = prediction_of(federation, state)
+    if task.own is not None:
+        task.own.check_program()
     asked = asked_models(predict, task, example)
     components = [
         merge_adapters(network_of(task, tree.index(models, m)).to(task.dtype))

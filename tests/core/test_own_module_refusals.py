@@ -79,15 +79,15 @@ REFUSED = {
     "datamodule": (
         FedAvg(), {"training_step": lambda self, batch: self.trainer.datamodule}, "a client has no trainer.datamodule;",
     ),
-    "contrastive": (FedEM(), {"training_step": contrastive}, "compares the samples of a batch: alone each has the loss 0"),
+    "contrastive": (FedEM(), {"training_step": contrastive}, "compares the samples of a batch: alone each has the loss"),
     "mean of losses": (
-        FedEM(), {"sample_losses": lambda self, batch: self(batch[0]).mean()}, r"sample_losses returns \[\] for 12 samples",
+        FedEM(), {"sample_losses": lambda self, batch: self(batch[0]).mean()}, r"sample_losses returns \[\] for 12",
     ),
     "two optimizers": (
         FedAvg(), of_optimizers(lambda self: [SGD(self.parameters(), 0.1), SGD(self.parameters(), 0.1)]),
         "Mine.configure_optimizers returns 2 optimizers, and a client steps by one",
     ),
-    "no optimizer": (FedAvg(), of_optimizers(lambda self: None), "returns NoneType; return an optimizer of torch.optim"),
+    "no optimizer": (FedAvg(), of_optimizers(lambda self: None), "returns NoneType; return an optimizer of"),
     "lbfgs": (FedAvg(), of_optimizers(lambda self: torch.optim.LBFGS(self.parameters())), "whose closure trains"),
     "plateau": (FedAvg(), of_optimizers(plateau), "ReduceLROnPlateau, which waits for a metric of one machine"),
     "a part": (
@@ -117,9 +117,7 @@ def test_batch_norm_needs_losses_of_samples_for_a_mixture():
 
 @pytest.mark.parametrize("name", ["vectorized", "graphed"])
 def test_other_client_trainers_are_refused(name):
-    with pytest.raises(
-        ConfigError, match=f"--model.client_trainer {name} cannot run the training_step of|device is cpu"
-    ):
+    with pytest.raises(ConfigError, match=f"--model.client_trainer {name} (cannot run the|records)"):
         fit(FedAvg(), group_norm, client_trainer=name)
 
 
