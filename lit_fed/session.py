@@ -23,7 +23,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.networks.trial import check_kind, check_scores, try_network, why_alone
 from lit_fed.core.own_module import OwnModule, maker_from_hparams, prepared, trains_itself
-from lit_fed.core.own_optimizer import own_solver
+from lit_fed.core.own_optimizer import OwnOptimizer, own_solver
 from lit_fed.core.plan import num_steps
 from lit_fed.core.segmentation import pixels_last
 from lit_fed.core.targets import Binary, Criterion, Multiclass, MultiLabel
@@ -71,7 +71,7 @@ class Session(NamedTuple):
         task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
         alone = partial(why_alone, task.network, task.frozen, task.resting, _example_of(task, facts))
         choose = partial(
-            choose_trainer, _trainer_for(settings.client_trainer, task), task.network,
+            choose_trainer, _trainer_for(settings.client_trainer, task, _example_of(task, facts)), task.network,
             memory_format=settings.memory_format, alone=alone,
         )  # fmt: skip
         if settings.client_trainer != "auto":
@@ -79,6 +79,11 @@ class Session(NamedTuple):
         if init_seeds is not None:
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
         algorithm, solver = settings.wrapped, solver_of(settings.solver, task, facts)
+        if isinstance(solver, OwnOptimizer) and settings.client_trainer == "vectorized":
+            raise ConfigError(
+                f"--model.client_trainer vectorized has no rule of {solver.optimizer} for clients at once; give "
+                "sequential, or --model.solver.optimizer"
+            )
         common = {one.name: getattr(facts, one.name) for one in fields(Terms)}
         terms = Context(
             task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
@@ -183,17 +188,24 @@ def _with_own_steps(task: Task, facts: TrainingFacts) -> Task:
     return replace(task, own=own)
 
 
-def _trainer_for(name: str, task: Task) -> str:
-    """The client trainer of a module that computes its loss itself: one client after another.
+def _trainer_for(name: str, task: Task, example: Tensor) -> str:
+    """The client trainer of a module that computes its loss itself: one client after another, unless asked otherwise.
 
     Raises:
-        ConfigError: if another one is asked for.
+        ConfigError: if the one that is asked for cannot run it.
     """
     if task.own is None:
         return name
-    if name in ("graphed", "vectorized"):
+    why = "it records steps of a network alone" if name == "graphed" else ""
+    if name == "vectorized":
+        leaves = {**dict(task.network.named_parameters()), **dict(task.network.named_buffers())}
+        why = task.own.why_alone({key: leaf.detach() for key, leaf in leaves.items()}, example)
+        if not why and is_first_process():
+            task.own.say(f"clients run at once, and what {task.own.name}.training_step logs is not measured")
+    if why:
         raise ConfigError(
-            f"--model.client_trainer {name} cannot run the training_step of {task.own.name}; give sequential, or auto"
+            f"--model.client_trainer {name} cannot run the training_step of {task.own.name} ({why}); give sequential, "
+            "or auto"
         )
     return "sequential" if name == "auto" else name
 

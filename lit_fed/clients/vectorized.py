@@ -7,7 +7,7 @@ need no padding beyond their last short batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.networks.layers import at_rest
 from lit_fed.core.plan import Plan, plan_of
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
 from lit_fed.system.machine import free_gpu_memory
@@ -83,7 +84,7 @@ class VectorizedTrainer:
         if (sizes.diff() > 0).any():
             raise ValueError("clients of a block come longest first; core.blocks.round_blocks orders them")
         job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.of_clients))
-        with one_thread(data.x.device):
+        with one_thread(data.x.device), _at_once(job.ctx.task):
             try:
                 losses, starts = self._shared_losses(job, data, client_ids)
             except ClientError as error:
@@ -271,7 +272,7 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict in chunks of clients of similar size."""
-        with one_thread(job.data.x.device):
+        with one_thread(job.data.x.device), _at_once(job.ctx.task):
             yield from self._predict(job)
 
     def _predict(self, job: PredictJob) -> Iterator[Served]:
@@ -309,6 +310,11 @@ class VectorizedTrainer:
         prediction = vmap_clients(predict, states, x, outputs)
         mask = (torch.arange(shape[1]) < left[:, None]).to(data.x.device, torch.float32)
         return Served(chosen.to(data.x.device), prediction, y, mask)
+
+
+def _at_once(task: Task) -> AbstractContextManager[None]:
+    """The turn of clients with a module that has steps of its own."""
+    return nullcontext() if task.own is None else task.own.at_once()
 
 
 @contextmanager

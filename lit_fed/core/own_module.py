@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree as pytree
 
 from lit_fed.core.named_inputs import LABELS, NamedInputs
@@ -174,6 +174,18 @@ class Run:
             found[name] = torch.as_tensor(metric.compute()).detach().double()
         self._sums, self._metrics = {}, {}
         return found
+
+
+class _OfMany(Run):
+    """What a module sees while clients run at once: they are at different steps, and what they log has no place."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("current_epoch", "global_step"):
+            raise RuntimeError(f"it reads self.{name}, which differs from client to client")
+        return super().__getattribute__(name)
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Nothing is logged."""
 
 
 class _Caller(nn.Module):
@@ -474,6 +486,8 @@ class OwnModule:
             except ConfigError:
                 raise
             except Exception as error:  # the user's code; what is wrong with it, too, comes again below
+                if isinstance(self.run, _OfMany):
+                    raise
                 self._said.add("one by one")
                 self.say(
                     f"{self.name}.training_step runs on one sample after another, as vmap cannot run it "
@@ -525,6 +539,44 @@ class OwnModule:
         )
 
     # ------------------------------------------------------------------ a client
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """The turn of several clients that run at once: a step may read neither counters nor its `batch_idx`."""
+        before, self.run = self.run, _OfMany()
+        self.run.batch_idx = None  # type: ignore[assignment] # whose use fails
+        try:
+            yield
+        finally:
+            self.run = before
+
+    def why_alone(self, leaves: Leaves, x: Tensor) -> str:
+        """The reason why vmap cannot run the steps of several clients; "" if it can.
+
+        Args:
+            leaves: all leaves of one model.
+            x: inputs [B, ...], with labels of zeros.
+        """
+        y = self._no_label.expand(len(x), *self._no_label.shape)
+
+        def loss(leaves: Leaves, x: Tensor) -> Tensor:
+            own = {name: leaf.clone() if name in self._buffers else leaf for name, leaf in leaves.items()}
+            return self.weighted_loss(own, x, y, torch.ones(len(x)), training=True)[0]
+
+        def slope(moving: Leaves, fixed: Leaves, x: Tensor) -> Leaves:
+            return grad(lambda moving: loss(moving | fixed, x))(moving)  # type: ignore[no-any-return]
+
+        two = {name: leaf.detach().expand(2, *leaf.shape).clone() for name, leaf in leaves.items()}
+        fixed = {name: two.pop(name) for name in self._buffers}
+        self.network.train()
+        try:
+            with self.at_once():
+                vmap(slope)(two, fixed, torch.stack([x, x]))
+        except Exception as error:  # the user's code may raise anything
+            return _first_line(error)
+        finally:
+            self.network.eval()
+        return ""
+
     @contextmanager
     def client(self, round_idx: int, num_rounds: int, local_epochs: int) -> Iterator[None]:
         """A client's turn in a round; afterwards metrics and plain attributes are as they were.

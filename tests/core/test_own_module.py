@@ -237,3 +237,16 @@ def one_client(data):
     return FederatedDataModule.from_clients(
         {"one": (samples.all_x, samples.all_y)}, batch_size=16, test_fraction=0.0, num_classes=10
     )
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), FedEM(num_components=2)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("network", [LitClassifier, LitWithLosses], ids=["group norm", "batch norm with losses"])
+def test_clients_at_once_are_the_same(algorithm, network):
+    norm = "batch" if network is LitWithLosses else "group"
+    each = [
+        federated(algorithm, lambda: network(norm=norm), pairs(), client_trainer=name)
+        for name in ("sequential", "vectorized")
+    ]
+    one, other = (module.federation.shared.models for module in each)
+    for name, leaf in (one.parameters | one.buffers).items():
+        torch.testing.assert_close(leaf, (other.parameters | other.buffers)[name], rtol=0, atol=1e-6)

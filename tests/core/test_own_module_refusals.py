@@ -79,7 +79,7 @@ REFUSED = {
     "datamodule": (
         FedAvg(), {"training_step": lambda self, batch: self.trainer.datamodule}, "a client has no trainer.datamodule;",
     ),
-    "contrastive": (FedEM(), {"training_step": contrastive}, "compares the samples of a batch: alone each has the loss"),
+    "contrastive": (FedEM(), {"training_step": contrastive}, "compares the samples of a batch: alone each has"),
     "mean of losses": (
         FedEM(), {"sample_losses": lambda self, batch: self(batch[0]).mean()}, r"sample_losses returns \[\] for 12",
     ),
@@ -115,10 +115,31 @@ def test_batch_norm_needs_losses_of_samples_for_a_mixture():
     fit(FedEM(), LitWithLosses)
 
 
-@pytest.mark.parametrize("name", ["vectorized", "graphed"])
-def test_other_client_trainers_are_refused(name):
-    with pytest.raises(ConfigError, match=f"--model.client_trainer {name} (cannot run the|records)"):
-        fit(FedAvg(), group_norm, client_trainer=name)
+def by_epoch(self, batch):
+    return LitClassifier.training_step(self, batch, 0) * (1 + self.current_epoch)
+
+
+def by_index(self, batch, batch_idx):
+    return LitClassifier.training_step(self, batch, 0) * (1 + batch_idx % 2)
+
+
+def by_value(self, batch):
+    return LitClassifier.training_step(self, batch, 0) * (1 if batch[0].sum().item() else 2)
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [(by_epoch, "it reads self.current_epoch"), (by_index, "unsupported operand"), (by_value, "vmap: It looks like")],
+)
+def test_clients_at_once_are_refused_if_a_trial_fails(step, why):
+    with pytest.raises(ConfigError, match=rf"client_trainer vectorized cannot run the training_step of Mine \({why}"):
+        fit(FedAvg(), module_with(training_step=step), client_trainer="vectorized")
+
+
+def test_an_optimizer_without_a_rule_takes_one_client_after_another():
+    nadam = module_with(**of_optimizers(lambda self: torch.optim.NAdam(self.parameters())))
+    with pytest.raises(ConfigError, match=r"vectorized has no rule of torch.optim.nadam.NAdam for clients at once"):
+        fit(FedAvg(), nadam, client_trainer="vectorized")
 
 
 def test_a_network_without_steps_has_no_loss_of_its_own():
