@@ -274,7 +274,7 @@ class FederatedRounds:
         wait = getattr(block.phase.absences, "wait", None)
         this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, wait))
         for name, (mean, of_weight) in means.items():
-            if of_weight:
+            if of_weight and not math.isnan(mean):  # a module of its own may log for some clients only
                 this.means.setdefault(name, []).append((mean, of_weight))
         steps = float(reduced.weight.sum()) or self.algorithm.participation.steps_on_empty_rounds
         shared = self.shared

@@ -185,6 +185,8 @@ def _with_own_steps(task: Task, facts: TrainingFacts) -> Task:
     hooks = f"; clients do not call its {', '.join(own.not_called)}" if own.not_called else ""
     if is_first_process():
         notice(f"{own.name} trains by its own training_step{hooks}")
+    leaves = {**dict(task.network.named_parameters()), **dict(task.network.named_buffers())}
+    own.learn_names({name: leaf.detach() for name, leaf in leaves.items()}, _example_of(task, facts))
     return replace(task, own=own)
 
 

@@ -89,7 +89,7 @@ class SequentialTrainer:
         own = job.ctx.task.own
         with _turn(job.ctx):
             result, optimizer = self._run_client(job, row, client_id)
-            logged = {} if own is None else own.logged(takes_steps=job.block.phase.work.trains)
+            logged = {} if own is None or not job.block.phase.work.trains else own.logged()
         return result._replace(metrics=logged | result.metrics), optimizer
 
     def _run_client(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:

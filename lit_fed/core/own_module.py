@@ -222,6 +222,7 @@ class OwnModule:
         self._no_label = torch.zeros(()) if no_label is None else no_label
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
         self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
+        self._has_stepped = False
         if not getattr(network, "automatic_optimization", True):
             raise ConfigError(
                 f"{self.name} optimises manually, and its steps cannot be those of a federated algorithm; return the "
@@ -591,6 +592,7 @@ class OwnModule:
             metric.reset()
         self.run.max_epochs, self._first_epoch = num_rounds * max(local_epochs, 1), round_idx * max(local_epochs, 1)
         self.at_step(0, 1)
+        self._has_stepped = False
         try:
             yield
         finally:
@@ -610,30 +612,42 @@ class OwnModule:
             step: the local step of this client in this round, from 0.
             epoch_steps: local steps of a pass over its samples.
         """
-        run = self.run
+        run, self._has_stepped = self.run, True
         run.num_training_batches = epoch_steps
         epoch, run.batch_idx = divmod(step, run.num_training_batches)
         run.current_epoch = self._first_epoch + epoch
         run.global_step = self._first_epoch * run.num_training_batches + step
 
-    def logged(self, *, takes_steps: bool) -> Leaves:
-        """What a client has logged in its turn, [] float64 by name; all clients of a round have the same names.
+    def logged(self) -> Leaves:
+        """What a client has logged in its turn, [] float64 by name; all clients have the same names.
 
-        The names are those of the first client that took steps, see `try_client`. A value that another one does not log
-        is NaN, and 0 for a client without steps, which counts nowhere.
-
-        Args:
-            takes_steps: whether the phase has local steps.
+        A value that a client does not log is NaN, and 0 for a client without steps, which counts nowhere.
         """
-        found = {name.replace("/", "_"): value for name, value in self.run.logged().items()} if takes_steps else {}
-        if not takes_steps:
-            return {}
+        found = {name.replace("/", "_"): value for name, value in self.run.logged().items()}
         if self.names is None:
             self.names = tuple(found)
         if late := [name for name in found if name not in self.names]:
-            self.say(f"{self.name} logs {', '.join(late)} in some steps only, which no mean of a round can hold")
-        absent = torch.full((), math.nan if found else 0.0, dtype=torch.float64)
+            self.say(f"{self.name} logs {', '.join(late)} in some steps only, which is not measured")
+        absent = torch.full((), math.nan if self._has_stepped else 0.0, dtype=torch.float64)
         return {name: found.get(name, absent) for name in self.names}
+
+    def learn_names(self, leaves: Leaves, x: Tensor) -> None:
+        """Find out what steps log, by one on made-up samples; if that fails, `names` stay unknown.
+
+        Args:
+            leaves: all leaves of one model.
+            x: inputs [B, ...], with labels of zeros.
+        """
+        y = self._no_label.expand(len(x), *self._no_label.shape)
+        self.network.train()
+        with torch.random.fork_rng(devices=[]), self.client(0, 1, 1):
+            try:
+                self._step({name: leaf.clone() for name, leaf in leaves.items()}, self.batch(x, y))
+            except Exception:  # the user's code may raise anything; a trial on real samples follows
+                self.run.logged()
+            else:
+                self.logged()
+        self.network.eval()
 
     @property
     def _metrics(self) -> list[Any]:

@@ -235,6 +235,8 @@ class NodeTraining:
         facts = facts_from_json(sent["facts"], settings.target)
         data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
+        if (own := session.terms.task.own) is not None:
+            own.names = own.names or ()  # those that the server knows, too
         is_private = any(one.node_secret() for one in settings.features)
         steps = repr(session.algorithm), repr(session.terms.solver)  # not in `name` if the server is a program
         self.secret = None

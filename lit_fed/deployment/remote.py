@@ -168,6 +168,8 @@ class RemoteTrainer:
         phase, nothing = job.block.phase._replace(client_ids=ids), torch.zeros(1, dtype=torch.float64)
         block = job.block._replace(phase=phase, multiplicity=nothing, data=split)
         ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None)
+        if (own := job.ctx.task.own) is not None:
+            own.names = own.names or ()  # those that the nodes know, too
         done = next(iter(SequentialTrainer().train(ghost)))
         assert isinstance(done, Trained)
         form: Tree = tree.index((tuple(done.result.message), done.result.metrics), 0)
