@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.clients.aggregation import PhaseAggregator, PhaseState, RoundState, UnreliablePhase, faults_in
-from lit_fed.clients.base import ClientTrainer, Trained, TrainJob, sent_to
+from lit_fed.clients.base import ClientTrainer, Trained, TrainJob, plainly, sent_to
 from lit_fed.clients.choose import choose_trainer
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.store import ClientStore
@@ -209,12 +209,11 @@ class FederatedRounds:
             block = ClientBlock(few, torch.ones(1, dtype=torch.float64), train.select(ids)).to(self.server.device)
             job = TrainJob(self.algorithm, self.context(phase.name), self.shared, block, state["state"], None)
             try:
-                list(self.client_trainer.train(job))
+                with plainly():
+                    list(self.client_trainer.train(job))
             except NotFiniteError:  # which a round says better
                 continue
             except ClientError as error:
-                if isinstance(error.__cause__, ConfigError):
-                    raise error.__cause__ from error
                 if not position:  # later phases may need what the server makes of the first
                     raise ConfigError(f"a trial step of the client with most samples fails: {error}") from error
 

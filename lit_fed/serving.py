@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.clients.base import ClientTrainer, PredictJob, Trained, TrainJob
+from lit_fed.clients.base import ClientTrainer, PredictJob, Trained, TrainJob, plainly
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.reduce import all_reduce
@@ -182,7 +182,8 @@ def logged_names(federation: FederatedRounds, train: Split) -> tuple[str, ...]:
     own_data = train.client(one)
     x, y = own_data.all_x[:FEW], own_data.all_y[:FEW]
     ids, few = torch.tensor([one]), Split(x, y, torch.tensor([0, len(y)]), one)
-    job = predict_job(federation, ids, few, serve(federation, ids, few, seen=False))
+    with plainly():
+        job = predict_job(federation, ids, few, serve(federation, ids, few, seen=False))
     return tuple(dict.fromkeys(name for step in steps for name in logged_by_step(job, step, 0)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -48,6 +49,17 @@ class TrainJob(NamedTuple):
     def keeps_optimizers(self) -> bool:
         """Whether a client's work continues with a stored optimizer: only if there are local steps."""
         return self.optimizers is not None and self.block.phase.work.trains
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """A `ConfigError` behind a client's failure is raised itself: in a trial, it is not that client's."""
+    try:
+        yield
+    except ClientError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from error
+        raise
 
 
 class Trained(NamedTuple):
