@@ -219,6 +219,7 @@ class OwnModule:
     ) -> None:  # fmt: skip
         self.network, self.name, self.run = network, type(network).__name__, Run()
         self.inputs, self.is_target = inputs, is_target
+        self._takes_index: dict[str, bool] = {}  # whether a step takes `batch_idx`, by its name
         self._no_label = torch.zeros(()) if no_label is None else no_label
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
         self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
@@ -264,9 +265,10 @@ class OwnModule:
 
     def step(self, leaves: Leaves, method: str, batch: Any) -> tuple[Any, Leaves]:
         """What a step returns, such as `training_step`, and the buffers behind it."""
-        takes = inspect.signature(getattr(self.network, method)).parameters
-        given = (batch, self.run.batch_idx) if "batch_idx" in takes or len(takes) > 1 else (batch,)
-        return self.call(leaves, method, *given)
+        if method not in self._takes_index:
+            takes = inspect.signature(getattr(self.network, method)).parameters
+            self._takes_index[method] = "batch_idx" in takes or len(takes) > 1
+        return self.call(leaves, method, *((batch, self.run.batch_idx) if self._takes_index[method] else (batch,)))
 
     @contextmanager
     def forward_as(self, mixture: tuple[list[Leaves], Callable[[Tensor], Tensor]]) -> Iterator[None]:
@@ -483,7 +485,7 @@ class OwnModule:
         if size > 1 and "one by one" not in self._said:
             try:
                 with self._muted():
-                    return vmap(alone, randomness="different")(batch)  # type: ignore[no-any-return]
+                    return vmap(alone, randomness="different")(batch)
             except ConfigError:
                 raise
             except Exception as error:  # the user's code; what is wrong with it, too, comes again below

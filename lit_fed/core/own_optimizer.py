@@ -75,16 +75,17 @@ class OwnOptimizer(ScheduledSolver):
     ) -> tuple[Leaves, OptimizerState]:
         gradient = gradient if self.clip_norm is None else self._clip(gradient)
         num_models = len(next(iter(parameters.values())))
-        given = (parameters, gradient, optimizer.first)
+        given: Any = (parameters, gradient, optimizer.first)
         goes_on, factor = bool(optimizer.step), float(lr) / self.rate if self.rate else 1.0
-        each = [self._model_updated(*tree.index(given, m), goes_on, factor) for m in range(num_models)]
+        each = [self._model_updated(tree.index(given, m), goes_on, factor) for m in range(num_models)]
         new, state = tree.stack(each)
         return new, OptimizerState(optimizer.step + 1, state, {})
 
     def _model_updated(
-        self, parameters: Leaves, gradient: Leaves, state: Tree, goes_on: bool, factor: float
-    ) -> tuple[Leaves, Tree]:
-        """One model after a step, and the state of its optimizer by leaf and part."""
+        self, given: tuple[Leaves, Leaves, Tree], goes_on: bool, factor: float
+    ) -> tuple[Leaves, Tree]:  # fmt: skip
+        """One model after a step, and the state of its optimizer by leaf and part, from both and the gradient."""
+        parameters, gradient, state = given
         leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in parameters.items()}
         groups = [
             options | {"params": [leaves[name] for name in names if name in leaves]} for names, options in self.groups
@@ -152,7 +153,8 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
 def _configured(own: OwnModule, name: str, epochs: int, steps: int) -> tuple[torch.optim.Optimizer, Any]:
     """The optimizer of a module, and its scheduler, possibly with settings."""
     own.run.max_epochs, own.run.estimated_stepping_batches = epochs, steps
-    found, scheduler = own.call_plain("configure_optimizers"), None
+    found: Any = own.call_plain("configure_optimizers")
+    scheduler: Any = None
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
         found, schedulers = found
         scheduler = schedulers[0] if schedulers else None

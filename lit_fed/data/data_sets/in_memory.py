@@ -172,6 +172,8 @@ def data_set_of_loaders(
 
 def _listed(place: str, given: Any) -> list[Any]:
     """The samples of a data set or loader."""
+    dataset: Any
+    sampler: Any
     dataset, sampler = (given.dataset, given.sampler) if isinstance(given, DataLoader) else (given, None)
     if isinstance(dataset, IterableDataset):
         return list(dataset)

@@ -117,7 +117,7 @@ def told(dataset: DataSet, target: Target | None) -> DataSet:
         return dataset
     if isinstance(target, OwnLoss):  # labels keep their type
         scales = getattr(dataset, "standardize_labels", False)
-        return replace(dataset, standardize_labels=False) if scales else dataset  # type: ignore[type-var, call-arg]
+        return replace(dataset, standardize_labels=False) if scales else dataset  # type: ignore[type-var]
     kind = "multilabel" if isinstance(target, MultiLabel) else "regression" if target.continuous else "classification"
     option = "labels" if kind == "multilabel" else "task"
     said: dict[str, str | bool] = {option: kind} if dataset.unsaid == option else {}
