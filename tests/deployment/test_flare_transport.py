@@ -135,7 +135,7 @@ def test_the_run_begins_when_all_clients_are_there(engine, capsys):
     ("name", "other"), [("lit_fed", "0.9"), ("nvflare", "2.10"), ("nvflare", None), ("lit_fed", "9\x1b" + "9" * 99)]
 )
 def test_another_version_at_a_site_is_refused_with_both(engine, name, other):
-    engine.fates = {"ben": [{"versions": OWN | {name: other}}]}
+    engine.fates = {"ben": [{"problem": "relay", "versions": OWN | {name: other}}]}
     with pytest.raises(
         ConfigError, match=f"site ben has version (0.9|2.10|None|99*) of {name}, and the server {OWN[name]}"
     ):
