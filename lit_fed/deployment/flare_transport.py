@@ -135,7 +135,7 @@ class FlareTransport:
             while asked and (left := end - time.monotonic()) > 0:
                 if self.abort.triggered:
                     raise LostNodesError(
-                        "NVFlare has aborted the job; if a site failed, a line `Failing job` of the server's log names it"
+                        "NVFlare has aborted the job; if a site failed, `Failing job` in the server's log names it"
                     )
                 self._send(asked, left, replies)
                 try:

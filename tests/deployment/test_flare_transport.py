@@ -121,7 +121,7 @@ def test_a_run_that_drops_nodes_goes_on_without_a_site_that_left(engine):
 
 def test_an_aborted_job_ends_the_run(engine):
     engine.fates, engine.triggered = {"ben": ["lose"]}, True
-    with pytest.raises(LostNodesError, match="has aborted the job; if a site failed, a line `Failing job` of"):
+    with pytest.raises(LostNodesError, match="has aborted the job; if a site failed, `Failing job` in"):
         ask(engine)
 
 
