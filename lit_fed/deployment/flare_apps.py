@@ -170,7 +170,7 @@ class RelayExecutor(Executor):
         """
         server = self._open(fl_ctx)
         if server is None:
-            return Shareable({"problem": "relay"})
+            return Shareable({"problem": "relay", "versions": versions()})
         site, packet, seconds = fl_ctx.get_identity_name(), shareable.get("packet"), shareable.get("seconds")
         if packet is None:
             try:

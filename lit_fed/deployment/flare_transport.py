@@ -134,7 +134,9 @@ class FlareTransport:
         try:
             while asked and (left := end - time.monotonic()) > 0:
                 if self.abort.triggered:
-                    raise LostNodesError("NVFlare has aborted the job")
+                    raise LostNodesError(
+                        "NVFlare has aborted the job; if a site failed, `Failing job` in the server's log names it"
+                    )
                 self._send(asked, left, replies)
                 try:
                     node, reply = replies.get(timeout=min(left, SECONDS_BETWEEN_LOOKS))

@@ -190,10 +190,10 @@ class NodePool:
                 if asked.take(node, data, most.get(node, FACTS).header, read):
                     ends = max(ends, time.monotonic() + limit)  # it is asked again, with the settings
             refused, is_late = [node in asked.said for node in left], time.monotonic() >= ends
-            if not left or (drops and (all(refused) or is_late)):
+            hopeless = len(left) == len(packets) and self._all_refuse(asked)
+            if not left or (drops and not hopeless and (all(refused) or is_late)):
                 break
-            is_over = is_late or (len(left) == len(packets) and self._all_refuse(asked))
-            if is_over or (any(refused) and self.missing != "wait" and not drops):
+            if hopeless or is_late or (any(refused) and self.missing != "wait" and not drops):
                 raise LostNodesError(asked.lost(waits))
             if left.keys() <= asked.said.keys() & came.keys():  # no other node is at work, whose answer would be lost
                 logged(f"{asked.told()}; asking again in {pause:g} s")
@@ -206,7 +206,7 @@ class NodePool:
         return asked.answers
 
     def _all_refuse(self, asked: _Asked) -> bool:
-        """Whether all nodes of the federation refuse the server's settings, so that waiting is useless."""
+        """Whether all nodes of the federation refuse the server's settings: rounds without any node train nothing."""
         everyone = hasattr(self, "directory") and self.directory.facts.keys() <= asked.left.keys()
         return everyone and all(asked.said.get(node) in HOPELESS for node in asked.left)
 

@@ -1,10 +1,18 @@
-"""What tests of transports run in threads."""
+"""What tests of transports run in threads and in environments."""
 
 import contextlib
+import importlib.util
 import socket
 import ssl
+import subprocess
+import sys
+import sysconfig
 import threading
 import time
+import venv
+from pathlib import Path
+
+import pytest
 
 from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.https_protocol import NAME, PROCESS, WORK, Limits, address_of, version_headers
@@ -107,3 +115,21 @@ def fetch(link):
     while (packet := link.ask("GET", WORK)).status != 200:
         pass
     return packet
+
+
+def programs_with(package: str, requirement: str, folder: Path) -> Path:
+    """The folder of programs of an environment with an engine, which sees the packages of this one.
+
+    It is this environment if the package is installed here, else a new one in the folder; without a network the test is
+    skipped.
+    """
+    if importlib.util.find_spec(package):
+        return Path(sys.executable).parent
+    venv.create(folder)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (packages / "these.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    command = [folder / "bin" / "python", "-m", "pip", "install", requirement]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{requirement} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    return folder / "bin"

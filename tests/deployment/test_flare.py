@@ -1,20 +1,16 @@
 """Real federations over NVFlare: a provisioned server and two sites with TLS, equal to the simulation."""
 
-import importlib.util
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
 import time
-import venv
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from background import InBackground, until
+from background import InBackground, programs_with, until
 from doc_pages import ROOT, blocks
 from in_process import CLIENTS, FIT, equal_runs, node_folders, simulated
 
@@ -29,22 +25,6 @@ LONG = ["--model.algorithm", "UCFL", "--model.algorithm.warmup_rounds", "1", "--
 
 GUIDE = {one.title: one.text for one in blocks("docs/guides/deploy_nvflare.md") if one.title}
 """Files of the guide."""
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """The folder of programs of an environment with nvflare, which sees the packages of this one."""
-    if importlib.util.find_spec("nvflare"):
-        return Path(sys.executable).parent
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder)
-    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (packages / "these.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    python = folder / "bin" / "python"
-    done = subprocess.run([python, "-m", "pip", "install", NVFLARE], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"{NVFLARE} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    return folder / "bin"
 
 
 class Consortium:
@@ -165,7 +145,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def consortium(tmp_path_factory, programs, folders):
+def consortium(tmp_path_factory, folders):
+    programs = programs_with("nvflare", NVFLARE, tmp_path_factory.mktemp("environment"))
     made = Consortium(tmp_path_factory.mktemp("consortium"), programs, folders)
     try:
         yield made

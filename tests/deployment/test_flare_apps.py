@@ -17,6 +17,7 @@ from lit_fed.command_line.deployed import main
 from lit_fed.command_line.flare_job import check_job
 from lit_fed.deployment import flare_apps, flare_transport
 from lit_fed.deployment.flare_apps import RelayExecutor, run_fit
+from lit_fed.deployment.wire import from_bytes
 from lit_fed.errors import ConfigError
 
 OWN = {"lit_fed": "1.0", "nvflare": "2.9"}
@@ -103,12 +104,12 @@ def test_what_could_not_run_is_refused_before_anything_is_written(tmp_path, caps
 
 # ---------------------------------------------------------------------- the server
 class Sites:
-    """A job whose sites are nodes of this process."""
+    """A job whose sites are nodes of this process; one may leave it when the training begins."""
 
     triggered = False
 
-    def __init__(self, nodes):
-        self.nodes = nodes
+    def __init__(self, nodes, leaving=None):
+        self.nodes, self.leaving = nodes, leaving
 
     def get_engine(self):
         return self
@@ -118,17 +119,44 @@ class Sites:
 
     def send(self, task, fl_ctx, targets):
         packet = task.data.get("packet")
-        task.received({"versions": OWN} if packet is None else {"packet": self.nodes[targets[0]].handle(packet)})
+        if targets[0] == self.leaving and packet is not None and from_bytes(packet).facts["kind"] != "facts":
+            task.completion_status = SimpleNamespace(value="client_dead")
+        else:
+            task.received({"versions": OWN} if packet is None else {"packet": self.nodes[targets[0]].handle(packet)})
+
+    def cancel_task(self, task):
+        pass
 
 
-def test_a_run_over_nvflare_is_the_simulation_and_goes_on_with_its_own_configuration_alone(
-    folders, tmp_path, monkeypatch
-):
+def job_and_sites(folders, tmp_path, *arguments, leaving=None):
+    """The configuration of a job, and the job's sites."""
+    config = job_of(tmp_path, "job", *arguments)
+    settings = settings_in([str(tmp_path / "job" / "app" / "config" / "nodes.yaml")], lambda: lit_fed.cli)
+    return config, Sites(make_nodes(folders, tmp_path / "states", *settings), leaving)
+
+
+@pytest.fixture
+def _tasks_without_nvflare(monkeypatch):
     made = lambda data, received: SimpleNamespace(data=data, received=received, completion_status=None)  # noqa: E731
     monkeypatch.setattr(flare_transport, "task_of", made)
-    config = job_of(tmp_path, "job")
-    settings = settings_in([str(tmp_path / "job" / "app" / "config" / "nodes.yaml")], lambda: lit_fed.cli)
-    sites = Sites(make_nodes(folders, tmp_path / "states", *settings))
+
+
+@pytest.mark.usefixtures("_tasks_without_nvflare")
+def test_a_site_that_leaves_for_good_ends_the_run_or_is_left_out(folders, tmp_path, capsys):
+    config, sites = job_and_sites(folders, tmp_path, "--data.dataset.missing", "stop", leaving="carl")
+    with pytest.raises(RuntimeError, match=r"ended with status 1: site carl left the job, .*submit the job again"):
+        run_fit(config, (), (sites, sites, sites))
+    drop = ["--data.dataset.missing", "drop", "--data.dataset.seconds", "0.3", "--model.faults.on_bad_client", "drop"]
+    config, sites = job_and_sites(folders, tmp_path / "drop", *drop, leaving="carl")
+    run_fit(config, (), (sites, sites, sites))
+    assert "round 0, its node carl" in capsys.readouterr().err
+    summary = tmp_path / "drop" / "runs" / "run" / "version_0" / "summary.json"
+    assert json.loads(summary.read_text())["rounds"] == 1
+
+
+@pytest.mark.usefixtures("_tasks_without_nvflare")
+def test_a_run_over_nvflare_is_the_simulation_and_goes_on_with_its_own_configuration_alone(folders, tmp_path):
+    config, sites = job_and_sites(folders, tmp_path)
     run_fit(config, (), (sites, sites, sites))
     data = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(folders["all"])]
     lit_fed.cli.main(["fit", *data, *FIT, "--trainer.default_root_dir", str(tmp_path / "simulated")])
@@ -227,7 +255,7 @@ def test_a_client_killed_with_a_packet_gets_it_again(relay, process):
 
 def test_a_relay_that_cannot_start_says_so_to_both_sides(relay, caplog):
     relay[1].get_prop = lambda key: {"lit_fed_listen": "0.0.0.0:0"}
-    assert ask(relay) == {"problem": "relay"}
+    assert ask(relay) == {"problem": "relay", "versions": OWN}  # the cause may be the version of nvflare
     assert "other machines could reach it, and there are no certificates" in caplog.text
 
 

@@ -121,7 +121,7 @@ def test_a_run_that_drops_nodes_goes_on_without_a_site_that_left(engine):
 
 def test_an_aborted_job_ends_the_run(engine):
     engine.fates, engine.triggered = {"ben": ["lose"]}, True
-    with pytest.raises(LostNodesError, match="NVFlare has aborted the job"):
+    with pytest.raises(LostNodesError, match="has aborted the job; if a site failed, `Failing job` in"):
         ask(engine)
 
 
@@ -135,7 +135,7 @@ def test_the_run_begins_when_all_clients_are_there(engine, capsys):
     ("name", "other"), [("lit_fed", "0.9"), ("nvflare", "2.10"), ("nvflare", None), ("lit_fed", "9\x1b" + "9" * 99)]
 )
 def test_another_version_at_a_site_is_refused_with_both(engine, name, other):
-    engine.fates = {"ben": [{"versions": OWN | {name: other}}]}
+    engine.fates = {"ben": [{"problem": "relay", "versions": OWN | {name: other}}]}
     with pytest.raises(
         ConfigError, match=f"site ben has version (0.9|2.10|None|99*) of {name}, and the server {OWN[name]}"
     ):

@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import suppress
@@ -15,15 +14,16 @@ from pathlib import Path
 
 import in_process
 import pytest
+from background import programs_with
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from doc_pages import ROOT
 from in_process import CLIENTS, equal_runs, node_folders
 
 import lit_fed.cli
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment.certificates import make_certificates
-
-pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from lit_fed.deployment.flower_transport import FLOWER
 
 NODES = {name: CLIENTS[name] for name in ("anna", "ben")}
 
@@ -33,18 +33,16 @@ FIT = [*in_process.FIT, *ROUNDS]
 UCFL = ["--model.algorithm", "UCFL", "--model.algorithm.warmup_rounds", "1"]
 
 
-PROGRAMS = Path(sys.executable).parent
-
-
 class Site:
     """A SuperLink with TLS; nodes with keys are added.
 
     Args:
         folder: for everything that it writes.
+        programs: folder of the programs.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.nodes = folder, {}
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs, self.nodes = folder, programs, {}
         make_certificates(["127.0.0.1"], [], folder / "tls")
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -60,14 +58,14 @@ class Site:
     def environment(self, home: str) -> dict[str, str]:
         own = {
             "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(self.folder / home),
-            "OMP_NUM_THREADS": "1", "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1", "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         return os.environ | own
 
     def start(self, name: str, program: str, *arguments: object, home: str = "home") -> subprocess.Popen:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [str(PROGRAMS / program), *map(str, arguments)], env=self.environment(home), cwd=self.folder,
+                [str(self.programs / program), *map(str, arguments)], env=self.environment(home), cwd=self.folder,
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -133,7 +131,7 @@ class Site:
     # ------------------------------------------------------------------ what a person types
     def command(self, *arguments: object) -> str:
         done = subprocess.run(
-            [str(PROGRAMS / "flwr"), *map(str, arguments)], env=self.environment("home"), cwd=self.folder,
+            [str(self.programs / "flwr"), *map(str, arguments)], env=self.environment("home"), cwd=self.folder,
             capture_output=True, text=True, timeout=180,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -174,7 +172,8 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, folders):
-    made = Site(tmp_path_factory.mktemp("site"))
+    programs = programs_with("flwr", FLOWER, tmp_path_factory.mktemp("environment"))
+    made = Site(tmp_path_factory.mktemp("site"), programs)
     try:
         for name in NODES:
             made.add(name, folders[name])

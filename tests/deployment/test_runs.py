@@ -336,8 +336,9 @@ def test_what_makes_no_sense_on_nodes_is_refused(folders, tmp_path):
     with pytest.raises(ConfigError, match="unseen_fraction"):
         fit(tmp_path / "unseen", InProcessFederation(transport), module_of(), unseen_fraction=0.2)
     transport.nodes = make_nodes(folders, tmp_path / "with_file", module_of().settings, {"solver": {}})
-    with pytest.raises(LostNodesError, match="its own configuration has other settings, which its log names"):
-        fit(tmp_path / "no_settings", InProcessFederation(transport), module_of())
+    for missing, faults in (("stop", None), ("drop", Faults(on_bad_client="drop"))):
+        with pytest.raises(LostNodesError, match="its own configuration has other settings, which its log names"):
+            fit(tmp_path / missing, InProcessFederation(transport, missing=missing), module_of(faults=faults))
 
 
 def test_settings_come_once_and_stay_beside_the_states(folders, tmp_path):
