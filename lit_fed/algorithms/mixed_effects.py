@@ -26,8 +26,8 @@ Deviations:
     rows, n − e is at least 0.02·n, and σ² at least 1e-7 of the labels' mean square.
     Two classes: Laplace's approximation at the mode of each client after 20 Newton steps, w = p·(1 − p),
     z = x·θ + (y − p)/w, σ² = 1.
-    `estimate: shrunk`, the default, also learns γ², which many inputs need; `reml` and `ml` are the paper's. With these,
-    columns that others determine make μ one of many solutions with the same predictions.
+    `estimate: shrunk`, the default, also learns γ², which many inputs need; `reml` and `ml` are the paper's. With these
+    μ is one of many solutions with the same predictions if columns determine others.
     Standard errors of τ² and σ² are those of the expected information of maximum likelihood.
     An unseen client is served like a seen one, from its training rows; without any it is served μ.
 """
@@ -45,7 +45,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import MessageSpec, Participation, Served
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.linear_models import check_linear_task, from_columns, with_constant
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Leaves, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["ClientEffects", "ClientFit", "Effects", "MixedEffects", "Normal", "Variances"]
@@ -248,7 +248,7 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
 def effects(ctx: Context, fit: tuple[Effects, tuple[Tensor, Tensor]]) -> ClientEffects:
     """The linear network at θ; its error's covariance R·C·Rᵀ + R·T is that of the prediction of θ."""
     shared, (theta, R) = fit
-    like = dict(ctx.task.network.named_parameters())
+    like: Leaves = dict(ctx.task.network.named_parameters())
     T = shared.tau2 @ membership(shared).T
     models = ModelState(from_columns(theta.view(1, 1, -1), like), {})
     return ClientEffects(models, (R @ shared.covariance @ R.mT + R * T).to(ctx.task.dtype))
@@ -301,4 +301,5 @@ def generalised_inverse(matrix: Tensor) -> Tensor:
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     scale = torch.where(diagonal > 0, diagonal, torch.inf).rsqrt()
     scale = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    return torch.linalg.pinv(matrix * scale, rtol=1e-12, hermitian=True) * scale
+    inverse: Tensor = torch.linalg.pinv(matrix * scale, rtol=1e-12, hermitian=True)
+    return inverse * scale
