@@ -50,8 +50,8 @@ from lit_fed.errors import ConfigError
 
 __all__ = ["ClientEffects", "ClientFit", "Effects", "MixedEffects", "Normal", "Variances"]
 
-MOST_COEFFICIENTS = 1000
-"""Largest P: a client sends P² numbers and inverts a matrix [P, P] in each round."""
+MOST_INPUTS = 1000
+"""Largest P - 1: a client sends P² numbers and inverts a matrix [P, P] in each round."""
 
 NEWTON_STEPS = 20
 """Steps towards the mode of a client's coefficients; each moves its logits by at most 4."""
@@ -135,10 +135,10 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
         """μ = 0 and the same variances in all units: few rounds forget them."""
         check_linear_task(ctx.task, "MixedEffects", ("regression", "binary"))
         P = sum(leaf.numel() for leaf in ctx.task.network.parameters())
-        if P > MOST_COEFFICIENTS:
+        if P - 1 > MOST_INPUTS:
             raise ConfigError(
-                f"MixedEffects inverts matrices of {P} x {P} numbers, one for each client, and takes up to "
-                f"{MOST_COEFFICIENTS} coefficients; give fewer inputs, or another --model.algorithm"
+                f"MixedEffects sends and inverts matrices of {P} x {P} numbers for each client, and takes up to "
+                f"{MOST_INPUTS} inputs; give fewer columns, or another --model.algorithm"
             )
         vary = {"intercept": [[0.0, 1.0]], "slopes": [[1.0, 1.0]], "diagonal": [[1.0] * P]}
         vary["choose"] = [[0.0, 0.0], *vary["intercept"], *vary["slopes"]] * 2

@@ -3,6 +3,7 @@ import pytest
 import torch
 from federated_round import BINARY, REGRESSION, Federation, as_arrays, make_clients, make_task
 from references.mixed_effects_numpy import (
+    design,
     error_covariance,
     expected_information,
     fitted,
@@ -10,13 +11,11 @@ from references.mixed_effects_numpy import (
     held_out_loss,
     posterior,
 )
-from references.mixed_effects_numpy import design as with_ones
 
 from lit_fed.algorithms import MixedEffects
 from lit_fed.core.solvers.linear_models import to_columns
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import Linear
 
 SIZES, UNSEEN = [12, 1, 9, 5, 30], [7, 1]
 
@@ -68,7 +67,7 @@ def test_rounds_are_those_of_the_reference(target, random, estimate, client_trai
             close(shared.gamma2[0], fit["gamma2"])
         for train, seen in ((federation.train, True), (unseen, False)):
             states = federation.serve(None if seen else train, seen=seen)
-            rows = [(with_ones(x), y) for x, y in as_arrays(train)]
+            rows = [(design(x), y) for x, y in as_arrays(train)]
             close(coefficients(states), [posterior(X, y, fit, binary)[0] for X, y in rows])
             close(states.covariance, [error_covariance(X, y, fit, binary) for X, y in rows])
 
@@ -89,7 +88,7 @@ def test_a_structure_is_chosen_by_held_out_rows(target, client_trainer):
     close(federation.shared.mean[3:], [one["mean"] for one in fits])
     best = fits[int(np.argmin(losses))]
     assert best is not fits[0]
-    close(coefficients(federation.serve()), [posterior(with_ones(x), y, best, binary)[0] for x, y in clients])
+    close(coefficients(federation.serve()), [posterior(design(x), y, best, binary)[0] for x, y in clients])
 
 
 def test_without_variance_over_clients_it_is_pooled_least_squares():
@@ -97,7 +96,7 @@ def test_without_variance_over_clients_it_is_pooled_least_squares():
     federation.shared = federation.shared._replace(tau2=torch.zeros(1, 2, dtype=torch.float64))
     after(federation, 5)
     x, y = (np.concatenate(parts) for parts in zip(*as_arrays(federation.train), strict=True))
-    solution, residual, *_ = np.linalg.lstsq(with_ones(x), y)
+    solution, residual, *_ = np.linalg.lstsq(design(x), y)
     close(coefficients(federation.serve()), np.tile(solution, (len(SIZES), 1)), rtol=1e-6)
     close(federation.shared.noise, residual / (len(y) - 4), rtol=1e-6)
 
@@ -105,7 +104,7 @@ def test_without_variance_over_clients_it_is_pooled_least_squares():
 def test_with_endless_variance_over_clients_each_has_its_own_least_squares():
     federation = after(started(MixedEffects(), sizes=[12, 9, 30]), 1)
     federation.shared = federation.shared._replace(tau2=torch.full((1, 2), 1e14, dtype=torch.float64))
-    expected = [np.linalg.lstsq(with_ones(x), y)[0] for x, y in as_arrays(federation.train)]
+    expected = [np.linalg.lstsq(design(x), y)[0] for x, y in as_arrays(federation.train)]
     close(coefficients(federation.serve()), expected, rtol=1e-10, atol=0)
 
 
@@ -161,6 +160,6 @@ def test_labels_without_noise_end_at_a_floor():
 
 
 def test_too_many_inputs_are_refused():
-    train = make_clients([2], num_features=1000, target=REGRESSION)
-    with pytest.raises(ConfigError, match="matrices of 1001 x 1001 numbers, .* takes up to 1000 coefficients; give"):
-        Federation(MixedEffects(), train, make_task(REGRESSION, 1000, Linear))
+    train = make_clients([2], num_features=1001, target=REGRESSION)
+    with pytest.raises(ConfigError, match=r"matrices of 1002 x 1002 numbers .* takes up to 1000 inputs; give fewer"):
+        Federation(MixedEffects(), train, make_task(REGRESSION, 1001))
