@@ -56,6 +56,9 @@ MOST_INPUTS = 1000
 NEWTON_STEPS = 20
 """Steps towards the mode of a client's coefficients; each moves its logits by at most 4."""
 
+STRUCTURES = ("none", "intercept", "slopes")
+"""Random coefficients among which `random: choose` decides."""
+
 TRAINED_SHARE = 0.8
 """Share of a client's training rows, the first ones, that structures are fitted to before the others choose one."""
 
@@ -105,6 +108,18 @@ class ClientEffects(NamedTuple):
 
     models: ModelState  # θ, leaves [1, ...]
     covariance: Tensor  # of the error of θ, R·C·Rᵀ + R·T, [P, P]
+
+
+class Learned(NamedTuple):
+    """What the federation learned, for reports; the intercept is the last coefficient."""
+
+    mean: Tensor  # μ, [P]
+    covariance: Tensor  # C, [P, P]
+    tau2: Tensor  # τ² of each group, [G]
+    group: Tensor  # membership of coefficients in groups, [P, G]
+    noise: Tensor  # σ², []
+    errors: Tensor  # covariance of the errors of (τ_g², σ²), [G + 1, G + 1]; NaN for what was not estimated
+    chosen: str  # the structure that `random: choose` took, in words; "": it was given
 
 
 @dataclass(frozen=True)
@@ -243,6 +258,19 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client computes its coefficients, without a step."""
         return LocalWork()
+
+    def learned(self, ctx: Context, shared: Effects) -> Learned:
+        """The fit that serves, with the standard errors of its variances."""
+        fit = tree.map_leaves(lambda leaf: leaf.index_select(0, self.chosen(shared))[0], shared)
+        known = pad((fit.tau2 > 0) & (fit.information.diagonal()[:-1] > 0), (0, 1), value=ctx.task.target.continuous)
+        errors = torch.full_like(fit.information, torch.nan)
+        places = known.nonzero()
+        errors[places, places.T] = generalised_inverse(fit.information[places, places.T])
+        chosen = ""
+        if self.random == "choose":
+            losses = [f"{name} {loss:.4g}" for name, loss in zip(STRUCTURES, shared.held_out.tolist(), strict=False)]
+            chosen = f"{STRUCTURES[int(self.chosen(shared)) - 3]} by the loss of held-out rows: {', '.join(losses)}"
+        return Learned(fit.mean, fit.covariance, fit.tau2, membership(fit), fit.noise, errors, chosen)
 
 
 def effects(ctx: Context, fit: tuple[Effects, tuple[Tensor, Tensor]]) -> ClientEffects:

@@ -1,4 +1,4 @@
-"""Linear mixed models in NumPy, from mean and covariance of each client's labels; the intercept is the last coefficient.
+"""Linear mixed models in NumPy, from mean and covariance of each client's labels; the intercept comes last.
 
 A fit is a dict: mean μ [P], cov C [P, P], var τ² [P], s2 σ², gamma2 γ².
 """
