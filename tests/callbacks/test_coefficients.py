@@ -50,7 +50,8 @@ def test_sleepstudy_by_one_command(tmp_path):
     errors = np.concatenate([np.sqrt(np.diag(error_covariance(*one))) for one in rows])
     np.testing.assert_allclose(seen["coefficient"], theta, rtol=1e-5)
     np.testing.assert_allclose(seen["standard_error"], errors, rtol=1e-5)
-    np.testing.assert_allclose(seen[["low", "high"]], theta[:, None] + np.outer(errors, [-1.959964, 1.959964]), rtol=1e-4)
+    ends = theta[:, None] + np.outer(errors, [-1.959964, 1.959964])
+    np.testing.assert_allclose(seen[["low", "high"]], ends, rtol=1e-4)
 
 
 def test_the_chosen_structure_is_said(tmp_path):
