@@ -140,6 +140,7 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     server_only = ("gamma2", "information")
+    adapts_without_samples = True
     incompatible = {
         "loss": "has a likelihood for each kind of labels",
         "personal_parts": "gives each client a linear model",
