@@ -9,6 +9,7 @@ from references.mixed_effects_numpy import (
     fitted,
     groups_of,
     held_out_loss,
+    mode,
     posterior,
 )
 
@@ -157,6 +158,16 @@ def test_labels_without_noise_end_at_a_floor():
     federation = after(Federation(MixedEffects(), train, make_task(REGRESSION, 3)), 30)
     assert float(federation.shared.noise) == pytest.approx(1e-7 * float(train.y.square().mean()))
     close(coefficients(federation.serve()), np.tile([1, 1, 1, 0], (3, 1)), atol=1e-5)
+
+
+def test_newton_steps_reach_the_mode_from_afar(client_trainer):
+    """From a mean that all labels contradict undamped steps would leave for good."""
+    federation = after(started(MixedEffects(), client_trainer, BINARY, sizes=[12, 9]), 1)
+    clients = [(design(x), y) for x, y in as_arrays(federation.train)]
+    far = {"mean": np.array([-3.0, 2.0, 3.0, 9.0]), "var": np.full(4, 100.0), "s2": 1.0}
+    tau2, mean = torch.full((1, 2), 100.0, dtype=torch.float64), torch.from_numpy(far["mean"]).unsqueeze(0)
+    federation.shared = federation.shared._replace(mean=mean, tau2=tau2)
+    close(coefficients(federation.serve()), [mode(X, y, far) for X, y in clients], rtol=1e-6)
 
 
 def test_too_many_inputs_are_refused():
