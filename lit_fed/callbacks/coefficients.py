@@ -29,6 +29,9 @@ HALF_WIDTH = 1.959964
 NOBODY = {"client": "", "client_id": None}
 """Of rows about all clients."""
 
+TARGETS = ("regression", "binary", "multiclass")
+"""Kinds of labels whose predictions are a mean, or log-probabilities of classes."""
+
 CLIENTS_AT_ONCE = 1024
 
 TOLERANCE = 1e-3
@@ -59,12 +62,14 @@ class LinearCoefficients(FederatedCallback):
 def coefficient_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame | None:
     """The coefficients of all measured clients; None if inputs are no table, or predictions not linear in them.
 
+    Labels are quantities or classes; there are no coefficients of quantiles and user-defined likelihoods.
+
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
         module: the module that measured them.
     """
     facts, task = module.facts, module.federation.terms.task
-    if facts.columns is None or task.closed_form is None or task.target.vectors:
+    if facts.columns is None or task.closed_form is None or task.target.name not in TARGETS:
         return None
     units, origin = _units(facts)
     columns, classes = [*facts.columns.input_names, "(intercept)"], facts.class_names or range(task.target.num_classes)
