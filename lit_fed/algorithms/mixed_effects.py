@@ -34,6 +34,7 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -63,6 +64,10 @@ TRAINED_SHARE = 0.8
 """Share of a client's training rows, the first ones, that structures are fitted to before the others choose one."""
 
 
+CONVERGED = 0.01
+"""Relative change of the variances in a round from which more rounds are advised."""
+
+
 class Effects(NamedTuple):
     """The server's state: F fits."""
 
@@ -72,6 +77,7 @@ class Effects(NamedTuple):
     noise: Tensor  # σ², [F]
     gamma2: Tensor  # γ², [F]
     held_out: Tensor  # mean loss of held-out rows, [F]
+    change: Tensor  # relative change of the variances in the last round, [F]
     information: Tensor  # on (τ_g², σ²), [F, G + 1, G + 1]
 
 
@@ -119,7 +125,7 @@ class Learned(NamedTuple):
     group: Tensor  # membership of coefficients in groups, [P, G]
     noise: Tensor  # σ², []
     errors: Tensor  # covariance of the errors of (τ_g², σ²), [G + 1, G + 1]; NaN for what was not estimated
-    chosen: str  # the structure that `random: choose` took, in words; "": it was given
+    said: list[str]  # notices
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
 
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
-    server_only = ("gamma2", "information")
+    server_only = ("gamma2", "change", "information")
     adapts_without_samples = True
     incompatible = {
         "loss": "has a likelihood for each kind of labels",
@@ -158,11 +164,16 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
             )
         vary = {"intercept": [[0.0, 1.0]], "slopes": [[1.0, 1.0]], "diagonal": [[1.0] * P]}
         vary["choose"] = [[0.0, 0.0], *vary["intercept"], *vary["slopes"]] * 2
+        if self.random == "choose" and math.ceil(TRAINED_SHARE * ctx.most_samples) == ctx.most_samples:
+            raise ConfigError(
+                "--model.algorithm.random is choose, by the last fifth of each client's training rows, and the largest "
+                f"client has {ctx.most_samples}; give intercept or slopes"
+            )
         tau2 = torch.tensor(vary[self.random], dtype=torch.float64) / 10
         F, G = tau2.shape
         one, zeros = tau2.new_ones(F), tau2.new_zeros
         noise = one / 2 if ctx.task.target.continuous else one
-        return Effects(zeros(F, P), zeros(F, P, P), tau2, noise, one / 10, zeros(F), zeros(F, G + 1, G + 1))
+        return Effects(zeros(F, P), zeros(F, P, P), tau2, noise, one / 10, zeros(F), one, zeros(F, G + 1, G + 1))
 
     def state_init(self, ctx: Context, shared: Effects, data: ClientData) -> tuple[()]:
         """Nothing."""
@@ -193,9 +204,11 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
         """Send the sums of the phase; a served client keeps θ and its covariance."""
         best, one = self.chosen(shared), torch.ones_like(data.num_samples)
         loss = (work.losses.index_select(1, best)[:, 0] * data.mask).sum() / data.num_samples.clamp(min=1)
-        value = work.normal if ctx.phase == "means" else self.variances(shared, work, data)
-        state = effects(ctx, tree.map_leaves(lambda leaf: leaf.index_select(0, best)[0], (shared, work[:2])))
-        return ClientResult(Message(value, one), state if ctx.phase == "adapt" else (), {"loss": loss})
+        value = self.variances(shared, work, data) if ctx.phase == "variances" else work.normal
+        state: Any = ()
+        if ctx.phase == "adapt":
+            state = effects(ctx, *tree.map_leaves(lambda leaf: leaf.index_select(0, best)[0], (shared, *work[:2])))
+        return ClientResult(Message(value, one), state, {"loss": loss})
 
     def variances(self, shared: Effects, work: ClientFit, data: ClientData) -> Variances:
         """What the steps of τ² and σ², their standard errors and the choice of a structure need."""
@@ -224,10 +237,14 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
             return self.means(shared, sums)
         count, squares = sums.labels.unbind(-1)
         noise = (sums.squares / sums.freedom.clamp(min=count / 50)).clamp(min=1e-7 * squares / count)
+        noise = noise if ctx.task.target.continuous else shared.noise
+        step, effective = factor(sums.score, sums.slope), shared.tau2 * sums.slope  # coefficients that vary, in effect
+        change = ((step - 1).abs() * effective).sum(-1) / effective.sum(-1).clamp(min=1)
         return shared._replace(
-            tau2=shared.tau2 * factor(sums.score, sums.slope),
-            noise=noise if ctx.task.target.continuous else shared.noise,
+            tau2=shared.tau2 * step,
+            noise=noise,
             held_out=sums.held_out[:, 0] / sums.held_out[:, 1].clamp(min=1),
+            change=torch.maximum(change, (noise / shared.noise - 1).abs()),
             information=sums.information,
         )
 
@@ -267,16 +284,21 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
         errors = torch.full_like(fit.information, torch.nan)
         places = known.nonzero()
         errors[places, places.T] = generalised_inverse(fit.information[places, places.T])
-        chosen = ""
+        said = []
         if self.random == "choose":
             losses = [f"{name} {loss:.4g}" for name, loss in zip(STRUCTURES, shared.held_out.tolist(), strict=False)]
-            chosen = f"{STRUCTURES[int(self.chosen(shared)) - 3]} by the loss of held-out rows: {', '.join(losses)}"
-        return Learned(fit.mean, fit.covariance, fit.tau2, membership(fit), fit.noise, errors, chosen)
+            chosen = STRUCTURES[int(self.chosen(shared)) - 3]
+            said.append(f"random effects: {chosen}, which has the least loss of held-out rows: {', '.join(losses)}")
+        if fit.change > CONVERGED:
+            said.append(
+                f"the variances of MixedEffects changed by {float(fit.change):.0%} in the last round; add rounds, by "
+                "--trainer.max_epochs, until they stay"
+            )
+        return Learned(fit.mean, fit.covariance, fit.tau2, membership(fit), fit.noise, errors, said)
 
 
-def effects(ctx: Context, fit: tuple[Effects, tuple[Tensor, Tensor]]) -> ClientEffects:
-    """The linear network at θ; its error's covariance R·C·Rᵀ + R·T is that of the prediction of θ."""
-    shared, (theta, R) = fit
+def effects(ctx: Context, shared: Effects, theta: Tensor, R: Tensor) -> ClientEffects:
+    """The linear network at θ [P], with the covariance of its error, from one fit."""
     like: Leaves = dict(ctx.task.network.named_parameters())
     T = shared.tau2 @ membership(shared).T
     models = ModelState(from_columns(theta.view(1, 1, -1), like), {})

@@ -15,6 +15,7 @@ from lit_fed.callbacks.report import populations_of
 from lit_fed.core import tree
 from lit_fed.core.types import Population, Tree
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import notice
 from lit_fed.metrics.summary import RunSummary
 from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, results_folder
@@ -50,8 +51,8 @@ class LinearCoefficients(FederatedCallback):
 
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         folder, learned = results_folder(trainer), _learned(module)
-        if learned is not None and learned.chosen:
-            summary.lines.append(f"random effects: {learned.chosen}\n")
+        for line in [] if learned is None else learned.said:
+            notice(line)
         if folder is None or isinstance(module.federation.client_trainer, serving.MeasuresElsewhere):
             return
         table = coefficient_table(populations_of(data_of(trainer)), module)

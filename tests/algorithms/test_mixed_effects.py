@@ -170,6 +170,12 @@ def test_newton_steps_reach_the_mode_from_afar(client_trainer):
     close(coefficients(federation.serve()), [mode(X, y, far) for X, y in clients], rtol=1e-6)
 
 
+def test_a_structure_needs_held_out_rows():
+    with pytest.raises(ConfigError, match=r"random is choose, .* and the largest client has 4; give intercept"):
+        started(MixedEffects("choose"), sizes=[4, 3])
+    assert float(after(started(MixedEffects("choose"), sizes=[5, 3]), 1).shared.held_out[0]) > 0
+
+
 def test_too_many_inputs_are_refused():
     train = make_clients([2], num_features=1001, target=REGRESSION)
     with pytest.raises(ConfigError, match=r"matrices of 1002 x 1002 numbers .* takes up to 1000 inputs; give fewer"):

@@ -21,18 +21,19 @@ SLEEP = Path(__file__).parents[1] / "algorithms/sleepstudy.csv"
 
 
 def fit_sleep(out, *arguments):
-    said = run_cli([
+    run_cli([
         "fit", "--data.dataset", "Table", "--data.dataset.path", str(SLEEP), "--data.dataset.client_column", "Subject",
         "--data.dataset.label_column", "Reaction", "--data.dataset.standardize", "false", "--data.test_fraction", "0",
         "--model.algorithm", "MixedEffects", "--trainer.max_epochs", "20", "--trainer.accelerator", "cpu",
         "--trainer.default_root_dir", str(out), "--name", "sleep", *arguments,
     ])  # fmt: skip
-    return pd.read_csv(out / "sleep/version_0/coefficients.csv"), said
+    return pd.read_csv(out / "sleep/version_0/coefficients.csv")
 
 
-def test_sleepstudy_by_one_command(tmp_path):
+def test_sleepstudy_by_one_command(tmp_path, capsys):
     """Estimates by lme4 and statsmodels: `Reaction ~ Days + (Days || Subject)`."""
-    table, _ = fit_sleep(tmp_path, "--model.algorithm.estimate", "reml")
+    table = fit_sleep(tmp_path, "--model.algorithm.estimate", "reml")
+    assert "add rounds" not in capsys.readouterr().err
     common, deviation = (table[table["population"] == one].set_index("column") for one in ("common", "deviation"))
     wanted = {"(intercept)": 251.405105, "Days": 10.467286}
     assert common["coefficient"].to_dict() == pytest.approx(wanted, rel=3e-6)
@@ -54,9 +55,11 @@ def test_sleepstudy_by_one_command(tmp_path):
     np.testing.assert_allclose(seen[["low", "high"]], ends, rtol=1e-4)
 
 
-def test_the_chosen_structure_is_said(tmp_path):
-    table, said = fit_sleep(tmp_path, "--model.algorithm.random", "choose")
-    assert "random effects: slopes by the loss of held-out rows: none " in said
+def test_the_chosen_structure_and_missing_rounds_are_said(tmp_path, capsys):
+    table = fit_sleep(tmp_path, "--model.algorithm.random", "choose", "--trainer.max_epochs", "3")
+    said = capsys.readouterr().err
+    assert "lit_fed: random effects: slopes, which has the least loss of held-out rows: none " in said
+    assert "lit_fed: the variances of MixedEffects changed by 12% in the last round; add rounds, by --trainer" in said
     assert (table.loc[table["population"] == "deviation", "coefficient"] > 0).all()
 
 
