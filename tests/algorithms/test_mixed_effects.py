@@ -19,6 +19,7 @@ from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 
 SIZES, UNSEEN = [12, 1, 9, 5, 30], [7, 1]
+LARGE, FEW = "labels in the thousands", "as many coefficients as rows"
 
 
 def started(algorithm, client_trainer=None, target=REGRESSION, sizes=SIZES, seed=0, **options):
@@ -46,6 +47,8 @@ def close(found, expected, **tolerance):
         (REGRESSION, "slopes", "shrunk"),
         (REGRESSION, "intercept", "reml"),
         (REGRESSION, "diagonal", "ml"),
+        (LARGE, "intercept", "shrunk"),
+        (FEW, "slopes", "reml"),
         (BINARY, "slopes", "shrunk"),
         (BINARY, "diagonal", "reml"),
     ],
@@ -53,8 +56,10 @@ def close(found, expected, **tolerance):
 )
 def test_rounds_are_those_of_the_reference(target, random, estimate, client_trainer):
     """One client has a single row."""
-    binary = target is BINARY
-    federation = started(MixedEffects(random, estimate), client_trainer, target)
+    binary, sizes, scale = target is BINARY, [4, 3, 4, 2, 4] if target is FEW else SIZES, 3000 if target is LARGE else 1
+    target = REGRESSION if target in (FEW, LARGE) else target
+    federation = started(MixedEffects(random, estimate), client_trainer, target, sizes)
+    federation.train.y.mul_(scale)
     clients, unseen = as_arrays(federation.train), make_clients(UNSEEN, 3, target, seed=9, first_id=len(SIZES))
     for rounds in (1, 4):
         after(federation, rounds - federation.round_idx)
