@@ -9,8 +9,10 @@ from references.mixed_effects_numpy import (
     fitted,
     groups_of,
     held_out_loss,
+    means,
     mode,
     posterior,
+    variances,
 )
 
 from lit_fed.algorithms import MixedEffects
@@ -19,7 +21,8 @@ from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 
 SIZES, UNSEEN = [12, 1, 9, 5, 30], [7, 1]
-LARGE, FEW = "labels in the thousands", "as many coefficients as rows"
+LARGE, SMALL, FEW = "labels in the thousands", "labels in the thousandths", "as many coefficients as rows"
+SCALES = {LARGE: 3000, SMALL: 3e-3}
 
 
 def started(algorithm, client_trainer=None, target=REGRESSION, sizes=SIZES, seed=0, **options):
@@ -48,6 +51,7 @@ def close(found, expected, **tolerance):
         (REGRESSION, "intercept", "reml"),
         (REGRESSION, "diagonal", "ml"),
         (LARGE, "intercept", "shrunk"),
+        (SMALL, "diagonal", "shrunk"),
         (FEW, "slopes", "reml"),
         (BINARY, "slopes", "shrunk"),
         (BINARY, "diagonal", "reml"),
@@ -56,8 +60,8 @@ def close(found, expected, **tolerance):
 )
 def test_rounds_are_those_of_the_reference(target, random, estimate, client_trainer):
     """One client has a single row."""
-    binary, sizes, scale = target is BINARY, [4, 3, 4, 2, 4] if target is FEW else SIZES, 3000 if target is LARGE else 1
-    target = REGRESSION if target in (FEW, LARGE) else target
+    binary, sizes, scale = target is BINARY, [4, 3, 4, 2, 4] if target is FEW else SIZES, SCALES.get(target, 1)
+    target = BINARY if binary else REGRESSION
     federation = started(MixedEffects(random, estimate), client_trainer, target, sizes)
     federation.train.y.mul_(scale)
     clients, unseen = as_arrays(federation.train), make_clients(UNSEEN, 3, target, seed=9, first_id=len(SIZES))
@@ -99,6 +103,7 @@ def test_a_structure_is_chosen_by_held_out_rows(target, client_trainer):
 
 def test_without_variance_over_clients_it_is_pooled_least_squares():
     federation = started(MixedEffects(estimate="reml"))
+    federation.train.x[:, 2].mul_(1e-4).add_(federation.train.x[:, 1])  # columns nearly determine each other
     federation.shared = federation.shared._replace(tau2=torch.zeros(1, 2, dtype=torch.float64))
     after(federation, 5)
     x, y = (np.concatenate(parts) for parts in zip(*as_arrays(federation.train), strict=True))
@@ -112,6 +117,16 @@ def test_with_endless_variance_over_clients_each_has_its_own_least_squares():
     federation.shared = federation.shared._replace(tau2=torch.full((1, 2), 1e14, dtype=torch.float64))
     expected = [np.linalg.lstsq(design(x), y)[0] for x, y in as_arrays(federation.train)]
     close(coefficients(federation.serve()), expected, rtol=1e-10, atol=0)
+
+
+def test_rows_that_the_coefficients_use_up_leave_a_fiftieth(client_trainer):
+    federation = started(MixedEffects(), client_trainer, sizes=[4, 3, 4])
+    federation.shared = federation.shared._replace(tau2=torch.full((1, 2), 1e6, dtype=torch.float64))
+    federation.round()
+    clients = [(design(x), y) for x, y in as_arrays(federation.train)]
+    fit = {"mean": np.zeros(4), "cov": np.zeros((4, 4)), "var": np.full(4, 1e6), "s2": 0.5, "gamma2": 0.1}
+    fit = variances(means(fit, clients, False, True), clients, False, groups_of(4, "slopes"), False)
+    close(federation.shared.noise, fit["s2"], rtol=1e-6, atol=0)
 
 
 def test_an_unseen_client_with_the_rows_of_a_seen_one_gets_its_model():
