@@ -225,12 +225,12 @@ class FederatedRounds:
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local = getattr(self.algorithm, "adapts_statistics", False)
-        if local or self.algorithm.adapt_work(self.context("adapt"), False) is not None:
+        local, adapts = getattr(self.algorithm, "adapts_statistics", False), not self.algorithm.adapts_without_samples
+        if local or (adapts and self.algorithm.adapt_work(self.context("adapt"), False) is not None):
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
                 f"unseen client {name!r} has no training samples, and {self.name}{how} adapts to those of each client "
-                "before it serves it; add some, or choose an algorithm that does not adapt, such as FedAvg"
+                "before it serves it; add some with a label, or choose an algorithm that does not adapt, such as FedAvg"
             )
 
     def _phase_of(self, block: ClientBlock) -> PhaseState:

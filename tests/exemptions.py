@@ -3,6 +3,8 @@
 ROWS = "the server has a row for each client, in their order"
 CLASSES = "it needs classes"
 LINEAR = "it trains linear classifiers"
+ONE_OUTPUT = "its model is linear with one output"
+DIGITS = "its messages are float64, so a sum in another order differs in the last bits"
 NUMBERS = "its weights are no whole numbers, so a sum in another order differs in the last bits"
 
 EXEMPT: dict[str, dict[str, str]] = {
@@ -33,14 +35,15 @@ EXEMPT: dict[str, dict[str, str]] = {
         "sequences": "it has no positions",
     },
     "FedBuff": {"client_order": "who comes in when follows the clients' numbers"},
+    "MixedEffects": {"mlp": ONE_OUTPUT, "multiclass": ONE_OUTPUT, "sequences": ONE_OUTPUT, "ranks": DIGITS},
     "MOCHA": {"client_order": ROWS, "mlp": LINEAR, "regression": LINEAR, "sequences": LINEAR},
     "PFedFDA": {"regression": CLASSES},
     "PFedHN": {"client_order": "each client has an embedding of its own, drawn by its number"},
     "SharingADMM": {
         "client_order": "party 0 holds the labels",
-        "mlp": "its model is linear with one output",
-        "multiclass": "its model is linear with one output",
-        "sequences": "its model is linear with one output",
+        "mlp": ONE_OUTPUT,
+        "multiclass": ONE_OUTPUT,
+        "sequences": ONE_OUTPUT,
     },
     "UCFL": {"client_order": ROWS},
 }

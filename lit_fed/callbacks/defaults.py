@@ -15,6 +15,7 @@ from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
 from lit_fed.callbacks.checkpoint import LastCheckpoint, checkpoint_folder
 from lit_fed.callbacks.client_weights import ClientWeights
+from lit_fed.callbacks.coefficients import LinearCoefficients
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.divergence import Divergence
@@ -33,7 +34,7 @@ __all__ = ["callbacks_of", "keep_notices_out"]
 
 DEFAULTS: tuple[type[Callback], ...] = (
     ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-    Divergence, RunReport, TrainedParameters, AttackSuccess,
+    LinearCoefficients, Divergence, RunReport, TrainedParameters, AttackSuccess,
 )  # fmt: skip
 """Those of every run; a run with features has theirs besides, see `FederatedModule.configure_callbacks`."""
 

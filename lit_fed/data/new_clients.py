@@ -164,8 +164,7 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
     for name, rows in zip(samples.names, divided_rows(parts, samples.split, 0.0, held_out, seed=0), strict=True):
         place, train, test = f"{source}: client {name!r}", np.sort(rows.train), np.sort(rows.test)
         require("/" not in name, f"{place} names a file of results; rename it without /")
-        require(len(train) > 0, f"{place} has no sample with a label to adapt on; label one, or leave the client out")
-        arrays = {"x_train": samples.x[train], "y_train": samples.y[train]}
+        arrays = {"x_train": samples.x[train], "y_train": samples.y[train]} if len(train) else {}
         if len(test):
             known = set(samples.labelled[test])
             require(len(known) == 1, f"{place}: only some of its test samples have a label; label all or none")

@@ -107,6 +107,8 @@ WRONG = [
     ("L2GD", {"gradient": "half"}, "gradient is half; give full or stochastic"),
     ("L2GD", {"scaling": "sum"}, "scaling is sum; give paper or slides"),
     ("L2GD", {"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
+    ("MixedEffects", {"random": "none"}, "random is none; give intercept, slopes, diagonal or choose"),
+    ("MixedEffects", {"estimate": "em"}, "estimate is em; give shrunk, reml or ml"),
     ("MixtureADMM", {"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
     (
         "MixtureADMM",

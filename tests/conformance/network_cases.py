@@ -117,9 +117,12 @@ def federation(algorithm, network, trainer, train=None, dtype=torch.float64, **o
     """A federation on small images, or for an algorithm whose parties hold features on columns of them."""
     vertical = algorithm.participation.divided_by == "features"
     train = images(dtype=dtype) if train is None else train
+    target = BINARY if "multiclass" in exempt(type(algorithm)) else MULTICLASS
+    if target is BINARY:
+        train = Split(train.x, train.y.clamp(max=1), train.offsets, train.first_id)
     if vertical:
-        train = make_parties(Split(train.x.flatten(1), train.y.clamp(max=1), train.offsets))
-    shape, target = tuple(train.x.shape[1:]), BINARY if vertical else MULTICLASS
+        train = make_parties(Split(train.x.flatten(1), train.y, train.offsets))
+    shape = tuple(train.x.shape[1:])
     task = Task.create(lambda: network(shape, target.num_outputs), target, dtype=dtype)
     defaults = {"solver": LocalSolver(lr=0.05, momentum=0.5), "num_rounds": 2}
     groups = torch.arange(train.num_clients) % 2

@@ -21,7 +21,7 @@ ALL = {
     cls.__name__: cls for cls in all_algorithms()
     if "client_lr" not in cls().incompatible and cls().participation.divided_by == "samples"
 }  # fmt: skip
-BINARY_ALONE = ("MOCHA",)
+BINARY_ALONE = ("MixedEffects", "MOCHA")
 
 
 def a_round_of(name, trainer, own_rate=None, **options):

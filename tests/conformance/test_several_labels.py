@@ -14,6 +14,7 @@ from lit_fed.errors import ConfigError
 pytestmark = pytest.mark.every_combination
 
 REFUSED = {
+    "MixedEffects",
     "MOCHA",
     "SharingADMM",
     "FedNTD",

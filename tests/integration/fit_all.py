@@ -47,6 +47,9 @@ class StackedAverage(Algorithm):
 NAMES = [*sorted(set(algorithms.__all__) - {"Algorithm"}), "StackedAverage"]
 IN_FILES = ["FedEM", "Local", "PFedMe", "L2GD", "EASGD", "Ditto", "APFL", "FML"]
 GROUPED = Synthetic(num_clients=8, dimension=4, test_size=20)
+BINARY = ["MixedEffects", "Oracle"]
+"""Algorithms that need two classes or known groups, which `GROUPED` has."""
+
 OPTIONS = {
     "UCFL": {"warmup_rounds": 1, "num_streams": 2},
     "MOCHA": {"rounds_per_relation": 2, "unseen_epochs": 1},
@@ -88,7 +91,7 @@ def fit(
     seed_everything(3, verbose=False)
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**OPTIONS.get(name, {}))
     vertical = algorithm.participation.divided_by == "features"
-    dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
+    dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name in BINARY else Digits()
     options = {"client_fraction": 1.0 if algorithm.participation.needs_all_clients else 0.7} | (data or {})
     dataset = options.pop("dataset", dataset)
     data = FederatedDataModule(

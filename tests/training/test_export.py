@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from federated_round import facts
-from fit_all import GROUPED, NAMES, OPTIONS, StackedAverage, solver_of
+from fit_all import BINARY, GROUPED, NAMES, OPTIONS, StackedAverage, solver_of
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
 from quiet import quiet_trainer
@@ -53,6 +53,7 @@ STORED = {
     "FedeRiCo": 5 * MODEL + 4 * 6,  # models that have a weight, and the weights of all
     "IFCA": MODEL + 4 * 4,  # one model, and which of four it is
     "KNNPer": MODEL + 4 + 329 * (4 * 64 + 4 * 10 + 1),  # and as many samples as the largest client has
+    "MixedEffects": 4 * (4 + 1),
     "Oracle": 4 * (4 + 1) + 8,  # the same of a smaller model
     "SharingADMM": 4 * (10 + 1),
 }
@@ -68,7 +69,7 @@ def fitted(name, tmp_path, **arguments):
     options = OPTIONS | {"FedeRiCo": {"loss": "mean"}}
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**options.get(name, {}))
     vertical = algorithm.participation.divided_by == "features"
-    dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
+    dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name in BINARY else Digits()
     data = FederatedDataModule(
         dataset,
         num_clients=None if dataset.natural else 8,

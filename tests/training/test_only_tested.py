@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from quiet import quiet_trainer
 
-from lit_fed.algorithms import SCAFFOLD, FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.algorithms import SCAFFOLD, FedAvg, FedAvgPlus, FedEM, Local, MixedEffects
 from lit_fed.commands import personalize
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
@@ -71,7 +71,7 @@ def test_a_later_client_with_test_samples_alone(tmp_path, labelled):
     np.savez(tmp_path / "later/dora.npz", **(arrays if labelled else {"x_test": arrays["x_test"]}))
     (tmp_path / "data/unseen/everywhere.npz").unlink()
     (tmp_path / "data/unseen").rmdir()
-    for algorithm in (FedAvg(), FedEM()):
+    for algorithm in (FedAvg(), MixedEffects(), FedEM()):
         name = type(algorithm).__name__
         _, _, trainer = fit(root, tmp_path / name, algorithm)
         last[name] = f"{trainer.log_dir}/checkpoints/last.ckpt"
@@ -82,8 +82,9 @@ def test_a_later_client_with_test_samples_alone(tmp_path, labelled):
             quiet_trainer(), module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output)
         )
 
-    table = served(FedAvg())
-    assert table[["num_train", "num_test"]].to_numpy().tolist() == [[0, 200]]
-    assert (table["accuracy"] > 0.7).tolist() == [labelled]
+    for algorithm in (FedAvg(), MixedEffects()):
+        table = served(algorithm)
+        assert table[["num_train", "num_test"]].to_numpy().tolist() == [[0, 200]]
+        assert (table["accuracy"] > 0.7).tolist() == [labelled]
     with pytest.raises(ConfigError, match="unseen client 'dora' has no training samples, and FedEM adapts"):
         served(FedEM())
