@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_fed.clients.base import PredictJob
 from lit_fed.core import tree
 from lit_fed.core.networks.stacked_network import num_models_of
-from lit_fed.core.own_module import OwnModule, defines
+from lit_fed.core.own_module import AT_END, OwnModule, defines
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState
 
@@ -83,7 +83,7 @@ def logged_by_step(job: PredictJob, step: str, batch_size: int) -> Leaves:
             each.append(own.run.logged() if served is not None else {})
     names = dict.fromkeys(name for one in each for name in one)
     missing = torch.full((), torch.nan, dtype=torch.float64)
-    return {name.replace("/", "_"): torch.stack([one.get(name, missing).cpu() for one in each]) for name in names}
+    return own.named({name: torch.stack([one.get(name, missing).cpu() for one in each]) for name in names})
 
 
 def served_models(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> ServedModels | None:
@@ -137,6 +137,10 @@ def _run(task: Task, own: OwnModule, served: ServedModels, x: Tensor, y: Tensor,
                     leaves = model.parameters | {name: leaf.clone() for name, leaf in model.buffers.items()}
                     with mixes:
                         own.step(leaves | task.frozen, step, batch)
+            if single and defines(own.network, AT_END[step]):
+                own.call(tree.index(served.models.parameters | served.models.buffers, 0) | task.frozen, AT_END[step])
+            elif defines(own.network, AT_END[step]):
+                own.say(f"{own.name}.{AT_END[step]} is not called for a mixture")
     finally:
         vars(run).update(training=True, testing=False, validating=False, scale=1.0)
 

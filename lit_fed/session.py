@@ -33,6 +33,7 @@ from lit_fed.data.augmentation import make_augmentation, mask_form
 from lit_fed.data.data_sets.base import is_first_process, names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
+from lit_fed.metrics.scores import reserved_keys
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import build_network, check_outputs, zero_outputs
 from lit_fed.settings import ModelSettings
@@ -181,7 +182,9 @@ def _with_own_steps(task: Task, facts: TrainingFacts) -> Task:
     """The task of a network that computes its loss itself; a line says what of it is not called."""
     no_label = facts.target.as_labels(torch.zeros(facts.label_shape))
     is_target = isinstance(facts.target, OwnLoss)
-    own = OwnModule(task.network, facts.inputs, is_target=is_target, no_label=no_label)
+    own = OwnModule(
+        task.network, facts.inputs, is_target=is_target, no_label=no_label, reserved=reserved_keys(facts.target.metric)
+    )
     hooks = f"; clients do not call its {', '.join(own.not_called)}" if own.not_called else ""
     if is_first_process():
         notice(f"{own.name} trains by its own training_step{hooks}")

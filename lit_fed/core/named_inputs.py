@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError
 
-__all__ = ["ATTENTION_MASK", "LABELS", "Given", "Input", "NamedInputs", "kind_of", "read_by_name"]
+__all__ = ["ATTENTION_MASK", "LABELS", "WHOLE", "Given", "Input", "NamedInputs", "kind_of", "read_by_name"]
 
 Given = np.ndarray | list[np.ndarray]
 """One input of some samples: [n, ...], or a list of n arrays if their lengths differ."""
@@ -28,8 +28,8 @@ Given = np.ndarray | list[np.ndarray]
 ATTENTION_MASK = "attention_mask"
 """Name of the mask of padded sequences: 1 at their positions, 0 at padding."""
 
-LABELS = "y"
-"""Name of the labels among inputs, where a batch is a pair of inputs and labels."""
+LABELS, WHOLE = "labels__", "batch__"
+"""Names of the labels among inputs, where a batch is a pair of inputs and labels, and of a batch that is one tensor."""
 
 LARGEST = 2**24
 """Whole numbers up to which float32 is exact."""

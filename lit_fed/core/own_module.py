@@ -13,10 +13,9 @@ import copy
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils import _pytree as pytree
 
-from lit_fed.core.named_inputs import LABELS, NamedInputs
+from lit_fed.core.named_inputs import LABELS, WHOLE, NamedInputs
 from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, notice
@@ -35,13 +34,20 @@ FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "torch")
 """Packages whose own methods are defaults, and not the user's."""
 
 NOT_CALLED = (
-    "on_train_start", "on_train_end", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start",
-    "on_train_batch_end", "on_validation_epoch_end", "on_before_optimizer_step", "on_before_backward",
-    "on_after_backward", "on_before_zero_grad", "backward", "optimizer_step", "optimizer_zero_grad",
-    "configure_gradient_clipping", "lr_scheduler_step", "train_dataloader", "val_dataloader", "test_dataloader",
+    "backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step",
+    "prepare_data", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader", "teardown",
     "configure_callbacks", "transfer_batch_to_device",
 )  # fmt: skip
-"""Hooks of a LightningModule that clients do not call."""
+"""Hooks of a LightningModule that clients do not call, beside those whose names begin with `on_`."""
+
+AT_END = {"test_step": "on_test_epoch_end", "validation_step": "on_validation_epoch_end"}
+"""Hooks behind the last batch of a client, by the step."""
+
+CALLED = ("on_before_batch_transfer", "on_after_batch_transfer", "on_save_checkpoint", *AT_END.values())
+"""Hooks whose names begin with `on_`, and that are called."""
+
+REDUCTIONS = ("mean", "sum", "min", "max")
+"""How values of a client's batches are put together."""
 
 OF_BATCHES = ("on_before_batch_transfer", "on_after_batch_transfer")
 """Hooks that change a batch."""
@@ -89,7 +95,11 @@ def maker_from_hparams(network: nn.Module) -> Callable[[], nn.Module] | None:
     if not hparams or not {*needed[1:]} <= hparams.keys():
         return None
     known = {name: value for name, value in hparams.items() if name in parameters}
-    return partial(type(network), **known)
+
+    def make() -> nn.Module:  # without parameters that sizes of the data could fill
+        return type(network)(**known)
+
+    return make
 
 
 @contextmanager
@@ -137,21 +147,42 @@ class Run:
     size: int = 1  # samples of the batch
     scale: float = 1.0  # of what is logged
     _sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # Σ size·value, Σ size
+    _extremes: dict[str, tuple[str, list[Tensor]]] = field(default_factory=dict)  # reduced otherwise than by the mean
     _metrics: dict[str, Any] = field(default_factory=dict)  # objects of torchmetrics
     _aside: dict[str, Tensor] | None = None  # what single samples log; None: a batch logs
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a client has no trainer.{name}; pass what is needed to the module's __init__")
 
-    def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-        """As `LightningModule.log`: means over a client's samples, whatever of `on_step` or `sync_dist` is asked."""
+    def log(
+        self, name: str, value: Any, *_: Any, batch_size: int | None = None, reduce_fx: Any = "mean", **__: Any
+    ) -> None:  # fmt: skip
+        """As `LightningModule.log`, over a client's batches, whatever of `on_step` or `sync_dist` is asked.
+
+        Raises:
+            ConfigError: if the value is no number, or the reduction is none of PyTorch's or Lightning's.
+        """
         if hasattr(value, "compute"):
             if self._aside is None:  # of single samples nothing was added to it
                 self._metrics[name] = value
-        elif self._aside is not None:
-            self._aside[name] = torch.as_tensor(value).detach().double()
+            return
+        how = getattr(reduce_fx, "__name__", reduce_fx)
+        if isinstance(value, Mapping) or how not in REDUCTIONS:
+            kind = f"a {type(value).__name__}; use log_dict" if isinstance(value, Mapping) else f"reduce_fx {how}"
+            raise ConfigError(
+                f"self.log({name!r}) has {kind if ';' in kind else f'{kind}; give mean, sum, min or max'}"
+            )
+        number = torch.as_tensor(value).detach().double()
+        if number.numel() != 1:
+            raise ConfigError(f"self.log({name!r}) has a tensor {list(number.shape)}; log its numbers one by one")
+        if self._aside is not None:
+            self._aside[name] = number.reshape(()) if how == "mean" else torch.full_like(number.reshape(()), math.nan)
+        elif how == "mean":
+            self.add(name, number.reshape(()), batch_size or self.size)
         else:
-            self.add(name, torch.as_tensor(value).detach().double(), batch_size or self.size)
+            self._extremes.setdefault(name, (how, []))[1].append(
+                number.reshape(()) * (self.scale if how == "sum" else 1)
+            )
 
     def add(self, name: str, value: Tensor, size: Tensor | float) -> None:
         """Add the mean [] of some samples to what is logged under a name."""
@@ -170,10 +201,21 @@ class Run:
     def logged(self) -> Leaves:
         """Means [] of what was logged, by name, float64; afterwards nothing is logged."""
         found = {name: total / count for name, (total, count) in self._sums.items()}
+        found |= {name: getattr(torch.stack(each), how)() for name, (how, each) in self._extremes.items()}
         for name, metric in self._metrics.items():
-            found[name] = torch.as_tensor(metric.compute()).detach().double()
-        self._sums, self._metrics = {}, {}
+            value = torch.as_tensor(metric.compute()).detach().double()
+            if value.numel() != 1:
+                raise ConfigError(
+                    f"self.log({name!r}) has a {type(metric).__name__} of {list(value.shape)} values; log numbers, such "
+                    "as its mean"
+                )
+            found[name] = value.reshape(())
+        self.forget()
         return found
+
+    def forget(self) -> None:
+        """Drop what was logged."""
+        self._sums, self._extremes, self._metrics = {}, {}, {}
 
 
 class _OfMany(Run):
@@ -208,6 +250,7 @@ class OwnModule:
         inputs: what a sample concatenates; None: a single input.
         is_target: whether its loss is the target, `OwnLoss`, so that samples hold their labels.
         no_label: a label [...] of zeros, with which hooks of batches run where labels are not known.
+        reserved: keys of results that nothing logged may take.
 
     Raises:
         ConfigError: if it optimises manually.
@@ -215,10 +258,11 @@ class OwnModule:
 
     def __init__(
         self, network: nn.Module, inputs: NamedInputs | None = None, *, is_target: bool = False,
-        no_label: Tensor | None = None,
+        no_label: Tensor | None = None, reserved: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.network, self.name, self.run = network, type(network).__name__, Run()
-        self.inputs, self.is_target = inputs, is_target
+        self.inputs, self.is_target, self.reserved = inputs, is_target, reserved
+        self._predicts = True
         self._takes_index: dict[str, bool] = {}  # whether a step takes `batch_idx`, by its name
         self._no_label = torch.zeros(()) if no_label is None else no_label
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
@@ -236,7 +280,8 @@ class OwnModule:
     @property
     def not_called(self) -> list[str]:
         """Names of its hooks that clients do not call."""
-        return [name for name in NOT_CALLED if defines(self.network, name)]
+        own = [name for name in dir(type(self.network)) if name.startswith("on_") and name not in CALLED]
+        return [name for name in (*own, *NOT_CALLED) if defines(self.network, name)]
 
     def say(self, text: str) -> None:
         """Print a line, once."""
@@ -324,7 +369,7 @@ class OwnModule:
         parts = given.values() if isinstance(given, dict) else given
         named = dict(zip((one.name for one in self.inputs.inputs), parts, strict=True))
         if LABELS not in named:
-            return given
+            return named.get(WHOLE, given)
         y = named.pop(LABELS)
         if set(named) == {"x"}:
             return named["x"], y
@@ -355,8 +400,20 @@ class OwnModule:
         """What the module predicts of a batch that holds its labels; None: nothing."""
         if defines(self.network, "predict_step"):
             return self.call(leaves, "predict_step", batch, 0)[0]
-        if not defines(self.network, "forward"):
+        if not defines(self.network, "forward") or not self._predicts:
             return None
+        try:
+            return self._forward(leaves, batch)
+        except Exception as error:  # the user's code may raise anything
+            self._predicts = False
+            self.say(
+                f"{self.name}.forward cannot read a batch ({_first_line(error)}), so that there are no predictions; "
+                "define predict_step(batch, batch_idx)"
+            )
+            return None
+
+    def _forward(self, leaves: Leaves, batch: Any) -> Any:
+        """`forward` of the inputs of a batch: by their names, or in their order."""
         given = batch[0] if isinstance(batch, tuple) and len(batch) == 2 else batch
         if isinstance(given, dict):
             takes = inspect.signature(self.network.forward).parameters
@@ -482,6 +539,8 @@ class OwnModule:
                 return loss, dict(logged)
 
         self.run.size = 1
+        if self._metrics and torch.is_grad_enabled():
+            self.say(f"objects of torchmetrics in {self.name}.training_step measure nothing where samples are weighed")
         if size > 1 and "one by one" not in self._said:
             try:
                 with self._muted():
@@ -598,8 +657,11 @@ class OwnModule:
         try:
             yield
         finally:
-            self.run.logged()
+            self.run.forget()
             metrics = {id(one) for metric in self._metrics for one in metric.modules()}
+            metrics |= {
+                id(one) for one in self.network.modules() if hasattr(one, "_groups_checked")
+            }  # their collections
             changed = {f"self.{name}" for one, held in kept for name in _put_back(one, held) if id(one) not in metrics}
             if changed:
                 self.say(
@@ -625,13 +687,21 @@ class OwnModule:
 
         A value that a client does not log is NaN, and 0 for a client without steps, which counts nowhere.
         """
-        found = {name.replace("/", "_"): value for name, value in self.run.logged().items()}
+        found = self.named(self.run.logged())
         if self.names is None:
             self.names = tuple(found)
         if late := [name for name in found if name not in self.names]:
             self.say(f"{self.name} logs {', '.join(late)} in some steps only, which is not measured")
         absent = torch.full((), math.nan if self._has_stepped else 0.0, dtype=torch.float64)
         return {name: found.get(name, absent) for name in self.names}
+
+    def named(self, logged: Leaves) -> Leaves:
+        """What was logged by its key in results; a name that these have already gets `own_` in front, which is said."""
+        keys = {name: name.replace("/", "_") for name in logged}
+        taken = {name: f"own_{key}" for name, key in keys.items() if key in self.reserved or key.startswith("pi_")}
+        for name, key in taken.items():
+            self.say(f"{name}, which {self.name} logs, is {key} in results, which have a {keys[name]} already")
+        return {taken.get(name, keys[name]): value for name, value in logged.items()}
 
     def learn_names(self, leaves: Leaves, x: Tensor) -> None:
         """Find out what steps log, by one on made-up samples; if that fails, `names` stay unknown.
@@ -646,7 +716,7 @@ class OwnModule:
             try:
                 self._step({name: leaf.clone() for name, leaf in leaves.items()}, self.batch(x, y))
             except Exception:  # the user's code may raise anything; a trial on real samples follows
-                self.run.logged()
+                self.run.forget()
             else:
                 self.logged()
         self.network.eval()
@@ -659,7 +729,7 @@ class OwnModule:
     @contextmanager
     def _muted(self) -> Iterator[None]:
         """Metrics neither update nor compute within."""
-        nothing, kept = torch.zeros(()), []
+        nothing, kept = torch.full((), math.nan), []  # which no mean takes for a value
         silent: dict[str, Callable[..., Any]] = {
             "forward": lambda *_, **__: nothing, "update": lambda *_, **__: None, "compute": lambda: nothing,
         }  # fmt: skip

@@ -24,7 +24,7 @@ OF_OPTIMIZER = ("optimizer", "schedule", "momentum", "nesterov", "weight_decay",
 UNUSED = ("params", "lr", "initial_lr", "foreach", "capturable", "fused", "differentiable", "decoupled_weight_decay")
 """Options of PyTorch's optimizers that change no number, or are read elsewhere."""
 
-SCHEDULED = ("params", "initial_lr", "max_lr", "min_lr")
+SCHEDULED = ("params", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 """Entries of a group that are no options of its optimizer."""
 
 Group = tuple[tuple[str, ...], dict[str, Any]]
@@ -37,9 +37,11 @@ class ScheduledSolver(LocalSolver):
 
     Args:
         rates: the rate of each round; the last one holds afterwards. (): the rate is constant.
+        of_settings: the solver of the settings, by which runs are compared.
     """
 
     rates: tuple[float, ...] = ()
+    of_settings: LocalSolver | None = None
 
     def lr_at(self, round_idx: int, num_rounds: int) -> Tensor:
         rate = self.rates[min(round_idx, len(self.rates) - 1)] if self.rates else self.rate
@@ -134,8 +136,13 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
     groups = _groups(own, name, optimizer)
     rates, scheduled = _rates(optimizer, scheduler, num_rounds, max(given.local_epochs, 1), epoch_steps, name)
     rates = tuple(one * rate / base if base else one for one in rates)
-    work = {one.name: getattr(given, one.name) for one in fields(LocalSolver) if one.name not in (*OF_OPTIMIZER, "lr")}
+    work: dict[str, Any] = {
+        one.name: getattr(given, one.name) for one in fields(LocalSolver) if one.name not in (*OF_OPTIMIZER, "lr")
+    }
+    work["of_settings"] = given
     shown = f"{type(optimizer).__name__}(lr={rate:g}) of {name}{scheduled}"
+    if rate != usual.lr and given.lr == usual.lr:  # which may have been given, and cannot be told
+        shown += f"; a --model.solver.lr other than {usual.lr:g} replaces its rate"
     rule = _as_rule(optimizer)
     if isinstance(rule, dict):
         return ScheduledSolver(**work, **rule, lr=rate, rates=rates), f"clients step by {shown}"
@@ -147,7 +154,7 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
         **work, lr=rate, rates=rates, optimizer=f"{kind.__module__}.{kind.__name__}", kind=kind, defaults=own_defaults,
         groups=groups,
     )  # fmt: skip
-    return solver, f"clients run {shown}, one after another: {rule}"
+    return solver, f"clients run, one after another since {rule}, {shown}"
 
 
 def _configured(own: OwnModule, name: str, epochs: int, steps: int) -> tuple[torch.optim.Optimizer, Any]:
@@ -213,6 +220,7 @@ def _rates(
             f"{name} returns ReduceLROnPlateau, which waits for a metric of one machine; return another scheduler, or "
             "give --model.solver.schedule"
         )
+    before = _momenta(optimizer)
     by_step, frequency = settings.get("interval", "epoch") == "step", int(settings.get("frequency", 1) or 1)
     rates, done = [], 0
     for round_idx in range(num_rounds):
@@ -225,7 +233,13 @@ def _rates(
     for group in optimizer.param_groups:
         group["lr"] = group.get("initial_lr", group["lr"])
     unit = "step of the largest client" if by_step else "local epoch"
-    return tuple(rates), f", with {type(scheduler).__name__} by {unit}, one rate a round"
+    moved = ", without its changes of momentum" if _momenta(optimizer) != before else ""
+    return tuple(rates), f", with {type(scheduler).__name__} by {unit}, one rate a round{moved}"
+
+
+def _momenta(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Entries of groups that schedulers change beside the rate."""
+    return [(one.get("momentum"), one.get("betas")) for one in optimizer.param_groups]
 
 
 def _as_rule(optimizer: torch.optim.Optimizer) -> dict[str, Any] | str:

@@ -55,7 +55,7 @@ SHARE = number(0, 1)
 INPUT = text(64, r"[0-9]+|[^\W\d]\w*")
 INPUTS = record(
     {
-        "inputs": list_of(tuple_of(INPUT, SHAPE, one_of("float32", "int64", "bool", "uint8")), 64, 2),
+        "inputs": list_of(tuple_of(INPUT, SHAPE, one_of("float32", "int64", "bool", "uint8")), 64, 1),
         "uneven": list_of(INPUT, 64),
         "hold_labels": FLAG,
     },

@@ -10,13 +10,27 @@ from torch import Tensor
 
 from lit_fed.core.types import Leaves
 
-__all__ = ["STATISTICS", "USUAL", "ClientScores", "Statistic", "client_statistics", "outlier", "summarise"]
+__all__ = [
+    "STATISTICS",
+    "USUAL",
+    "ClientScores",
+    "Statistic",
+    "client_statistics",
+    "outlier",
+    "reserved_keys",
+    "summarise",
+]
 
 USUAL = {"accuracy": True, "mse": False, "loss": False}
 """The loss and the metrics of the usual targets, which need not be chosen, and whether larger is better.
 
 Statistics of them over clients are in `STATISTICS`.
 """
+
+
+def reserved_keys(metric: str) -> frozenset[str]:
+    """Keys of results that nothing logged may take: of the loss and `metric`, with all statistics."""
+    return frozenset(f"{name}{suffix}" for name in (*USUAL, metric) for suffix in STATISTICS) | {"num_test", "samples"}
 
 
 class ClientScores(NamedTuple):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -18,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lit_fed.core.named_inputs import Given, Input, NamedInputs
+from lit_fed.core.named_inputs import WHOLE, Given, Input, NamedInputs
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, given_array, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked, packed
 from lit_fed.data.data_sets.rows import TableRows, rows_of_frame
@@ -146,6 +147,8 @@ def data_set_of_loaders(
             cut = {name: (_rows(x, rows), y[rows]) for name, rows in zip(each, _spans(sizes), strict=True)}
             known = {name: cut[name] for name in map(str, clients)}
             return data_set_of_arrays(known, {name: cut[name] for name in map(str, unseen or {})}, **options)
+    if isinstance(batch, torch.Tensor):
+        batch = {WHOLE: batch}
     parts = batch if isinstance(batch, Mapping) else {str(place): one for place, one in enumerate(batch)}
     for name, one in parts.items():
         held = isinstance(one, torch.Tensor) and one.ndim > 0 and len(one) == sum(sizes)
@@ -177,6 +180,9 @@ def _listed(place: str, given: Any) -> list[Any]:
     dataset, sampler = (given.dataset, given.sampler) if isinstance(given, DataLoader) else (given, None)
     if isinstance(dataset, IterableDataset):
         return list(dataset)
+    batches = getattr(given, "batch_sampler", None)
+    usual = batches is None or type(batches) is BatchSampler
+    require(usual, f"{place} has a {type(batches).__name__}; give torch.utils.data.Subset in place of a batch_sampler")
     known = sampler is None or isinstance(sampler, SequentialSampler | RandomSampler | SubsetRandomSampler)
     require(known, f"{place} has a {type(sampler).__name__}; give torch.utils.data.Subset in place of a sampler")
     rows = sorted(sampler.indices) if isinstance(sampler, SubsetRandomSampler) else range(len(dataset))
