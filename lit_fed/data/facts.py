@@ -19,6 +19,7 @@ from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.system.checked_archive import tensor
 from lit_fed.system.readers import (
     FormError,
     Reader,
@@ -106,9 +107,9 @@ def _type(value: Any, place: str) -> str:
 
 def _vector(value: Any, place: str) -> Tensor:
     """A tensor with one axis."""
-    if not isinstance(value, Tensor) or value.ndim != 1 or value.is_complex():
+    if tensor(value, place).ndim != 1 or value.is_complex():
         raise FormError(f"{place} is not a tensor with one axis")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 FACTS: dict[str, Reader] = {

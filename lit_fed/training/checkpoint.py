@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
 from lit_fed.data.facts import FACTS, FLAG, TrainingFacts
 from lit_fed.errors import ConfigError, notice
-from lit_fed.system.checked_archive import DamagedFileError, load_checked
+from lit_fed.system.checked_archive import DamagedFileError, is_dense, load_checked, tensor
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.names import LONGEST_SHOWN
 from lit_fed.system.readers import (
@@ -80,22 +80,15 @@ def _counts(value: Any, place: str) -> Any:
     return value if isinstance(value, bool) else STEP(value, place)
 
 
-def _tensor(value: Any, place: str) -> Tensor:
-    """Read a tensor whose numbers lie one beside the other."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
-        raise FormError(f"{place} is not a dense tensor")
-    return value
-
-
 def _one_number(value: Any, place: str) -> Any:
     """Read a real number, or a tensor of one."""
-    is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    is_one = is_dense(value) and value.numel() == 1 and not value.is_complex()
     return value if is_one else instance(int, float)(value, place)
 
 
 def _one_tensor(value: Any, place: str) -> Tensor:
     """Read a tensor of one real number."""
-    return cast(Tensor, _one_number(_tensor(value, place), place))
+    return cast(Tensor, _one_number(tensor(value, place), place))
 
 
 def _rate(value: Any, place: str) -> Any:
@@ -130,7 +123,7 @@ LONGEST_PATH, LONGEST_PART = 4096, 255
 """Letters of a path, and of a name in it."""
 
 TEXT, STEP, ANY_PLAIN = instance(str), whole(0), plain(MOST, DEEPEST)
-PLAIN, TENSORS = keyed(TEXT, ANY_PLAIN, MOST), keyed(TEXT, _tensor, MOST)
+PLAIN, TENSORS = keyed(TEXT, ANY_PLAIN, MOST), keyed(TEXT, tensor, MOST)
 
 SPENT = record(
     {"epsilon": instance(int, float), "delta": number(0, 1), "unit": TEXT, "adjacency": TEXT, "public_start": FLAG},

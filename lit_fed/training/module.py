@@ -33,7 +33,7 @@ from lit_fed.session import Session
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
-from lit_fed.system.readers import FormError, whole
+from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
 from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
@@ -393,7 +393,7 @@ class FederatedModule(LightningModule):
         try:
             whole(0, 2**31)(int(state_dict.get("rounds", 0)), "the state rounds")
             return super().load_state_dict(state_dict, strict, assign)
-        except (RuntimeError, IndexError, TypeError, FormError) as error:
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[:2][-1].strip()  # the first line of PyTorch's list is a heading
             raise ConfigError(f"{self._loaded_from}: its states are not those of this run: {reason}; {FIX}") from error
 

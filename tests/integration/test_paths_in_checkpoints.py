@@ -252,6 +252,10 @@ def test_what_early_stopping_keeps_comes_back(tmp_path, capsys):
     ("callback", "state"),
     [
         (EarlyStopping("loss"), {"wait_count": 0, "stopped_epoch": 0, "best_score": torch.zeros(2), "patience": 3}),
+        (
+            EarlyStopping("loss"),
+            {"wait_count": 0, "stopped_epoch": 0, "best_score": torch.zeros((), device="meta"), "patience": 3},
+        ),
         (EarlyStopping("loss"), {"wait_count": -1, "stopped_epoch": 0, "best_score": torch.tensor(1.0), "patience": 3}),
         (ModelCheckpoint(), checkpoints_state("", None) | {"best_k_models": {"": "x"}}),
         (Timer("00:00:01:00"), {"time_elapsed": {"train": float("nan")}}),
@@ -259,8 +263,11 @@ def test_what_early_stopping_keeps_comes_back(tmp_path, capsys):
         (ClientFaults(), {"totals": dict.fromkeys(ClientFaults().totals, 0), "failed": {"ben": [-1]}}),
         (ClientWeights(), {"records": {"rounds": [1]}, "spacing": 1, "seen": 1}),
         (ClientWeights(), {"records": {}, "spacing": 0, "seen": 1}),
+        (ClientWeights(), {"records": {"rounds": [torch.zeros(3, 2)]}, "spacing": 1, "seen": 1}),
+        (ClientWeights(), {"records": {"mixture": [torch.zeros(1), torch.zeros(2)]}, "spacing": 1, "seen": 1}),
         (Divergence(), {"first": "x"}), (RunReport(), {"seconds": -1.0}),
         (SpectralGap(), {"squares": 1, "num_rounds": 0}),
+        (SpectralGap(), {"squares": torch.zeros(1).expand(2**20, 2**20), "num_rounds": 1}),
     ],
     ids=lambda one: type(one).__name__,
 )  # fmt: skip
