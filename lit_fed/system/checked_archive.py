@@ -36,7 +36,7 @@ def load_checked(path: Path, *, values: bool = True) -> Any:
 
     Args:
         path: the file.
-        values: read the values of tensors; otherwise they are on the device `meta`.
+        values: read the values of tensors; otherwise each is read from the file when it is used.
 
     Raises:
         DamagedFileError: if it is damaged, is no such file, or contains anything else.
@@ -45,7 +45,7 @@ def load_checked(path: Path, *, values: bool = True) -> Any:
     stat = path.stat()
     _verify(path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     try:
-        return torch.load(path, map_location="cpu" if values else "meta", weights_only=True)
+        return torch.load(path, map_location="cpu", mmap=not values, weights_only=True)
     except pickle.UnpicklingError as error:
         raise DamagedFileError("it holds something else than tensors and plain types, which is never loaded") from error
     except Exception as error:  # damage outside the entries, or a forged file

@@ -293,7 +293,7 @@ def load_checkpoint(
         path: the file.
         resumable: training will resume from it, which needs more than serving.
         option: the argument that named it.
-        values: read the values of tensors; otherwise only their shapes.
+        values: read the values of tensors; otherwise each is read from the file when it is used.
 
     Raises:
         DamagedCheckpointError: if it is damaged.

@@ -236,10 +236,17 @@ class RoundLogger(Logger):
         file.parent.mkdir(parents=True, exist_ok=True)
         columns, rows = ["step"], []
         if file.is_file():
-            text = file.read_text()
-            reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-            rows = [row for row in reader if int(row["step"]) < (self._keep_rounds or math.inf)]
-            columns = list(reader.fieldnames or columns)
+            try:
+                text = file.read_text()
+                reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]), restkey="")
+                rows = [row for row in reader if int(row["step"]) < (self._keep_rounds or math.inf)]
+                columns = list(reader.fieldnames or columns)
+                if any("" in row for row in rows):
+                    raise ValueError("a row is longer than the header")
+            except (ValueError, LookupError, TypeError, csv.Error) as error:
+                raise ConfigError(
+                    f"{file} is not what was written ({error}); restore it, or move it away to begin a new one"
+                ) from error
         elif self._keep_rounds:
             notice(f"{file} is gone; it begins again with round {self._keep_rounds}, counted from 0")
         return self._write(rows, columns)

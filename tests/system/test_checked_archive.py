@@ -22,7 +22,8 @@ def test_a_tensor_without_values_of_its_own_is_not_dense(tensor, tmp_path):
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.zeros(0, 3), torch.zeros(2, 3).T, torch.zeros(5)[2:4], torch.tensor(True), torch.nn.Parameter(torch.ones(2)),
+        torch.zeros(0, 3), torch.zeros(2, 3).T, torch.zeros(5)[2:4], torch.tensor(True),
+        torch.nn.Parameter(torch.ones(2)),
         torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.complex64),
     ],
 )  # fmt: skip
