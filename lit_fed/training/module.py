@@ -35,7 +35,7 @@ from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
 from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
-from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run
+from lit_fed.training.history import RunHistory, content_of, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.base import AlgorithmWrapper
@@ -364,6 +364,8 @@ class FederatedModule(LightningModule):
         entry = self._entry or self.history.entry(self.federation, self.facts)
         spent = self.history.spent(self.federation, self.settings.features)
         checkpoint[CHECKPOINT_KEY] = entry | {"results": dict(self.results), "spent": spent}
+        if (secret := self.federation.terms.secret) is not None:
+            checkpoint[CHECKPOINT_KEY]["noise"] = secret.name_beside(*content_of(checkpoint))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run; take over results and schedule of this one.
