@@ -344,6 +344,7 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> N
         own = {name: getattr(trainer, name).state_dict() for name in LOOPS}
         if not _is_like(checkpoint["loops"], own, exactly=True):
             raise ConfigError(f"{place}: its entry loops is not of the form of this version of Lightning; {FIX}")
+        _check_counts(checkpoint, place)
     for name in checkpoint.keys() & {"optimizer_states", "lr_schedulers"}:
         checkpoint[name] = []  # the one optimizer has no state, and there is no scheduler
     found, said = checkpoint.get("callbacks", {}), []
@@ -365,6 +366,18 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> N
             said.append(f"the entry {str(name)[:LONGEST_SHOWN]} of the checkpoint may name a file; it is not used")
     for one in said if trainer.is_global_zero else ():
         notice(one)
+
+
+def _check_counts(checkpoint: dict[str, Any], place: str) -> None:
+    """Refuse rounds that are counted differently in a checkpoint's entries: one batch and one step are one round."""
+    steps, fit = checkpoint.get("global_step", 0), checkpoint["loops"]["fit_loop"]
+    done = fit["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
+    begun = [fit[name]["total"]["ready"] for name in ("epoch_progress", "epoch_loop.batch_progress")]
+    counted = steps  # a program may fit a module twice
+    if checkpoint.get(CHECKPOINT_KEY, {}).get("arguments") and "rounds" in checkpoint["state_dict"]:
+        counted = checkpoint["state_dict"]["rounds"].tolist()
+    if not done == steps == counted or any(one not in (steps, steps + 1) for one in begun):  # one may be interrupted
+        raise ConfigError(f"{place}: its rounds are {steps}, {done}, {counted} and {begun} in different entries; {FIX}")
 
 
 def _misfit(callback: Callback, state: dict[str, Any]) -> str:

@@ -145,6 +145,24 @@ def test_entries_of_other_types_are_refused_by_name(whole, tmp_path, capsys):
         assert f"theirs.ckpt: its entry {named}" in capsys.readouterr().err, place
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("global_step",), ("state_dict", "rounds"), ("loops", "fit_loop", "epoch_progress", "total", "ready"),
+        ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "ready"),
+        ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress", "total", "completed"),
+    ],
+    ids=lambda place: place[-2] if len(place) > 1 else place[0],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [0, 3])
+def test_one_forged_count_of_rounds_is_refused(whole, tmp_path, capsys, place, value):
+    content = load_checkpoint(whole)
+    assert content["global_step"] == 1
+    forged = torch.tensor(value) if place[0] == "state_dict" else value
+    assert not ran(goes_on(tmp_path), replaced(content, place, forged), tmp_path)
+    assert "theirs.ckpt: its rounds are" in capsys.readouterr().err
+
+
 def test_a_folder_of_client_files_that_a_checkpoint_names_gets_no_file(tmp_path):
     data = FederatedDataModule(Digits(), num_clients=4)
     quiet_trainer(1, tmp_path / "one").fit(FederatedModule(Local(), client_memory_gb=0), datamodule=data)
