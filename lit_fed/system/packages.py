@@ -37,7 +37,7 @@ def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> 
 @contextmanager
 def without_hub(is_here: bool) -> Iterator[None]:
     """Context in which Hugging Face's libraries reach no hub, if what is read `is_here`: its files may name others."""
-    constants = importlib.import_module("huggingface_hub.constants")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or is_here
     try:
