@@ -52,7 +52,8 @@ class SpectralGap(FederatedCallback):
         present = torch.zeros(num_clients, dtype=torch.bool).index_fill(0, record.client_ids.cpu(), True)
         matrix = matrix if present.all() else restrict(matrix, present)
         square = matrix @ matrix
-        if self.squares is None or self.squares.shape != square.shape:  # as of a forged checkpoint
+        known = self.squares
+        if known is None or (known.shape, known.dtype) != (square.shape, square.dtype):  # as of a forged checkpoint
             self.squares, self.num_rounds = torch.zeros_like(square), 0
         self.squares += square
         self.num_rounds += 1
