@@ -52,10 +52,9 @@ class SpectralGap(FederatedCallback):
         present = torch.zeros(num_clients, dtype=torch.bool).index_fill(0, record.client_ids.cpu(), True)
         matrix = matrix if present.all() else restrict(matrix, present)
         square = matrix @ matrix
-        known = self.squares
-        if known is None or (known.shape, known.dtype) != (square.shape, square.dtype):  # as of a forged checkpoint
+        if self.squares is None or self.squares.shape != square.shape:  # as of a forged checkpoint
             self.squares, self.num_rounds = torch.zeros_like(square), 0
-        self.squares += square
+        self.squares = self.squares + square
         self.num_rounds += 1
         mean_gap = 1 - second_eigenvalue(self.squares / self.num_rounds) ** 0.5
         module.results["graph/mean_spectral_gap"] = mean_gap
