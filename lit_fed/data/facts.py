@@ -213,7 +213,7 @@ class TrainingFacts(Terms):
         Raises:
             ConfigError: if there is no such target.
         """
-        constants, columns = plain["normalisation"], plain["columns"]
+        constants, columns = plain["normalisation"], plain.get("columns")
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
         kind, num_classes, positions, *ignored = plain["target"]
         given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
@@ -224,7 +224,7 @@ class TrainingFacts(Terms):
         inputs = plain.get("inputs")
         given["inputs"] = None if inputs is None else NamedInputs.from_plain(inputs)
         for name in ("groups", "sizes"):
-            given[name] = None if plain[name] is None else plain[name].long()
+            given[name] = None if plain.get(name) is None else plain[name].long()
         return cls(**given)
 
 

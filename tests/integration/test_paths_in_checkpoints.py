@@ -1,6 +1,7 @@
 """No path in a checkpoint is written to or deleted, and states of callbacks come back all the same."""
 
 import copy
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.cli import main
 from lit_fed.command_line.classes import trusted_arguments
 from lit_fed.data import Digits
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import LOOPS, keep_harmless, load_checkpoint
 
@@ -143,6 +145,14 @@ def test_entries_of_other_types_are_refused_by_name(whole, tmp_path, capsys):
         assert not ran(goes_on(tmp_path), replaced(content, place, value), tmp_path)
         named = ".".join(place[:2] if place[0] == "lit_fed" else place[:1])
         assert f"theirs.ckpt: its entry {named}" in capsys.readouterr().err, place
+
+
+def test_facts_with_a_default_may_be_missing(whole):
+    facts = load_checkpoint(whole)["lit_fed"]["serving"]
+    for one in fields(TrainingFacts):
+        if one.default is not MISSING:
+            less = TrainingFacts.from_plain({name: value for name, value in facts.items() if name != one.name})
+            assert getattr(less, one.name) == one.default, one.name
 
 
 @pytest.mark.parametrize(
