@@ -12,13 +12,27 @@ from torch import Tensor
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.types import Leaves
 from lit_fed.errors import ConfigError, notice
+from lit_fed.system.checked_archive import tensor
 from lit_fed.system.files import whole_file
-from lit_fed.system.readers import MOST, instance, keyed, list_of, whole
+from lit_fed.system.readers import MOST, FormError, keyed, list_of, one_of, whole
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import innermost
 
 __all__ = ["ClientWeights"]
+
+KINDS = {"rounds": torch.int64, "mixture": torch.float32, "collaboration": torch.float32}
+"""What is kept of a round, and its type."""
+
+
+def _records(value: Any, place: str) -> dict[str, list[Tensor]]:
+    """Read weights of one shape for each round, by name, and the numbers of these rounds."""
+    found: dict[str, list[Tensor]] = keyed(one_of(*KINDS), list_of(tensor, MOST, 1), len(KINDS))(value, place)
+    for name, values in found.items():
+        form = KINDS[name], torch.Size() if name == "rounds" else values[0].shape
+        if {(one.dtype, one.shape) for one in values} != {form}:
+            raise FormError(f"{place}.{name} is not of tensors of {KINDS[name]} and one shape")
+    return found
 
 
 class ClientWeights(FederatedCallback):
@@ -35,7 +49,7 @@ class ClientWeights(FederatedCallback):
     """
 
     kept = {
-        "records": keyed(instance(str), list_of(instance(Tensor), MOST), MOST),
+        "records": _records,
         "spacing": whole(1),
         "seen": whole(),
     }

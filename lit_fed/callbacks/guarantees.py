@@ -131,11 +131,11 @@ def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own
     elif goes_on is not None:
         found = trainer.strategy.broadcast(read_secret(goes_on.parent) if trainer.is_global_zero else None)
         kept, pending = (None, 0) if found is None else (Secret(found[0]), found[1])
-        is_its_own = kept is not None and history.noise in ("", kept.name)
+        is_its_own = kept is not None and history.noise == kept.name_beside(*history.content)
         if history.resume_with_changes or may_differ or not is_its_own:
             reason = f"{SECRET_FILE} " + (
                 "is not beside it" if kept is None
-                else "beside it is that of another checkpoint" if not is_its_own
+                else "beside it is that of another checkpoint, or this one was changed" if not is_its_own
                 else "is not used with other settings" if history.resume_with_changes
                 else "is not used again where nodes may be missing"
             )  # fmt: skip

@@ -11,7 +11,8 @@ from torch import Tensor
 from lit_fed.core.graphs.mixing import mixing_matrix, restrict, second_eigenvalue
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
-from lit_fed.system.readers import instance, optional, whole
+from lit_fed.system.checked_archive import tensor
+from lit_fed.system.readers import optional, whole
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 
@@ -29,7 +30,7 @@ class SpectralGap(FederatedCallback):
     clients take T³ operations in each round.
     """
 
-    kept = {"squares": optional(instance(Tensor)), "num_rounds": whole()}
+    kept = {"squares": optional(tensor), "num_rounds": whole()}
 
     def __init__(self) -> None:
         self.squares: Tensor | None = None  # Σ_k W_k², [T, T] float64
@@ -53,7 +54,7 @@ class SpectralGap(FederatedCallback):
         square = matrix @ matrix
         if self.squares is None or self.squares.shape != square.shape:  # as of a forged checkpoint
             self.squares, self.num_rounds = torch.zeros_like(square), 0
-        self.squares += square
+        self.squares = self.squares + square
         self.num_rounds += 1
         mean_gap = 1 - second_eigenvalue(self.squares / self.num_rounds) ** 0.5
         module.results["graph/mean_spectral_gap"] = mean_gap

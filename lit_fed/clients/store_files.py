@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.system.checked_archive import DamagedFileError, load_checked
+from lit_fed.system.checked_archive import DamagedFileError, is_dense, load_checked
 from lit_fed.system.files import os_error_text, whole_file, write_atomically
 
 __all__ = [
@@ -123,7 +123,7 @@ class ClientFiles:
         except (DamagedFileError, OSError) as error:
             raise self.unreadable(client_id, version, os_error_text(error), path) from error
         entries = content if isinstance(content, dict) else {}
-        if OWNER not in entries or not all(isinstance(entries.get(name), Tensor) for name in self.names):
+        if OWNER not in entries or not all(is_dense(entries.get(name)) for name in self.names):
             raise self.unreadable(client_id, version, "it holds something else", path)
         if (whose := entries[OWNER]) != {"client": client_id, "version": version}:
             raise self.unreadable(client_id, version, f"it holds another state, {whose}", path)

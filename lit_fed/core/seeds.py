@@ -182,10 +182,9 @@ class Secret:
         """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for draws that are never published."""
         return int.from_bytes(self.derived("seed", purpose)[:SECRET_BYTES], "big")
 
-    @property
-    def name(self) -> str:
-        """Public identifier."""
-        return self.derived("name")[:8].hex()
+    def name_beside(self, *content: int | str) -> str:
+        """Public identifier beside some content: only who has the secret can write it beside another one."""
+        return self.derived("name", *content)[:SECRET_BYTES].hex()
 
     def __repr__(self) -> str:
         return "Secret(hidden)"

@@ -19,6 +19,7 @@ from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.system.checked_archive import tensor
 from lit_fed.system.readers import (
     FormError,
     Reader,
@@ -108,9 +109,9 @@ def _type(value: Any, place: str) -> str:
 
 def _vector(value: Any, place: str) -> Tensor:
     """A tensor with one axis."""
-    if not isinstance(value, Tensor) or value.ndim != 1 or value.is_complex():
+    if tensor(value, place).ndim != 1 or value.is_complex():
         raise FormError(f"{place} is not a tensor with one axis")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 FACTS: dict[str, Reader] = {
@@ -224,7 +225,7 @@ class TrainingFacts(Terms):
         Raises:
             ConfigError: if there is no such target.
         """
-        constants, columns = plain["normalisation"], plain["columns"]
+        constants, columns = plain["normalisation"], plain.get("columns")
         given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
         kind, num_classes, positions, *ignored = plain["target"]
         given["target"] = Target.from_plain(kind, num_classes, positions, ignored[0] if ignored else None, target)
@@ -235,7 +236,7 @@ class TrainingFacts(Terms):
         inputs = plain.get("inputs")
         given["inputs"] = None if inputs is None else NamedInputs.from_plain(inputs)
         for name in ("groups", "sizes"):
-            given[name] = None if plain[name] is None else plain[name].long()
+            given[name] = None if plain.get(name) is None else plain[name].long()
         return cls(**given)
 
 

@@ -33,6 +33,9 @@ CLOCKS_DIFFER = timedelta(hours=1)
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*")
 OWN_NAMES = {"ca.key", "ca.pem", "server.key", "server.pem"}
+OF_NODE = {"ca.pem", "node.key", ".ca.pem.partial", ".node.key.partial", ".node.pem.partial"}
+"""What a folder of a node may hold before its certificate is written."""
+
 OTHER_USES = (
     "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only",
 )  # fmt: skip
@@ -46,6 +49,8 @@ serialization = imported_later("cryptography.hazmat.primitives.serialization")
 
 def make_certificates(server: Sequence[str], clients: Sequence[str], output: Path, days: int = DAYS) -> list[Path]:
     """Write certificates and keys; existing ones, the CA among them, are kept.
+
+    A certificate is the last file of its pair: a pair without it was interrupted, and is made again.
 
     Args:
         server: hosts by which nodes reach the server, names or addresses; none: the server's pair exists already.
@@ -68,7 +73,7 @@ def make_certificates(server: Sequence[str], clients: Sequence[str], output: Pat
         if server:
             authority.issue(output / "server", "server", server)
         for name in clients:
-            (output / name).mkdir(mode=0o700)
+            (output / name).mkdir(mode=0o700, exist_ok=True)
             write_atomically(output / name / "ca.pem", (output / "ca.pem").read_bytes())
             authority.issue(output / name / "node", name)
     except OSError as error:
@@ -95,16 +100,19 @@ def _check_names(server: Sequence[str], clients: Sequence[str], days: int) -> No
 def _check_folder(server: Sequence[str], clients: Sequence[str], output: Path) -> None:
     """Refuse to overwrite files, and to extend an incomplete CA."""
     for name in clients:
-        if (output / name).exists():
+        there = {one.name for one in (output / name).iterdir()} if (output / name).is_dir() else None
+        if (output / name).exists() and (there is None or "node.pem" in there or there - OF_NODE):
             raise ConfigError(f"{output / name} is there already; leave {name} out, or move it away for a new one")
     authority = [one for one in ("ca.pem", "ca.key") if (output / one).exists()]
     if len(authority) == 1:
         raise ConfigError(
             f"{output}: of its CA there is {authority[0]} alone; bring the other part, or give a new --output"
         )
-    made = [one for one in ("server.pem", "server.key") if (output / one).exists()]
+    made = (output / "server.pem").exists()
     if server and made:
-        raise ConfigError(f"{output / made[0]} is there already; leave --server out to add clients, or move it away")
+        raise ConfigError(
+            f"{output / 'server.pem'} is there already; leave --server out to add clients, or move it away"
+        )
     if not server and not made:
         raise ConfigError(f"--server is not given, and {output} has no server.pem; give the server's hosts")
 

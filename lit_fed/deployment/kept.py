@@ -24,7 +24,7 @@ from lit_fed.deployment.wire import Packet
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.settings import ModelSettings
-from lit_fed.system.checked_archive import DamagedFileError, load_checked
+from lit_fed.system.checked_archive import DamagedFileError, load_checked, tensor
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.readers import FormError
 
@@ -75,8 +75,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Packet]:
     content = load_checked(path)
     try:
         sent, facts = json.loads(content["facts"])
-        return sent, Packet(facts | {"needed": None}, content["trees"])
-    except (TypeError, KeyError, ValueError) as error:
+        trees = {name: [tensor(leaf, name) for leaf in leaves] for name, leaves in content["trees"].items()}
+        return sent, Packet(facts | {"needed": None}, trees)
+    except (TypeError, LookupError, AttributeError, ValueError) as error:
         raise DamagedFileError("it holds something else") from error
 
 

@@ -319,9 +319,7 @@ class NodeTraining:
         ctx = self.rounds.context(facts["phase"], present)._replace(drawn_weight=facts["drawn_weight"])
         if facts["draws"] is not None:
             ctx = ctx._replace(draws=torch.tensor(facts["draws"]))
-        work = LocalWork(**facts["work"])
-        work = work._replace(stages=tuple(Stage(*one) for one in work.stages))
-        block = ClientBlock(Phase(facts["phase"], ids, work), counts, self.splits["seen"]["train"])
+        block = ClientBlock(Phase(facts["phase"], ids, self._work(facts)), counts, self.splits["seen"]["train"])
         kept = self.states.gather(ids)
         job = TrainJob(
             self.rounds.algorithm, ctx, shared, block, kept["state"], kept.get("optimizer"), drops_failures=True
@@ -339,6 +337,25 @@ class NodeTraining:
                 answer = tree.index((tuple(done.result.message), done.result.metrics), place)
                 found.append((clients[row], tree.leaves(answer)))
         return found
+
+    def _work(self, facts: dict[str, Any]) -> LocalWork:
+        """The local work of a question. Its phase is one of the algorithm's here, as others add no noise.
+
+        Raises:
+            FormError: if it is not, or if steps of which ε counts each are others than by this node's own settings.
+        """
+        work = LocalWork(**facts["work"])
+        work = work._replace(stages=tuple(Stage(*one) for one in work.stages))
+        ids = torch.tensor(list(self._own["seen"]))
+        phases = self.rounds.algorithm.phases(self.rounds.context("plan"), ids) or [Phase("train", ids, LocalWork())]
+        own = [phase.work for phase in phases if phase.name == facts["phase"]]
+        if not own:
+            raise FormError("the question is of a phase that the algorithm does not have")
+        if self.secret is not None and work not in [
+            one._replace(straggler_fraction=work.straggler_fraction) for one in own
+        ]:
+            raise FormError("the question asks for other local work than the node's own settings")
+        return work
 
     def measure(self, packet: Packet) -> Packet:
         """Serve clients and measure them: sums are returned, predictions and mixture weights stay here."""

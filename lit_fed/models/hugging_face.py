@@ -18,7 +18,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
-from lit_fed.system.packages import optional_package
+from lit_fed.system.packages import optional_package, without_hub
 
 __all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier", "silenced"]
 
@@ -55,7 +55,9 @@ class _HuggingFace(Network):
         library = optional_package(
             "transformers", "transformers>=5.24,<6", "transformers", f"{OPTION} {type(self).__name__}"
         )
-        with silenced(library):
+        named = [one for one in (weights, config) if isinstance(one, str)]
+        is_here = all(given_path(one, OPTION).exists() for one in named)
+        with silenced(library), without_hub(is_here):
             settings = _configuration(library, weights, config)
             _set_dropout(settings, dropout, config)
             _check_kind(library, settings, kind)
@@ -312,6 +314,11 @@ def _check_source(settings: Any) -> None:
                 f"{OPTION}.config: {type(settings).__name__} has {name}, which other libraries read; choose "
                 "another network"
             )
+    if ":" in (architecture := str(getattr(settings, "architecture", ""))):
+        raise ConfigError(
+            f"{OPTION}.config asks for the architecture {architecture[:60]!r}, which is elsewhere; choose "
+            "another network"
+        )
     for name in settings.sub_configs:
         if hasattr(part := getattr(settings, name, None), "to_dict"):
             _check_source(part)

@@ -11,7 +11,16 @@ from typing import IO
 
 from lit_fed.errors import ConfigError, WriteError
 
-__all__ = ["given_path", "os_error_text", "owner_only", "quote", "require_file", "whole_file", "write_atomically"]
+__all__ = [
+    "given_path",
+    "is_below",
+    "os_error_text",
+    "owner_only",
+    "quote",
+    "require_file",
+    "whole_file",
+    "write_atomically",
+]
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -137,6 +146,11 @@ def given_path(path: str, option: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{option} {quote(path)!r}: {os_error_text(error)}; give another path") from error
     return expanded
+
+
+def is_below(path: str | Path, folder: str | Path) -> bool:
+    """Whether a path leads to a folder or into it, links apart."""
+    return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))
 
 
 def require_file(path: Path, fix: str) -> None:

@@ -21,7 +21,7 @@ from lit_fed.system.plain_yaml import PlainLoader, read_yaml
 from lit_fed.system.readers import FormError, Reader
 from lit_fed.system.spreadsheets import unquoted_table
 
-__all__ = ["MOST_BYTES", "check_unpacked", "json_lines", "read_file", "read_table", "yaml_value"]
+__all__ = ["MOST_BYTES", "MOST_TIMES", "check_unpacked", "json_lines", "read_file", "read_table", "yaml_value"]
 
 MOST_BYTES = 2**26
 """Upper limit of a file of plain values, packed and unpacked."""
@@ -46,7 +46,7 @@ def check_unpacked(path: Path, fix: str) -> None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             size = sum(one.file_size for one in archive.infolist())  # a member is not read beyond it
-    elif path.suffix == ".gz":
+    elif path.suffix.lower() == ".gz":
         with gzip.open(path) as file:
             size = 0
             while size <= most and (part := file.read(2**20)):

@@ -6,7 +6,8 @@ import ctypes
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from torch import Tensor
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "aligned", "available_memory", "cores", "forget_peak_memory", "free_gpu_memory", "keep_freed_memory", "peak_memory",
-    "require_cores", "require_memory",
+    "aligned", "available_memory", "cores", "forget_peak_memory", "free_gpu_memory", "keep_freed_memory",
+    "memory_limited", "peak_memory", "require_cores", "require_memory",
 ]  # fmt: skip
 
 MEMINFO = Path("/proc/meminfo")
@@ -53,6 +54,37 @@ def require_memory(num_bytes: int, what: str, fix: str) -> None:
         raise ConfigError(f"{what}: takes {_in_words(num_bytes)}, and {_in_words(available)} are free here; {fix}")
 
 
+@contextmanager
+def memory_limited() -> Iterator[None]:
+    """Context in which an allocation beyond the free memory is a MemoryError; on Linux, which would kill the process.
+
+    For files that unpack to a size which no header tells.
+    """
+    free, used = available_memory(), _kilobytes("VmData")
+    if free is None or used is None:
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = 1024 * used + free
+    if before[0] != resource.RLIM_INFINITY:
+        limit = min(limit, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _kilobytes(name: str) -> int | None:
+    """A size in Linux's status of this process; None on other systems."""
+    with suppress(OSError):
+        if found := re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text()):
+            return int(found[1])
+    return None
+
+
 def forget_peak_memory() -> None:
     """Let the system measure this process's peak memory anew, where it can."""
     with suppress(OSError):
@@ -61,10 +93,8 @@ def forget_peak_memory() -> None:
 
 def peak_memory() -> int:
     """Peak memory of this process, in bytes."""
-    with suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found:
-            return int(found[1]) * 1024
+    if (found := _kilobytes("VmHWM")) is not None:
+        return found * 1024
     import resource  # Windows has none
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.errors import ConfigError
 
-__all__ = ["DataFrame", "imported_later", "mpl", "nx", "optional_package", "pd"]
+__all__ = ["DataFrame", "imported_later", "mpl", "nx", "optional_package", "pd", "without_hub"]
 
 
 def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
@@ -30,6 +32,18 @@ def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> 
         raise ConfigError(
             f'{asked_by} needs the package {name}{why}; pip install "{requirement}" (the extra {extra})'
         ) from error
+
+
+@contextmanager
+def without_hub(is_here: bool) -> Iterator[None]:
+    """Context in which Hugging Face's libraries reach no hub, if what is read `is_here`: its files may name others."""
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or is_here
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def imported_later(name: str) -> Any:

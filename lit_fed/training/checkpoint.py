@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
 from lit_fed.data.facts import FACTS, FLAG, TrainingFacts
 from lit_fed.errors import ConfigError, notice
-from lit_fed.system.checked_archive import DamagedFileError, load_checked
+from lit_fed.system.checked_archive import DamagedFileError, is_dense, load_checked, tensor
 from lit_fed.system.files import os_error_text, whole_file
 from lit_fed.system.names import LONGEST_SHOWN
 from lit_fed.system.readers import (
@@ -80,22 +80,15 @@ def _counts(value: Any, place: str) -> Any:
     return value if isinstance(value, bool) else STEP(value, place)
 
 
-def _tensor(value: Any, place: str) -> Tensor:
-    """Read a tensor whose numbers lie one beside the other."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
-        raise FormError(f"{place} is not a dense tensor")
-    return value
-
-
 def _one_number(value: Any, place: str) -> Any:
     """Read a real number, or a tensor of one."""
-    is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    is_one = is_dense(value) and value.numel() == 1 and not value.is_complex()
     return value if is_one else instance(int, float)(value, place)
 
 
 def _one_tensor(value: Any, place: str) -> Tensor:
     """Read a tensor of one real number."""
-    return cast(Tensor, _one_number(_tensor(value, place), place))
+    return cast(Tensor, _one_number(tensor(value, place), place))
 
 
 def _rate(value: Any, place: str) -> Any:
@@ -130,7 +123,7 @@ LONGEST_PATH, LONGEST_PART = 4096, 255
 """Letters of a path, and of a name in it."""
 
 TEXT, STEP, ANY_PLAIN = instance(str), whole(0), plain(MOST, DEEPEST)
-PLAIN, TENSORS = keyed(TEXT, ANY_PLAIN, MOST), keyed(TEXT, _tensor, MOST)
+PLAIN, TENSORS = keyed(TEXT, ANY_PLAIN, MOST), keyed(TEXT, tensor, MOST)
 
 SPENT = record(
     {"epsilon": instance(int, float), "delta": number(0, 1), "unit": TEXT, "adjacency": TEXT, "public_start": FLAG},
@@ -300,7 +293,7 @@ def load_checkpoint(
         path: the file.
         resumable: training will resume from it, which needs more than serving.
         option: the argument that named it.
-        values: read the values of tensors; otherwise only their shapes.
+        values: read the values of tensors; otherwise each is read from the file when it is used.
 
     Raises:
         DamagedCheckpointError: if it is damaged.
@@ -351,6 +344,7 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> N
         own = {name: getattr(trainer, name).state_dict() for name in LOOPS}
         if not _is_like(checkpoint["loops"], own, exactly=True):
             raise ConfigError(f"{place}: its entry loops is not of the form of this version of Lightning; {FIX}")
+        _check_counts(checkpoint, place)
     for name in checkpoint.keys() & {"optimizer_states", "lr_schedulers"}:
         checkpoint[name] = []  # the one optimizer has no state, and there is no scheduler
     found, said = checkpoint.get("callbacks", {}), []
@@ -372,6 +366,18 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> N
             said.append(f"the entry {str(name)[:LONGEST_SHOWN]} of the checkpoint may name a file; it is not used")
     for one in said if trainer.is_global_zero else ():
         notice(one)
+
+
+def _check_counts(checkpoint: dict[str, Any], place: str) -> None:
+    """Refuse rounds that are counted differently in a checkpoint's entries: one batch and one step are one round."""
+    steps, fit = checkpoint.get("global_step", 0), checkpoint["loops"]["fit_loop"]
+    done = fit["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
+    begun = [fit[name]["total"]["ready"] for name in ("epoch_progress", "epoch_loop.batch_progress")]
+    counted = steps  # a program may fit a module twice
+    if checkpoint.get(CHECKPOINT_KEY, {}).get("arguments") and "rounds" in checkpoint["state_dict"]:
+        counted = checkpoint["state_dict"]["rounds"].tolist()
+    if not done == steps == counted or any(one not in (steps, steps + 1) for one in begun):  # one may be interrupted
+        raise ConfigError(f"{place}: its rounds are {steps}, {done}, {counted} and {begun} in different entries; {FIX}")
 
 
 def _misfit(callback: Callback, state: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Trainer
 
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.networks.start import digest_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
@@ -21,7 +22,7 @@ from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.feature import Feature
 
 __all__ = [
-    "Difference", "RunHistory", "compare_arguments", "plain_settings", "refuse_other_run",
+    "Difference", "RunHistory", "compare_arguments", "content_of", "plain_settings", "refuse_other_run",
 ]  # fmt: skip
 
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
@@ -228,6 +229,14 @@ def changes_on_resume(
     return [*stored["changes"], *new]
 
 
+def content_of(checkpoint: dict[str, Any]) -> tuple[int | str, ...]:
+    """Everything that the next round depends on: the same noise under another round could be removed."""
+    own = checkpoint[CHECKPOINT_KEY]
+    start = own["init_from"] or {"parameters": {}, "buffers": {}}
+    models = {f"start/{name}": leaf for name, leaf in (start["parameters"] | start["buffers"]).items()}
+    return digest_of(checkpoint["state_dict"] | models), checkpoint["global_step"], own["schedule_rounds"]
+
+
 @dataclass
 class RunHistory:
     """The history of a run, as its checkpoints keep it.
@@ -239,7 +248,8 @@ class RunHistory:
         resume_with_changes: whether a fit may resume with other settings.
         resumes: whether the fit goes on from a checkpoint of the run.
         warm_start: models of another run that this one started from.
-        noise: name of the noise secret before the resume; "" if unknown.
+        noise: name of the noise secret in the checkpoint; "" if unknown.
+        content: what the name stands for, see `content_of`.
         asks_otherwise: whether its questions to clients differ from those of a round that may have been interrupted.
     """
 
@@ -250,6 +260,7 @@ class RunHistory:
     resumes: bool = False
     warm_start: WarmStart | None = None
     noise: str = ""
+    content: tuple[int | str, ...] = ()
     asks_otherwise: bool = False
 
     def begin(
@@ -329,7 +340,7 @@ class RunHistory:
             "changes": self.changes,
             "client_files": store.location,
             "init_from": None if warm is None else warm._asdict(),
-            "noise": "" if terms.secret is None else terms.secret.name,
+            "noise": "",
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
             "frozen": federation.server.frozen_part.entry(),  # type: ignore[attr-defined] # of a `ModuleServer`
         }
@@ -369,7 +380,7 @@ class RunHistory:
         if self.warm_start is not None:
             self.warm_start.restart(federation)
         self.changes, federation.schedule_rounds = list(stored["changes"]), int(stored["schedule_rounds"])
-        self.noise = stored["noise"]
+        self.noise, self.content = stored["noise"], content_of(checkpoint) if stored["noise"] else ()
         if not goes_on:
             federation.terms = terms._replace(num_rounds=stored["num_rounds"])
         else:

@@ -34,9 +34,9 @@ from lit_fed.session import Session, solver_of
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
 from lit_fed.system.options import takes
-from lit_fed.system.readers import FormError, whole
+from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
-from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run
+from lit_fed.training.history import RunHistory, content_of, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import OF_LIGHTNING, WarmStart
 from lit_fed.wrappers.base import AlgorithmWrapper
@@ -374,6 +374,8 @@ class FederatedModule(LightningModule):
         entry = self._entry or self.history.entry(self.federation, self.facts)
         spent = self.history.spent(self.federation, self.settings.features)
         checkpoint[CHECKPOINT_KEY] = entry | {"results": dict(self.results), "spent": spent}
+        if (secret := self.federation.terms.secret) is not None:
+            checkpoint[CHECKPOINT_KEY]["noise"] = secret.name_beside(*content_of(checkpoint))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run; take over results and schedule of this one.
@@ -403,7 +405,7 @@ class FederatedModule(LightningModule):
         try:
             whole(0, 2**31)(int(state_dict.get("rounds", 0)), "the state rounds")
             return super().load_state_dict(state_dict, strict, assign)
-        except (RuntimeError, IndexError, TypeError, FormError) as error:
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[:2][-1].strip()  # the first line of PyTorch's list is a heading
             raise ConfigError(f"{self._loaded_from}: its states are not those of this run: {reason}; {FIX}") from error
 

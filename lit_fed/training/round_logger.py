@@ -137,10 +137,15 @@ class RoundLogger(Logger):
         return self._version is not None and Path(self.log_dir).resolve() in Path(checkpoint).resolve().parents
 
     def go_on(self, folder: Path, num_rounds: int) -> None:
-        """Go on in the folder `OUT/NAME/version_N` of a run with some rounds, unless this logger has begun."""
+        """Go on in the folder `OUT/NAME/version_N` of a run with some rounds, unless this logger has begun.
+
+        Raises:
+            ConfigError: if its rows are not what was written.
+        """
         if self._columns is None:
             self._name, self._keep_rounds = self._name or folder.parent.name, num_rounds
             self._version = self._given = int(folder.name.removeprefix("version_"))
+            self._kept()
 
     def refuse_other_run(self) -> None:
         """Refuse a new run in the folder of a run.
@@ -234,15 +239,30 @@ class RoundLogger(Logger):
         self.begin("run")
         self._file = file = self.experiment  # the same for all rows
         file.parent.mkdir(parents=True, exist_ok=True)
-        columns, rows = ["step"], []
-        if file.is_file():
-            text = file.read_text()
-            reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-            rows = [row for row in reader if int(row["step"]) < (self._keep_rounds or math.inf)]
-            columns = list(reader.fieldnames or columns)
-        elif self._keep_rounds:
+        if not file.is_file() and self._keep_rounds:
             notice(f"{file} is gone; it begins again with round {self._keep_rounds}, counted from 0")
-        return self._write(rows, columns)
+        return self._write(*self._kept())
+
+    def _kept(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows and columns of the file, if there is one.
+
+        Raises:
+            ConfigError: if the file is not what was written.
+        """
+        file = Path(self.log_dir) / "metrics.csv"
+        if not file.is_file():
+            return [], ["step"]
+        try:
+            text = file.read_text()
+            reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]), restkey="")
+            rows = [row for row in reader if int(row["step"]) < (self._keep_rounds or math.inf)]
+            if any("" in row for row in rows):
+                raise ValueError("a row is longer than the header")
+        except (ValueError, LookupError, TypeError, csv.Error) as error:
+            raise ConfigError(
+                f"{file} is not what was written ({error}); restore it, or move it away to begin a new one"
+            ) from error
+        return rows, list(reader.fieldnames or ["step"])
 
     def _widen(self, before: list[str]) -> list[str]:
         """Add columns, which rewrites the whole file."""

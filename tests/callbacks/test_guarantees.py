@@ -145,13 +145,42 @@ def test_a_secret_serves_only_checkpoints_that_were_written_with_it(tmp_path, ca
     capsys.readouterr()
     _, _, summary = run(tmp_path, [*KINDS["local"], "--ckpt_path", "last"])
     said = capsys.readouterr().err
-    assert "noise.secret beside it is that of another checkpoint: noise is drawn anew" in said
+    assert "noise.secret beside it is that of another checkpoint, or this one was changed: noise is drawn anew" in said
     assert f"the round that was interrupted is charged {often}" in said
     assert summary["privacy/releases"] == 3 + attempts
     assert secret.read_text().endswith(f" {attempts + 1}\n")
     with pytest.raises(SystemExit):
         run(tmp_path, [*KINDS["local"], "--ckpt_path", str(tmp_path / LAST.replace("last", "previous"))])
-    assert "another checkpoint, and rounds after this checkpoint may have" in capsys.readouterr().err
+    assert (
+        "another checkpoint, or this one was changed, and rounds after this checkpoint may have"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+def test_a_checkpoint_that_was_changed_has_other_noise(tmp_path, capsys, kind):
+    """Else the difference of the two rounds would be without noise, and charged once."""
+
+    def last_round(change):
+        out = tmp_path / change
+        shutil.copytree(tmp_path / "run", out)
+        content = torch.load(out / LAST, weights_only=True)
+        name = next(one for one, leaf in content["state_dict"].items() if one.startswith("models") and leaf.numel() > 9)
+        if change == "model":
+            content["state_dict"][name][0] += 1e-3
+        if change == "schedule":
+            content["lit_fed"]["schedule_rounds"] += 1
+        if change == "name":
+            content["lit_fed"]["noise"] = ""
+        torch.save(content, out / LAST)
+        _, _, summary = run(out, [*KINDS[kind], "--ckpt_path", "last"])
+        return "noise is drawn anew" in capsys.readouterr().err, summary["privacy/releases"]
+
+    run(tmp_path / "run", [*KINDS[kind], "--trainer.max_epochs", "1"])
+    capsys.readouterr()
+    assert last_round("nothing") == (False, 2)
+    for change in ("model", "schedule", "name"):
+        assert last_round(change) == (True, 3)
 
 
 def fit_again(out, privacy, *, module=None, rounds=3, ckpt_path=None, **data):

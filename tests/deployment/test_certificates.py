@@ -5,9 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from lit_fed.deployment import certificates
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.errors import ConfigError
+from lit_fed.system import files
+from lit_fed.system.files import whole_file
 
 
 def read(path):
@@ -89,6 +93,47 @@ def test_half_an_authority_or_a_damaged_one_is_refused(tmp_path):
         make_certificates([], ["anna"], tmp_path)
     (tmp_path / "ca.key").write_bytes(key)
     make_certificates([], ["anna"], tmp_path)
+
+
+@pytest.mark.parametrize("kill", range(1, 8))
+def test_an_interrupted_command_is_run_again(tmp_path, monkeypatch, kill):
+    """After a kill ahead of each of its files the same command completes the pairs, or says what is missing."""
+
+    def until(path, **options):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        return whole_file(path, **options)
+
+    left, command = kill, (["localhost"], ["anna"], tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "whole_file", until)
+        patched.setattr(files, "whole_file", until)
+        with pytest.raises(KeyboardInterrupt):
+            make_certificates(*command)
+    before = (tmp_path / "server.pem").read_bytes() if kill > 4 else b""
+    if kill == 2:
+        with pytest.raises(ConfigError, match=r"of its CA there is ca.key alone; bring the other part"):
+            make_certificates(*command)
+        return
+    server = ["localhost"] if kill < 5 else []
+    made = make_certificates(server, ["anna"], tmp_path)
+    assert made == [*([tmp_path / "server.pem"] if server else []), tmp_path / "anna"]
+    for name in ("server", "anna/node"):
+        certificate = read(tmp_path / f"{name}.pem")
+        certificate.verify_directly_issued_by(read(tmp_path / "ca.pem"))
+        key = load_pem_private_key((tmp_path / f"{name}.key").read_bytes(), None)
+        assert certificate.public_key() == key.public_key()
+    assert not before or (tmp_path / "server.pem").read_bytes() == before
+
+
+def test_a_folder_of_other_files_is_no_node_s(tmp_path):
+    make_certificates(["localhost"], [], tmp_path)
+    (tmp_path / "anna").mkdir()
+    (tmp_path / "anna/notes.txt").write_text("")
+    with pytest.raises(ConfigError, match="anna is there already"):
+        make_certificates([], ["anna"], tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """No path in a checkpoint is written to or deleted, and states of callbacks come back all the same."""
 
 import copy
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.cli import main
 from lit_fed.command_line.classes import trusted_arguments
 from lit_fed.data import Digits
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import LOOPS, keep_harmless, load_checkpoint
 
@@ -145,6 +147,32 @@ def test_entries_of_other_types_are_refused_by_name(whole, tmp_path, capsys):
         assert f"theirs.ckpt: its entry {named}" in capsys.readouterr().err, place
 
 
+def test_facts_with_a_default_may_be_missing(whole):
+    facts = load_checkpoint(whole)["lit_fed"]["serving"]
+    for one in fields(TrainingFacts):
+        if one.default is not MISSING:
+            less = TrainingFacts.from_plain({name: value for name, value in facts.items() if name != one.name})
+            assert getattr(less, one.name) == one.default, one.name
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("global_step",), ("state_dict", "rounds"), ("loops", "fit_loop", "epoch_progress", "total", "ready"),
+        ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "ready"),
+        ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress", "total", "completed"),
+    ],
+    ids=lambda place: place[-2] if len(place) > 1 else place[0],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [0, 3])
+def test_one_forged_count_of_rounds_is_refused(whole, tmp_path, capsys, place, value):
+    content = load_checkpoint(whole)
+    assert content["global_step"] == 1
+    forged = torch.tensor(value) if place[0] == "state_dict" else value
+    assert not ran(goes_on(tmp_path), replaced(content, place, forged), tmp_path)
+    assert "theirs.ckpt: its rounds are" in capsys.readouterr().err
+
+
 def test_a_folder_of_client_files_that_a_checkpoint_names_gets_no_file(tmp_path):
     data = FederatedDataModule(Digits(), num_clients=4)
     quiet_trainer(1, tmp_path / "one").fit(FederatedModule(Local(), client_memory_gb=0), datamodule=data)
@@ -252,6 +280,10 @@ def test_what_early_stopping_keeps_comes_back(tmp_path, capsys):
     ("callback", "state"),
     [
         (EarlyStopping("loss"), {"wait_count": 0, "stopped_epoch": 0, "best_score": torch.zeros(2), "patience": 3}),
+        (
+            EarlyStopping("loss"),
+            {"wait_count": 0, "stopped_epoch": 0, "best_score": torch.zeros((), device="meta"), "patience": 3},
+        ),
         (EarlyStopping("loss"), {"wait_count": -1, "stopped_epoch": 0, "best_score": torch.tensor(1.0), "patience": 3}),
         (ModelCheckpoint(), checkpoints_state("", None) | {"best_k_models": {"": "x"}}),
         (Timer("00:00:01:00"), {"time_elapsed": {"train": float("nan")}}),
@@ -259,8 +291,11 @@ def test_what_early_stopping_keeps_comes_back(tmp_path, capsys):
         (ClientFaults(), {"totals": dict.fromkeys(ClientFaults().totals, 0), "failed": {"ben": [-1]}}),
         (ClientWeights(), {"records": {"rounds": [1]}, "spacing": 1, "seen": 1}),
         (ClientWeights(), {"records": {}, "spacing": 0, "seen": 1}),
+        (ClientWeights(), {"records": {"rounds": [torch.zeros(3, 2)]}, "spacing": 1, "seen": 1}),
+        (ClientWeights(), {"records": {"mixture": [torch.zeros(1), torch.zeros(2)]}, "spacing": 1, "seen": 1}),
         (Divergence(), {"first": "x"}), (RunReport(), {"seconds": -1.0}),
         (SpectralGap(), {"squares": 1, "num_rounds": 0}),
+        (SpectralGap(), {"squares": torch.zeros(1).expand(2**20, 2**20), "num_rounds": 1}),
     ],
     ids=lambda one: type(one).__name__,
 )  # fmt: skip

@@ -16,6 +16,7 @@ from lit_fed import FederatedModule
 from lit_fed.callbacks import RunReport
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.training.round_logger import RoundLogger, newest_version
 
 KEYS = ["val/seen/accuracy", "val/unseen/loss", "train/seen/loss", "lr"]
@@ -137,6 +138,20 @@ def test_a_continued_run_keeps_the_rows_before_its_checkpoint(tmp_path):
     assert [(row["step"], row["a"], row["b"]) for row in rows(again.experiment)] == [
         ("0", "0.0", "0.5"), ("1", "1.0", "0.5"), ("2", "20.0", ""),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00\n", b"step,a\nx,1\n", b"a\n1\n", b"step,a\n0,1,2\n", b"step,a\n0," + b"x" * 2**18 + b"\n"],
+    ids=["no text", "no step", "no column", "too long", "too large"],
+)
+def test_rows_that_no_run_has_written_are_refused_before_it_goes_on(tmp_path, content):
+    folder = tmp_path / "run/version_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"metrics\.csv is not what was written .*; restore it, or move it away"):
+        RoundLogger(str(tmp_path)).go_on(folder, 1)
+    assert (folder / "metrics.csv").read_bytes() == content
 
 
 def test_nothing_is_made_before_the_first_row(tmp_path):

@@ -7,9 +7,11 @@ Annotations are not postponed, for the reason given in `base.py`.
 """
 
 import hashlib
+import importlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,8 +43,9 @@ from lit_fed.data.data_sets.hugging_face_columns import (
 )
 from lit_fed.data.data_sets.rows import TableRows
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.system.files import given_path
-from lit_fed.system.packages import optional_package
+from lit_fed.system.files import given_path, is_below
+from lit_fed.system.foreign_files import yaml_value
+from lit_fed.system.packages import optional_package, without_hub
 
 __all__ = ["NUM_BYTE_TOKENS", "HuggingFace", "byte_tokens", "next_tokens", "token_lists", "word_tokens"]
 
@@ -184,7 +187,12 @@ class HuggingFace(PooledDataSet):
         datasets.disable_progress_bars()
         try:
             if any((folder / file).is_file() for file in SAVED):
-                return datasets.load_from_disk(str(folder))
+                opened = datasets.load_from_disk(str(folder))
+                for part in opened.values() if isinstance(opened, dict) else (opened,):
+                    for file in part.cache_files:
+                        name = file["filename"]
+                        require(is_below(name, folder), f"{option}: names the file {name}; save it again")
+                return opened
             if folder.is_dir() and (rows := _rows_of_files(folder)) is not None:
                 names = sorted(rows)  # also of files without a line
                 owner = [number for number, name in enumerate(names) for _ in rows[name]]
@@ -192,7 +200,9 @@ class HuggingFace(PooledDataSet):
                 kinds = datasets.Features({"text": datasets.Value("string"), FILE: datasets.ClassLabel(names=names)})
                 return datasets.Dataset.from_dict(columns, kinds)
             place = str(folder) if folder.is_dir() else self.path
-            return datasets.load_dataset(place, self.name, revision=self.revision)
+            _check_card(folder, option)
+            with without_hub(folder.is_dir()):
+                return datasets.load_dataset(place, self.name, revision=self.revision)
         except ConfigError:
             raise
         except Exception as error:  # of the network, the hub, its files, or Arrow
@@ -275,7 +285,7 @@ class HuggingFace(PooledDataSet):
             return np.concatenate([one.reshape(len(one), -1).astype(np.float32) for one in each], axis=1)
         (name,) = columns.inputs
         if columns.kind == "image":
-            return picture_column(parts, name, self.image_size)
+            return picture_column(parts, name, self.image_size, Path(self.path).expanduser())
         if self.tokenizer is None:
             return byte_tokens(_texts(rows, name), self.max_length)
         return word_tokens(_texts(rows, name), self.tokenizer, self.max_length, "--data.dataset.tokenizer")
@@ -341,6 +351,19 @@ class HuggingFace(PooledDataSet):
             hidden = f"-1 marks a hidden label: choose other splits by {PLACE}.split, or number the classes from 0"
             rows.refuse(first, (y < 0) & ((y != IGNORED) | (y.ndim == 1)), f"is no class; {hidden}", y)
         return y, columns.classes.get(first)
+
+
+def _check_card(folder: Path, option: str) -> None:
+    """Refuse a folder whose card names files elsewhere, which `datasets` would read, or download."""
+    block = importlib.import_module("huggingface_hub.repocard").REGEX_YAML_BLOCK
+    for name in ("README.md", ".huggingface.yaml"):
+        text = (folder / name).read_text("utf-8") if (folder / name).is_file() else ""
+        found = block.search(text) if name == "README.md" else re.fullmatch("()(.*)", text, re.DOTALL)
+        card = yaml_value(found[2]) if found else None
+        configs = json.dumps(card.get("configs") if isinstance(card, dict) else None)
+        for one in map(json.loads, re.findall(r'"(?:[^"\\]|\\.)*"', configs)):
+            is_inside = "::" not in one and "://" not in one and is_below(folder / one, folder)
+            require(is_inside, f"{option}: {name} names {one!r}, which is not in the folder; remove that entry")
 
 
 def _texts(rows: TableRows, column: str) -> list[str]:
@@ -463,25 +486,38 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
     Raises:
         ConfigError: if the package is missing, or the tokenizer cannot be loaded.
     """
-    known = _tokenizer(tokenizer, option)
-    found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
-    _say_cut([len(one) for one in known(texts, verbose=False)["input_ids"]], max_length)
+    with _tokenizing(f"{option} {tokenizer}"):
+        known = _tokenizer(tokenizer, option)
+        found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
+        lengths = [len(one) for one in known(texts, verbose=False)["input_ids"]]
+    _say_cut(lengths, max_length)
     return np.asarray(found["input_ids"], dtype=np.int64)
+
+
+@contextmanager
+def _tokenizing(place: str) -> Iterator[None]:
+    """Name the tokenizer in an error of its library, whose panics in Rust are no `Exception`."""
+    try:
+        with without_hub(given_path(place.partition(" ")[2], PLACE).exists()):
+            yield
+    except (ConfigError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of the network, the hub, or its files
+        raise ConfigError(
+            f"{place}: cannot be loaded ({str(error).partition(chr(10))[0]}); correct the folder or the name, or "
+            "without access to the hub give a folder that save_pretrained wrote"
+        ) from error
 
 
 def _tokenizer(tokenizer: str, option: str = f"{PLACE}.tokenizer") -> Any:
     """The library's tokenizer, with a padding token."""
     transformers = optional_package("transformers", "transformers>=5.24,<6", "hf", f"{option} {tokenizer}")
-    try:
+    with _tokenizing(f"{option} {tokenizer}"):
         known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except Exception as error:  # of the network, the hub, or its files
-        raise ConfigError(
-            f"{option} {tokenizer}: cannot be loaded ({str(error).partition(chr(10))[0]}); correct the folder or the "
-            "name, or without access to the hub give a folder that save_pretrained wrote"
-        ) from error
-    if known.pad_token is None:
-        known.pad_token = known.eos_token
-    if known.pad_token is None:
+        if known.pad_token is None:
+            known.pad_token = known.eos_token
+        has_padding = known.pad_token is not None
+    if not has_padding:
         raise ConfigError(f"{option} {tokenizer}: has no padding token; set its pad_token")
     return known
 
@@ -505,9 +541,10 @@ def token_lists(texts: list[str], tokenizer: str | None, *, ends: bool = True) -
     if tokenizer is None:
         end = [0] if ends else []
         return [[*(one + 1 for one in text.encode("utf-8", "surrogatepass")), *end] for text in texts], 0
-    known = _tokenizer(tokenizer)
-    end = [known.eos_token_id] if ends and known.eos_token_id is not None else []
-    found = known(texts, add_special_tokens=False)["input_ids"] if texts else []
+    with _tokenizing(f"{PLACE}.tokenizer {tokenizer}"):
+        known = _tokenizer(tokenizer)
+        end = [known.eos_token_id] if ends and known.eos_token_id is not None else []
+        found = known(texts, add_special_tokens=False)["input_ids"] if texts else []
     return [[*one, *end] for one in found], known.pad_token_id
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from lit_fed.data.data_sets.base import (
 )
 from lit_fed.data.data_sets.rows import TableRows, is_numeric, joined, missing_values
 from lit_fed.errors import ConfigError
+from lit_fed.system.files import is_below
 
 __all__ = [
     "ColumnPart", "InputKind", "declared_classes", "dense", "held_classes", "kind_of", "numbered", "picture_column",
@@ -143,24 +146,42 @@ def held_classes(rows: TableRows, column: str, num_classes: int) -> np.ndarray:
     return held
 
 
-def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | None) -> np.ndarray:
+def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | None, folder: Path) -> np.ndarray:
     """A column of images, [n, channels, height, width] uint8.
 
+    Args:
+        parts: the splits.
+        name: the column.
+        size: height and width; None: that of the images.
+        folder: of the data set, or its name on the hub; images that the table names by their paths lie below it, or in
+            the caches of Hugging Face's libraries.
+
     Raises:
-        ConfigError: naming the row of an image that is missing, cannot be decoded or has a different size.
+        ConfigError: naming the row of an image that is missing, cannot be decoded, lies elsewhere or has a different
+            size.
     """
     without_ghostscript()
+    datasets, hub = (importlib.import_module(one) for one in ("datasets", "huggingface_hub.constants"))
+    caches = datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, hub.HF_HUB_CACHE
     arrays, places = [], []
     for part in parts:
-        alone, total = part.rows.select_columns([name]).with_format(None), len(part.rows)
+        feature, total = part.rows.features[name], len(part.rows)
+        alone = part.rows.select_columns([name]).with_format(None).cast_column(name, datasets.Image(decode=False))
         for row in with_words(range(total), total, part.place):
             places.append(f"{part.place}: row {row}, column {name!r}")
+            stored = alone[row][name]
+            require(stored is not None, f"{places[-1]}: {NO_VALUE}")
+            file = str(stored["path"])
+            is_here = "://" not in file and any(is_below(file, one) for one in (folder, *caches))
+            require(
+                stored["bytes"] is not None or is_here,
+                f"{places[-1]}: names the file {file}, which is not in the data set's folder; store the image itself",
+            )
             try:
-                image = alone[row][name]
+                image = feature.decode_example(stored)
             except Exception as error:  # Pillow raises many types on damaged images
                 raise ConfigError(
                     f"{places[-1]} cannot be decoded ({error}); replace it, or leave the row out"
                 ) from error
-            require(image is not None, f"{places[-1]}: {NO_VALUE}")
             arrays.append(picture_array(image, size, places[-1]))
     return stacked_samples(arrays, places, fix="set --data.dataset.image_size")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,8 +15,8 @@ import numpy as np
 from lit_fed.data.data_sets.base import PLACE, require, say
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, require_file
-from lit_fed.system.foreign_files import check_unpacked
-from lit_fed.system.machine import require_memory
+from lit_fed.system.foreign_files import MOST_TIMES, check_unpacked
+from lit_fed.system.machine import memory_limited
 from lit_fed.system.names import few
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ __all__ = [
 ]  # fmt: skip
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".feather", ".xlsx")
+
+MOST_ROWS, FEW_CELLS = 2**20, 2**24
+"""Rows of a sheet, by its format; cells of a sheet that may be empty, whatever the others are."""
 
 SHOWN = 20
 """Number of columns listed in errors."""
@@ -117,7 +121,7 @@ class TableRows(NamedTuple):
             ConfigError: naming the first row with a missing value.
         """
         values, missing = self._cells(column, may_miss)
-        cells = zip(values.to_numpy(dtype=object), missing, strict=True)
+        cells = zip(values.astype(object), missing, strict=True)
         return np.array(["" if no else as_text(one) for one, no in cells], dtype=object)
 
     def numbers(self, column: str, *, may_miss: bool = False) -> np.ndarray:
@@ -247,7 +251,7 @@ def missing_values(values: pd.Series[Any]) -> np.ndarray:
     """Mask of missing values, [n] bool: None, NaN, or an empty text."""
     missing = values.isna().to_numpy(dtype=bool)
     if values.dtype.kind in "OU":
-        cells = values.to_numpy(dtype=object)
+        cells = values.astype(object)  # refers to each category, and copies none
         missing = missing | np.array([isinstance(one, str) and not one.strip() for one in cells], dtype=bool)
     return missing
 
@@ -343,10 +347,11 @@ def _read_file(path: Path, option: str, reading: Reading) -> pd.DataFrame:
     require_file(path, f"correct {option}")
     try:
         check_unpacked(path, "if it is right, save it as .csv, without compression")
-        if path.suffix.lower() in (".parquet", ".feather"):
-            return _read_typed(path, place, reading)
-        source = _workbook if path.suffix.lower() == ".xlsx" else _csv
-        return _read_cells(source(path, place, reading), place, reading)
+        with memory_limited():
+            if path.suffix.lower() in (".parquet", ".feather"):
+                return _read_typed(path, place, reading)
+            source = _workbook if path.suffix.lower() == ".xlsx" else _csv
+            return _read_cells(source(path, place, reading), place, reading)
     except ConfigError:
         raise
     except Exception as error:  # parsers raise many types on damaged files
@@ -358,6 +363,8 @@ def _reason(error: Exception, path: Path, option: str, reading: Reading) -> str:
     import pandas as pd
 
     training = option in (f"{PLACE}.path", f"{PLACE}.unseen_path", f"{PLACE}.constants")
+    if isinstance(error, MemoryError) or "out of memory" in str(error):
+        return "what it unpacks to does not fit into the free memory; save fewer rows"
     if isinstance(error, pd.errors.EmptyDataError):
         return "the file is empty; it needs a line of column names, and rows"
     if isinstance(error, UnicodeError):
@@ -379,14 +386,7 @@ def _read_typed(path: Path, place: str, reading: Reading) -> pd.DataFrame:
     """Read a file whose columns have types; names are texts, since several files may differ in type."""
     import pandas as pd
 
-    read: Callable[[Path], pd.DataFrame] = pd.read_feather
-    if path.suffix.lower() == ".parquet":
-        import pyarrow.parquet
-
-        about, read = pyarrow.parquet.read_metadata(path), pd.read_parquet
-        cells = about.num_rows * about.num_columns
-        require_memory(cells, f"{place}: {about.num_rows:,} rows of {about.num_columns} columns", "save fewer rows")
-    frame = _checked(read(path), place)
+    frame = _checked(pd.read_parquet(path) if path.suffix.lower() == ".parquet" else pd.read_feather(path), place)
     for name in {reading.client, *reading.categories}.intersection(frame.columns):
         if is_numeric(frame[name]):
             frame[name] = frame[name].astype(object).map(as_text, na_action="ignore")
@@ -415,13 +415,37 @@ def _workbook(path: Path, place: str, reading: Reading) -> Callable[..., pd.Data
     """The reader of a workbook's only sheet."""
     import pandas as pd
 
-    sheets = [name for name, rows in pd.read_excel(path, sheet_name=None, header=None, nrows=1).items() if len(rows)]
+    sheets = _sheets(path, place)
     require(
         len(sheets) < 2,
         f"{place}: has {len(sheets)} sheets, {few(sheets, SHOWN)}; save the one to read, or each of them, as a file",
     )
     reader: Callable[..., Any] = pd.read_excel
     return partial(reader, path, sheet_name=next(iter(sheets), 0), decimal=reading.decimal, skiprows=reading.skip_lines)
+
+
+def _sheets(path: Path, place: str) -> list[str]:
+    """Names of the sheets with cells.
+
+    Raises:
+        ConfigError: if a sheet's cells are so far apart that the table would fill memory.
+    """
+    import openpyxl
+
+    sheets = []
+    with closing(openpyxl.load_workbook(path, read_only=True)) as book:
+        for sheet in book.worksheets:
+            sheet.reset_dimensions()  # what the file says of them
+            held = widest = 0
+            for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+                held, widest = held + sum(one is not None for one in row), max(widest, len(row))
+                require(
+                    number <= MOST_ROWS and number * widest <= max(FEW_CELLS, MOST_TIMES * held),
+                    f"{place}: sheet {sheet.title!r} reaches to row {number:,} and column {widest:,}, and few of its "
+                    "cells have a value; delete those that are far away",
+                )
+            sheets += [sheet.title] if held else []
+    return sheets
 
 
 def _read_cells(read: Callable[..., pd.DataFrame], place: str, reading: Reading) -> pd.DataFrame:

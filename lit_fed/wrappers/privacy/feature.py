@@ -114,6 +114,10 @@ class PrivacyFeature(Feature):
         "mixture_noise !refuses_noise_in_steps_alone": (
             "--model.privacy.mixture_noise is for FedEM's mixture weights, and {name} has none; leave it out"
         ),
+        "deployed noise_by_target": (
+            "--model.privacy.target_epsilon is given, and how much noise that takes follows from the rounds that a "
+            "server announces; give --model.privacy.noise_multiplier to nodes, such as the one that a simulation prints"
+        ),
         "fixed_denominator sampling !poisson": (
             "--model.privacy {privacy} needs --data.client_sampling poisson; uniform and size have other guarantees"
         ),
@@ -136,6 +140,7 @@ class PrivacyFeature(Feature):
             "capped": privacy.weight_cap is not None,
             "second_bound": getattr(privacy, "second_clip_norm", None) is not None,
             "mixture_noise": getattr(privacy, "mixture_noise", None) is not None,
+            "noise_by_target": privacy.target_epsilon is not None and (privacy.noises_steps or privacy.noises_messages),
         }
 
     def usual_weighting(self) -> Literal["samples", "uniform"] | None:

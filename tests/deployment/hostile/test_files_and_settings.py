@@ -17,6 +17,7 @@ import attacks_in_settings as attacks
 import pytest
 import torch
 import wandb  # noqa: F401 - which makes folders of its own when it is first imported
+from PIL import Image
 from watched import watch
 
 import lit_fed
@@ -24,7 +25,7 @@ from lit_fed.cli import ArgumentsCLI, main
 from lit_fed.command_line.classes import trusted_arguments
 from lit_fed.core.targets import Binary
 from lit_fed.data.augmentation import make_augmentation
-from lit_fed.data.data_sets.hugging_face import HuggingFace
+from lit_fed.data.data_sets.hugging_face import HuggingFace, word_tokens
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models import HuggingFaceClassifier, Timm
@@ -43,6 +44,14 @@ def place(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     assert not (tmp_path / "canary.ran").exists()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """Libraries of Hugging Face that may reach the hub, with caches of their own."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +163,93 @@ def test_no_text_makes_the_metrics_import_a_module(path, place):
 def test_a_data_set_is_a_folder_or_a_name_of_the_hub(path, place):
     with pytest.raises(ConfigError, match="no such folder; correct it, or give a hub name OWNER/NAME"):
         HuggingFace(path=path).load()
+
+
+# ---------------------------------------------------------------------- a stranger's folder of data, or of a tokenizer
+ELSEWHERE = [
+    "http://127.0.0.1:9/x.csv",
+    "../secret.csv",
+    "hf://datasets/some/one/x.csv",
+    "zip://x::http://127.0.0.1:9/x",
+]
+
+
+def folder_of_data(place, way, text):
+    """A folder that names something elsewhere: in its card, as an image, or as the file of a saved data set."""
+    datasets, arrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    folder, kind = place / "data", arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+    datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [0, 1]}).save_to_disk(folder if way == "saved" else place)
+    folder.mkdir(exist_ok=True)
+    if way == "saved":
+        (place / "secret.csv").write_bytes(next(folder.glob("*.arrow")).read_bytes())
+        state = json.loads((folder / "state.json").read_text()) | {"_data_files": [{"filename": text}]}
+        (folder / "state.json").write_text(json.dumps(state))
+    elif way == "image":
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+        table = arrow.table({"image": arrow.array([{"bytes": None, "path": text}] * 2, kind), "label": [0, 1]})
+        about = {"huggingface": json.dumps({"info": {"features": features.to_dict()}})}
+        parquet.write_table(table.replace_schema_metadata(about), folder / "train.parquet")
+    else:
+        card = f"configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: [{json.dumps(text)}]\n"
+        (folder / way).write_text(f"---\n{card}---\n" if way == "README.md" else card)
+        (folder / "train.csv").write_text("x,label\n1,0\n2,1\n")
+    return str(folder)
+
+
+@pytest.mark.parametrize("way", ["README.md", ".huggingface.yaml", "image", "saved"])
+@pytest.mark.parametrize("text", ELSEWHERE)
+def test_a_folder_of_data_leads_nowhere_else(way, text, place, hub):
+    folder = folder_of_data(place, way, text)
+    with watch(attacks.FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"names|No such file"):
+        HuggingFace(folder).load()
+    assert [one for one in seen if one.startswith("socket") or "secret" in one] == []
+
+
+def test_a_folder_of_data_reads_its_own_files(place, hub):
+    folder = Path(folder_of_data(place, "README.md", "./train.*"))
+    assert HuggingFace(str(folder)).load().y.tolist() == [0, 1]
+    picture = Image.new("L", (4, 4))
+    picture.save(place / "own.png")
+    (place / "pictures").mkdir()
+    for name in ("a.png", "b.png"):
+        picture.save(place / "pictures" / name)
+    rows = [{"file_name": "a.png", "label": 0}, {"file_name": "b.png", "label": 1}]
+    (place / "pictures/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert HuggingFace(str(place / "pictures")).load().x.shape == (2, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "timm_wrapper", "architecture": "hf-hub:some/one", "initializer_range": 0.02, "num_classes": 3},
+        {"model_type": "timm_wrapper", "architecture": "local-dir:canary", "initializer_range": 0.02, "num_classes": 3},
+        {"model_type": "dpt", "backbone": "some/one", "use_timm_backbone": False},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_a_folder_s_configuration_reaches_no_hub(fields, place, hub):
+    pytest.importorskip("timm")
+    pytest.importorskip("transformers")
+    (place / "config.json").write_text(json.dumps(fields))
+    with watch(attacks.FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.network\.config"):
+        HuggingFaceClassifier((3, 8, 8), 3, config=str(place))
+    assert [one for one in seen if one.startswith("socket")] == []
+
+
+@pytest.mark.parametrize("way", ["RagTokenizer", "panic"])
+def test_a_tokenizer_that_fails_is_named(way, place, hub, capfd):
+    """By a class that is none, and by a pattern that takes too long, which panics in Rust."""
+    tokenizers, transformers = map(pytest.importorskip, ("tokenizers", "transformers"))
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[PAD]"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "removed")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]").save_pretrained(place)
+    if way != "panic":
+        (place / "tokenizer.json").unlink()
+        (place / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": way}))
+    with watch(attacks.FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--x .*: cannot be loaded"):
+        word_tokens(["a" * 40 + "b"], str(place), 4, "--x")
+    assert [one for one in seen if one.startswith("socket")] == []
 
 
 # ---------------------------------------------------------------------- a stranger's checkpoint

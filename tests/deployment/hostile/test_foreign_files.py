@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import sys
 import zipfile
 from pathlib import Path
@@ -25,8 +26,10 @@ from lit_fed.cli import UntestedCLI
 from lit_fed.command_line.arguments import configs_folder
 from lit_fed.command_line.compare import compare, comparison_table
 from lit_fed.command_line.report import write_report
+from lit_fed.data.data_sets import rows as rows_of_tables
 from lit_fed.data.data_sets.image_folder import ImageFolder
 from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.data.data_sets.rows import read_rows
 from lit_fed.data.data_sets.table import Table
 from lit_fed.data.data_sets.torch_dataset import TorchDataset
 from lit_fed.errors import ConfigError
@@ -273,17 +276,46 @@ def test_packed_files_have_a_size(tmp_path, monkeypatch):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"who,y\n" + b"ann,1\n" * 2**18))
     with zipfile.ZipFile(tmp_path / "a.xlsx", "w", zipfile.ZIP_DEFLATED) as book:
         book.writestr("xl/worksheets/sheet1.xml", b"<c/>" * 2**20)
-    for name in ("a.csv.gz", "a.xlsx"):
+    (tmp_path / "a.CSV.GZ").write_bytes((tmp_path / "a.csv.gz").read_bytes())
+    for name in ("a.csv.gz", "a.CSV.GZ", "a.xlsx"):
         with pytest.raises(ConfigError, match=f"{name} unpacks to more than .* save it as .csv"):
             Table(str(tmp_path / name), client_column="who", label_column="y").load()
 
 
-def test_a_parquet_file_fits_into_memory(tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    pd.DataFrame({"who": ["a"] * 2000, "y": 0}).to_parquet(tmp_path / "a.parquet")
-    monkeypatch.setattr(machine, "available_memory", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"2,000 rows of 2 columns: takes .* save fewer rows"):
-        Table(str(tmp_path / "a.parquet"), client_column="who", label_column="y").load()
+def test_a_file_of_arrow_fits_into_memory(tmp_path, monkeypatch):
+    """A text of a megabyte that 1000 rows repeat, and half a gigabyte of zeros, each in less than 100 kB."""
+    arrow, parquet, feather = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet", "pyarrow.feather"))
+    rows = arrow.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * 2**20])
+    parquet.write_table(arrow.table({"who": rows}), tmp_path / "a.parquet", store_schema=False)
+    feather.write_feather(arrow.table({"x": np.zeros(2**26)}), tmp_path / "a.feather", "zstd", chunksize=2**26)
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**28)
+    for path in (tmp_path / "a.parquet", tmp_path / "a.feather"):
+        assert path.stat().st_size < 1e5
+        with pytest.raises(ConfigError, match=r"what it unpacks to does not fit into the free memory; save fewer rows"):
+            read_rows([(str(path), "--data.dataset.path")])
+    limits = [resource.getrlimit(one) for one in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    assert limits == [(resource.RLIM_INFINITY,) * 2] * 2
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '<row r="2000000000"><c r="A2000000000"><v>1</v></c></row>',
+        '<row r="9999"><c r="XFD9999"><v>1</v></c></row>',
+        "".join(f'<row r="{n}"><c r="XFD{n}"><v>1</v></c></row>' for n in range(4, 2000)),
+    ],
+    ids=["far row", "far cell", "far column"],
+)
+def test_cells_of_a_workbook_are_not_far_apart(tmp_path, monkeypatch, rows):
+    """pandas would make a table of all cells between them: up to 17 billion."""
+    monkeypatch.setattr(rows_of_tables, "MOST_ROWS", 10_000)
+    pd.DataFrame({"who": ["a", "b"], "y": [0, 1]}).to_excel(tmp_path / "plain.xlsx", index=False)
+    with zipfile.ZipFile(tmp_path / "plain.xlsx") as plain, zipfile.ZipFile(tmp_path / "a.xlsx", "w") as book:
+        for name in plain.namelist():
+            changed = plain.read(name).replace(b"</sheetData>", f"{rows}</sheetData>".encode())
+            book.writestr(name, changed if name.endswith("sheet1.xml") else plain.read(name))
+    with pytest.raises(ConfigError, match=r"a\.xlsx: sheet 'Sheet1' reaches to row .* delete those that are far away"):
+        read_rows([(str(tmp_path / "a.xlsx"), "--data.dataset.path")])
 
 
 # ---------------------------------------------------------------------- names

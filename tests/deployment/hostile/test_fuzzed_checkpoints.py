@@ -62,6 +62,7 @@ FORGED = [
     {1, "x"}, OrderedDict(a=1), torch.Size([2]), torch.float16, torch.zeros(0), torch.zeros(3, 2),
     torch.full((2,), torch.nan), torch.tensor(2**62), torch.tensor(1), torch.tensor(-1.5), torch.tensor([True]),
     torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse(), torch.zeros((), dtype=torch.float64),
+    torch.zeros(1).expand(2**40), torch.zeros((), device="meta"), torch.zeros(3, 2, dtype=torch.uint16),
 ]  # fmt: skip
 """Values for the place of any entry."""
 
@@ -72,6 +73,7 @@ LIKE = [
     ("fill", float("nan")),
     ("type", torch.int64),
     ("type", torch.float16),
+    ("type", torch.float8_e5m2),
 ]
 """Changes of a tensor that leave its shape."""
 

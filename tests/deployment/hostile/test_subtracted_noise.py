@@ -1,6 +1,7 @@
 """Noise of nodes and server that the other side, who knows the whole training, tries to subtract."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,3 +154,29 @@ def test_another_state_or_other_samples_have_other_noise(folders, tmp_path, kind
     np.savez(place, **held)
     (other,) = keys_of_noise(make_nodes(folders, tmp_path / "states", settings=module.settings)["anna"], packet)
     assert other not in (one, exchanged)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_cannot_ask_for_less_noise(folders, tmp_path, kind, capsys):
+    """By a phase that adds none, such as that of serving, or by more and larger batches in a round."""
+    _, nodes, transport = trained(folders, tmp_path, KINDS[kind])
+    packet = from_bytes(questions(transport, "anna")[0][0])
+    work = packet.facts["work"]
+    more = {"epochs": 1000}, {"sample_rate": 1.0}, {"sample_rate": 0.0}, {"batch_size": 1}, {"batches_per_step": 7}
+    lies = [{"phase": phase} for phase in ("adapt", "plan", "collaboration", "other")]
+    lies += [{"work": work | one} for one in more if work | one != work]
+    for lie in lies:
+        facts = packet.facts | lie | {"needed": None, "version": 77}
+        answer = from_bytes(nodes["anna"].handle(to_bytes(Packet(facts, packet.trees))))
+        assert (answer.facts, answer.trees) == ({"refused": "packet"}, {}), lie
+    said = capsys.readouterr().err
+    assert "the question is of a phase that the algorithm does not have" in said
+    assert "the question asks for other local work than the node's own settings" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_noise_of_nodes_does_not_follow_from_what_the_server_announces(folders, tmp_path, kind):
+    module = module_of(privacy=replace(KINDS[kind], noise_multiplier=None, target_epsilon=1.0))
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    with pytest.raises(ConfigError, match=r"target_epsilon is given, and how much noise .* give .*noise_multiplier to"):
+        fit(tmp_path / "run", InProcessFederation(transport), module)
