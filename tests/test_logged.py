@@ -128,6 +128,58 @@ def test_each_split_has_its_step(tmp_path):
     assert summary["test/seen/test_loss"] == pytest.approx(float(trainer.callback_metrics["test/seen/test_loss"]))
 
 
+class Reduced(LitClassifier):
+    """Logs by other reductions, under names that results have already, and behind the last batch."""
+
+    def __init__(self):
+        super().__init__(norm="group")
+        self.hits = torchmetrics.Accuracy("multiclass", num_classes=10)
+
+    def test_step(self, batch, batch_idx):
+        size = float(len(batch[1]))
+        for how in ("sum", "max", "min"):
+            self.log(how, size, reduce_fx=how)
+        self.log("largest", size, reduce_fx=torch.max)
+        self.log("accuracy", 7.0)
+        self.hits.update(self(batch[0]), batch[1])
+
+    def on_test_epoch_end(self):
+        self.log("computed", self.hits.compute())
+
+
+def test_reductions_taken_names_and_the_hook_behind_the_last_batch(capsys):
+    trainer, module, given = run(FedAvg(), Reduced)
+    said = capsys.readouterr().err
+    assert "lit_fed: accuracy, which Reduced logs, is own_accuracy in results, which have a accuracy already\n" in said
+    table = client_table(trainer)
+    for client in range(3):
+        network = Reduced()  # whose metric Lightning does not reset
+        network.load_state_dict(network.state_dict() | tree.index(module.federation.shared.models.parameters, 0))
+        found = by_lightning(network, given, client)
+        for name in ("sum", "max", "min", "largest", "computed"):
+            assert table[name][client] == pytest.approx(found[name], abs=1e-6), name
+    assert table["own_accuracy"].tolist() == [7.0] * 3
+    assert table["accuracy"].to_numpy() == pytest.approx(table["computed"].to_numpy(), abs=1e-6)
+
+
+LOGGED = {
+    "tensor": (lambda self, batch, batch_idx: self.log("many", torch.ones(3)), "self.log\\('many'\\) has a tensor"),
+    "dict": (lambda self, batch, batch_idx: self.log("many", {"a": 1.0}), "has a dict; use self.log_dict"),
+    "reduction": (
+        lambda self, batch, batch_idx: self.log("one", 1.0, reduce_fx=len), "has reduce_fx len; give mean, sum, min",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOGGED)
+def test_what_is_no_number_is_refused_before_the_first_round(case):
+    step, said = LOGGED[case]
+    kind = type("Mine", (Measured,), {"test_step": step})
+    module = FederatedModule(FedAvg(), network=kind)
+    with pytest.raises(ConfigError, match=said):
+        quiet_trainer(1).fit(module, data())
+
+
 # ---------------------------------------------------------------------- back to Lightning
 def test_a_client_has_a_checkpoint_that_its_class_loads(tmp_path):
     trainer, module, given = run(Ditto(), LitClassifier)

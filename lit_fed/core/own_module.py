@@ -67,7 +67,7 @@ SAME = 1e-4
 def defines(network: Any, name: str) -> bool:
     """Whether a module, or a class of one, has a method of its own of this name."""
     method = getattr(network if isinstance(network, type) else type(network), name, None)
-    return method is not None and method.__module__.partition(".")[0] not in FRAMEWORKS
+    return callable(method) and method.__module__.partition(".")[0] not in FRAMEWORKS
 
 
 def trains_itself(network: Any) -> bool:
@@ -168,10 +168,12 @@ class Run:
             return
         how = getattr(reduce_fx, "__name__", reduce_fx)
         if isinstance(value, Mapping) or how not in REDUCTIONS:
-            kind = f"a {type(value).__name__}; use log_dict" if isinstance(value, Mapping) else f"reduce_fx {how}"
-            raise ConfigError(
-                f"self.log({name!r}) has {kind if ';' in kind else f'{kind}; give mean, sum, min or max'}"
+            fix = (
+                "a dict; use self.log_dict"
+                if isinstance(value, Mapping)
+                else f"reduce_fx {how}; give mean, sum, min or max"
             )
+            raise ConfigError(f"self.log({name!r}) has {fix}")
         number = torch.as_tensor(value).detach().double()
         if number.numel() != 1:
             raise ConfigError(f"self.log({name!r}) has a tensor {list(number.shape)}; log its numbers one by one")
@@ -180,9 +182,8 @@ class Run:
         elif how == "mean":
             self.add(name, number.reshape(()), batch_size or self.size)
         else:
-            self._extremes.setdefault(name, (how, []))[1].append(
-                number.reshape(()) * (self.scale if how == "sum" else 1)
-            )
+            scaled = number.reshape(()) * (self.scale if how == "sum" else 1)
+            self._extremes.setdefault(name, (how, []))[1].append(scaled)
 
     def add(self, name: str, value: Tensor, size: Tensor | float) -> None:
         """Add the mean [] of some samples to what is logged under a name."""
@@ -206,8 +207,7 @@ class Run:
             value = torch.as_tensor(metric.compute()).detach().double()
             if value.numel() != 1:
                 raise ConfigError(
-                    f"self.log({name!r}) has a {type(metric).__name__} of {list(value.shape)} values; log numbers, such "
-                    "as its mean"
+                    f"self.log({name!r}) has a {type(metric).__name__} of {list(value.shape)} values; log numbers"
                 )
             found[name] = value.reshape(())
         self.forget()

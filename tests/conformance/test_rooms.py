@@ -11,7 +11,7 @@ PACKAGE = ROOT / "lit_fed"
 
 ROOMS = [
     "errors", "system", "core", "metrics", "models", "data", "wrappers", "algorithms", "clients", "rounds", "settings",
-    "session", "serving", "deployment", "training", "pictures", "callbacks", "command_line", "benchmark", "trainer",
+    "session", "logged", "serving", "deployment", "training", "pictures", "callbacks", "command_line", "benchmark", "trainer",
     "commands", "cli", "__main__",
 ]  # fmt: skip
 """From the bottom up; docs/architecture.md says what each is for."""

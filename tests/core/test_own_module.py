@@ -169,7 +169,8 @@ def test_fedem_is_the_plain_loop(case):
                 for m, one in enumerate(components)
             ])  # fmt: skip
         components = [mean_of([each[m] for each in found], sizes) for m in range(2)]
-    assert_close(module.federation.shared.models, components, within=2e-6)
+    # Adam divides by roots of squares that are themselves near rounding
+    assert_close(module.federation.shared.models, components, within=2e-5 if case == "autoencoder" else 2e-6)
     states = module.store.gather(torch.arange(len(sizes)))["state"]
     torch.testing.assert_close(states.mixture, torch.stack(mixtures), rtol=0, atol=2e-6)
 
@@ -250,3 +251,11 @@ def test_clients_at_once_are_the_same(algorithm, network):
     one, other = (module.federation.shared.models for module in each)
     for name, leaf in (one.parameters | one.buffers).items():
         torch.testing.assert_close(leaf, (other.parameters | other.buffers)[name], rtol=0, atol=1e-6)
+
+
+def test_a_run_with_a_scheduler_goes_on_for_more_rounds(tmp_path):
+    """The rates of a round come from the module, not from the run that a checkpoint is of."""
+    first, again = (FederatedModule(FedAvg(), network=LitAutoEncoder, target=OwnLoss()) for _ in range(2))
+    quiet_trainer(1, tmp_path).fit(first, pairs())
+    quiet_trainer(ROUNDS, tmp_path).fit(again, pairs(), ckpt_path="last")
+    assert_same_state(again, federated(FedAvg(), LitAutoEncoder, pairs(), target=OwnLoss()))

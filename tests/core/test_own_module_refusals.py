@@ -303,7 +303,64 @@ def test_texts_are_padded_by_the_function_of_the_user_over_all_clients():
     assert rows[0] == rows[1]
 
 
+class Keyed(LightningModule):
+    """Reads whatever a batch is."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.out = read, nn.Linear(64, 64)
+
+    def training_step(self, batch, batch_idx):
+        return self.out(self.read(batch)).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, make):
+        self.make, self.x = make, torch.tensor(Digits().load().x[:9].reshape(9, 64))
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return self.make(self.x[index])
+
+
+BATCHES = {
+    "one tensor": (lambda x: x, lambda batch: batch),
+    "a key y": (lambda x: {"x": x, "y": x}, lambda batch: batch["y"]),
+    "three": (lambda x: (x, x.sum(), x > 0), lambda batch: batch[0]),
+    "labels of one number": (lambda x: {"x": x, "y": x[:1]}, lambda batch: batch["x"] + batch["y"]),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches_of_any_form_reach_the_steps(case):
+    make, read = BATCHES[case]
+    some = FederatedDataModule.from_clients({"anna": Rows(make), "bela": Rows(make)}, batch_size=4, test_fraction=0.2)
+    fit(FedEM(num_components=2), lambda: Keyed(read), some)
+
+
+def test_a_forward_that_reads_no_batch_makes_no_predictions(capsys):
+    class Plain(Keyed):
+        def __init__(self):
+            super().__init__(lambda batch: batch["image"])
+
+        def forward(self, x):
+            return self.out(x)
+
+    some = FederatedDataModule.from_clients({"anna": Rows(lambda x: {"image": x})}, test_fraction=0.2)
+    fit(FedAvg(), Plain, some)
+    assert "lit_fed: Plain.forward cannot read a batch (" in capsys.readouterr().err
+
+
 LOADERS = {
+    "batch_sampler": (
+        {"anna": DataLoader(Texts(6, 0), batch_sampler=[[0, 1], [2]], collate_fn=padded)},
+        "'anna' has a list; give torch.utils.data.Subset in place of a batch_sampler",
+    ),
     "mixed": ({"anna": texts(), "bela": ([[1.0]], [1])}, "client 'bela' is a tuple, and others are loaders"),
     "sampler": (
         {"anna": texts(sampler=WeightedRandomSampler([1.0] * 6, 6))}, "'anna' has a WeightedRandomSampler; give torch",

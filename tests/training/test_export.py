@@ -312,7 +312,7 @@ def test_a_network_that_cannot_be_traced_is_named_with_the_reason(tmp_path):
     [
         ("model.pt", "pt", ".pt2"),
         ("model.pt2", "onnx", ".onnx"),
-        ("model.pt2", "zip", "choose pt, onnx or peft"),
+        ("model.pt2", "zip", "choose pt, onnx, peft or lightning"),
         ("there.pt2", "pt", "exists"),
         ("there.pt2/model.pt2", "pt", "can be written"),
     ],
