@@ -150,7 +150,7 @@ class Reduced(LitClassifier):
 def test_reductions_taken_names_and_the_hook_behind_the_last_batch(capsys):
     trainer, module, given = run(FedAvg(), Reduced)
     said = capsys.readouterr().err
-    assert "lit_fed: accuracy, which Reduced logs, is own_accuracy in results, which have a accuracy already\n" in said
+    assert "lit_fed: accuracy, which Reduced logs, is own_accuracy in results, which have this name already\n" in said
     table = client_table(trainer)
     for client in range(3):
         network = Reduced()  # whose metric Lightning does not reset

@@ -263,7 +263,9 @@ class OwnModule:
         self.network, self.name, self.run = network, type(network).__name__, Run()
         self.inputs, self.is_target, self.reserved = inputs, is_target, reserved
         self._predicts = True
-        self._takes_index: dict[str, bool] = {}  # whether a step takes `batch_idx`, by its name
+        self._takes: dict[
+            str, tuple[bool, bool]
+        ] = {}  # whether a step takes `batch_idx` and `dataloader_idx`, by its name
         self._no_label = torch.zeros(()) if no_label is None else no_label
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
         self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
@@ -310,10 +312,12 @@ class OwnModule:
 
     def step(self, leaves: Leaves, method: str, batch: Any) -> tuple[Any, Leaves]:
         """What a step returns, such as `training_step`, and the buffers behind it."""
-        if method not in self._takes_index:
-            takes = inspect.signature(getattr(self.network, method)).parameters
-            self._takes_index[method] = "batch_idx" in takes or len(takes) > 1
-        return self.call(leaves, method, *((batch, self.run.batch_idx) if self._takes_index[method] else (batch,)))
+        if method not in self._takes:
+            parameters = inspect.signature(getattr(self.network, method)).parameters
+            self._takes[method] = "batch_idx" in parameters or len(parameters) > 1, "dataloader_idx" in parameters
+        with_index, with_loader = self._takes[method]
+        given = (batch, self.run.batch_idx) if with_index else (batch,)
+        return self.call(leaves, method, *given, **({"dataloader_idx": 0} if with_loader else {}))
 
     @contextmanager
     def forward_as(self, mixture: tuple[list[Leaves], Callable[[Tensor], Tensor]]) -> Iterator[None]:
@@ -700,7 +704,7 @@ class OwnModule:
         keys = {name: name.replace("/", "_") for name in logged}
         taken = {name: f"own_{key}" for name, key in keys.items() if key in self.reserved or key.startswith("pi_")}
         for name, key in taken.items():
-            self.say(f"{name}, which {self.name} logs, is {key} in results, which have a {keys[name]} already")
+            self.say(f"{name}, which {self.name} logs, is {key} in results, which have this name already")
         return {taken.get(name, keys[name]): value for name, value in logged.items()}
 
     def learn_names(self, leaves: Leaves, x: Tensor) -> None:

@@ -369,14 +369,14 @@ def keep_harmless(checkpoint: dict[str, Any], trainer: Trainer, place: str) -> N
 
 
 def _check_counts(checkpoint: dict[str, Any], place: str) -> None:
-    """Refuse rounds that are counted differently in a checkpoint's entries: one batch and one step are one round."""
+    """Refuse rounds that are counted differently in a checkpoint's entries: one epoch and one step are one round."""
     steps, fit = checkpoint.get("global_step", 0), checkpoint["loops"]["fit_loop"]
     done = fit["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
-    begun = [fit[name]["total"]["ready"] for name in ("epoch_progress", "epoch_loop.batch_progress")]
+    begun = fit["epoch_progress"]["total"]["ready"]  # batches are blocks of clients, as many as a round has
     counted = steps  # a program may fit a module twice
     if checkpoint.get(CHECKPOINT_KEY, {}).get("arguments") and "rounds" in checkpoint["state_dict"]:
         counted = checkpoint["state_dict"]["rounds"].tolist()
-    if not done == steps == counted or any(one not in (steps, steps + 1) for one in begun):  # one may be interrupted
+    if not done == steps == counted or begun not in (steps, steps + 1):  # one may be interrupted
         raise ConfigError(f"{place}: its rounds are {steps}, {done}, {counted} and {begun} in different entries; {FIX}")
 
 

@@ -16,6 +16,7 @@ from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MoreauSurr
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.models import Network
+from lit_fed.wrappers.base import innermost
 
 WAYS = {"local_solve", "option", "variant", "gradient", "averaging", "alpha_update", "exchange", "form"}
 """Fields of algorithms that say how a client uses its network; each value is a case of its own."""
@@ -117,7 +118,7 @@ def federation(algorithm, network, trainer, train=None, dtype=torch.float64, **o
     """A federation on small images, or for an algorithm whose parties hold features on columns of them."""
     vertical = algorithm.participation.divided_by == "features"
     train = images(dtype=dtype) if train is None else train
-    target = BINARY if "multiclass" in exempt(type(algorithm)) else MULTICLASS
+    target = BINARY if "multiclass" in exempt(type(innermost(algorithm))) else MULTICLASS
     if target is BINARY:
         train = Split(train.x, train.y.clamp(max=1), train.offsets, train.first_id)
     if vertical:

@@ -214,7 +214,8 @@ def test_one_client_is_trainer_fit():
             enable_model_summary=False, reload_dataloaders_every_n_epochs=1,
         )  # fmt: skip
         trainer.fit(alone, loader)
-        assert_close(module.federation.shared.models, [alone])
+        # Adam divides by roots of squares that are themselves near rounding
+        assert_close(module.federation.shared.models, [alone], within=1e-6 if case == "classifier" else 5e-6)
 
 
 class OfEpochs(LightningDataModule):
