@@ -272,8 +272,9 @@ class FederatedRounds:
         up, down = bits.tolist()
         wait = getattr(block.phase.absences, "wait", None)
         this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, wait))
+        logged = () if ctx.task.own is None else ctx.task.own.names or ()  # perhaps by some clients only
         for name, (mean, of_weight) in means.items():
-            if of_weight and not math.isnan(mean):  # a module of its own may log for some clients only
+            if of_weight and not (name in logged and math.isnan(mean)):
                 this.means.setdefault(name, []).append((mean, of_weight))
         steps = float(reduced.weight.sum()) or self.algorithm.participation.steps_on_empty_rounds
         shared = self.shared

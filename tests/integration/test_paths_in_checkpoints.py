@@ -159,7 +159,6 @@ def test_facts_with_a_default_may_be_missing(whole):
     "place",
     [
         ("global_step",), ("state_dict", "rounds"), ("loops", "fit_loop", "epoch_progress", "total", "ready"),
-        ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "ready"),
         ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress", "total", "completed"),
     ],
     ids=lambda place: place[-2] if len(place) > 1 else place[0],
