@@ -27,7 +27,7 @@ __all__ = ["LinearCoefficients", "coefficient_table"]
 HALF_WIDTH = 1.959964
 """Standard errors on either side in an interval of 95 %."""
 
-NOBODY = {"client": "", "client_id": None}
+NO_CLIENT = {"client": "", "client_id": None}
 """Of rows about all clients."""
 
 TARGETS = ("regression", "binary", "multiclass")
@@ -160,6 +160,6 @@ def _common(module: FederatedModule, units: np.ndarray, origin: np.ndarray, colu
     deviation = {"column": [*columns, "(residual)"], "coefficient": found, "standard_error": errors}
     rows = len(found) - (not module.target.continuous)  # two classes have no residuals
     return [
-        pd.DataFrame({"population": "common"} | NOBODY | {"column": columns} | common),
-        pd.DataFrame({"population": "deviation"} | NOBODY | deviation)[:rows],
+        pd.DataFrame({"population": "common"} | NO_CLIENT | {"column": columns} | common),
+        pd.DataFrame({"population": "deviation"} | NO_CLIENT | deviation)[:rows],
     ]

@@ -168,12 +168,10 @@ class Run:
             return
         how = getattr(reduce_fx, "__name__", reduce_fx)
         if isinstance(value, Mapping) or how not in REDUCTIONS:
-            fix = (
-                "a dict; use self.log_dict"
-                if isinstance(value, Mapping)
-                else f"reduce_fx {how}; give mean, sum, min or max"
+            other = f"reduce_fx {how}; give mean, sum, min or max"
+            raise ConfigError(
+                f"self.log({name!r}) has {'a dict; use self.log_dict' if isinstance(value, Mapping) else other}"
             )
-            raise ConfigError(f"self.log({name!r}) has {fix}")
         number = torch.as_tensor(value).detach().double()
         if number.numel() != 1:
             raise ConfigError(f"self.log({name!r}) has a tensor {list(number.shape)}; log its numbers one by one")
@@ -263,9 +261,7 @@ class OwnModule:
         self.network, self.name, self.run = network, type(network).__name__, Run()
         self.inputs, self.is_target, self.reserved = inputs, is_target, reserved
         self._predicts = True
-        self._takes: dict[
-            str, tuple[bool, bool]
-        ] = {}  # whether a step takes `batch_idx` and `dataloader_idx`, by its name
+        self._takes = dict[str, tuple[bool, bool]]()  # whether a step takes `batch_idx`, and `dataloader_idx`
         self._no_label = torch.zeros(()) if no_label is None else no_label
         self.names: tuple[str, ...] | None = None  # of what steps log; None: not known yet
         self._caller, self._said, self._first_epoch = _Caller(network), set[str](), 0
@@ -609,9 +605,10 @@ class OwnModule:
     def at_once(self) -> Iterator[None]:
         """The turn of several clients that run at once: a step may read neither counters nor its `batch_idx`."""
         before, self.run = self.run, _OfMany()
-        self.run.batch_idx = None  # type: ignore[assignment] # whose use fails
         try:
-            yield
+            with self.client(0, 1, 1):
+                self.run.batch_idx = None  # type: ignore[assignment] # whose use fails
+                yield
         finally:
             self.run = before
 
@@ -663,9 +660,7 @@ class OwnModule:
         finally:
             self.run.forget()
             metrics = {id(one) for metric in self._metrics for one in metric.modules()}
-            metrics |= {
-                id(one) for one in self.network.modules() if hasattr(one, "_groups_checked")
-            }  # their collections
+            metrics |= {id(one) for one in self.network.modules() if hasattr(one, "_groups_checked")}  # collections
             changed = {f"self.{name}" for one, held in kept for name in _put_back(one, held) if id(one) not in metrics}
             if changed:
                 self.say(

@@ -340,7 +340,9 @@ BATCHES = {
 def test_batches_of_any_form_reach_the_steps(case):
     make, read = BATCHES[case]
     some = FederatedDataModule.from_clients({"anna": Rows(make), "bela": Rows(make)}, batch_size=4, test_fraction=0.2)
-    fit(FedEM(num_components=2), lambda: Keyed(read), some)
+    module = fit(FedEM(num_components=2), lambda: Keyed(read), some)
+    start, end = (one.models.parameters for one in (module.federation.server.initial_shared, module.federation.shared))
+    assert all(not torch.equal(leaf, end[name]) for name, leaf in start.items())
 
 
 def test_a_forward_that_reads_no_batch_makes_no_predictions(capsys):
@@ -385,5 +387,5 @@ def test_loaders_that_cannot_be_read_are_refused(case):
 
 
 def test_a_target_of_labels_has_none_in_such_batches():
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"samples hold their labels .* where --model.target Regression cannot find"):
         fit(FedAvg(), LitText, FederatedDataModule.from_clients({"anna": texts()}), target=Regression())

@@ -170,7 +170,7 @@ def data_set_of_loaders(
         rows, np.zeros(len(rows), dtype=np.float32), owner, list(each), unseen=tuple(map(str, unseen or {})),
         stored_type=str(rows.dtype), inputs=inputs,
     )  # fmt: skip
-    return _Arrays(samples, "regression")
+    return _Arrays(samples)
 
 
 def _listed(place: str, given: Any) -> list[Any]:

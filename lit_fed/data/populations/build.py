@@ -134,6 +134,11 @@ def with_labels(population: Population, target: Target) -> Population:
     """
     if isinstance(target, OwnLoss):
         return _holding_labels(population)
+    require(
+        population.inputs is None or not population.inputs.hold_labels,
+        f"samples hold their labels somewhere in {population.inputs}, where --model.target {type(target).__name__} "
+        "cannot find them; leave the target out, so that the loss of the module decides, or give samples (x, y)",
+    )
     names = population.class_names
     require(
         names is None or not target.continuous,
