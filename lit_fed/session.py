@@ -25,7 +25,7 @@ from lit_fed.core.networks.trial import check_kind, check_scores, try_network, w
 from lit_fed.core.own_module import OwnModule, maker_from_hparams, prepared, trains_itself
 from lit_fed.core.own_optimizer import OwnOptimizer, own_solver
 from lit_fed.core.plan import num_steps
-from lit_fed.core.segmentation import pixels_last
+from lit_fed.core.segmentation import Segmentation, pixels_last
 from lit_fed.core.targets import Binary, Criterion, Multiclass, MultiLabel
 from lit_fed.core.task import Task
 from lit_fed.core.types import LocalWork, Tree
@@ -105,18 +105,19 @@ class Session(NamedTuple):
 
 
 def solver_of(given: LocalSolver, task: Task, facts: TrainingFacts) -> LocalSolver:
-    """The local solver of the settings, or that of a module's own optimizer, which a line says.
+    """The local solver of the settings, with a rate, or that of a module's own optimizer, which a line says.
 
     Raises:
         ConfigError: if clients cannot step by the module's optimizer.
     """
+    plain = replace(given, lr=given.rate) if given.lr is None else given
     if task.own is None:
-        return given
+        return plain
     epoch_steps = num_steps(facts.most_samples, LocalWork(epochs=1), facts.batch_size, task.smallest_batch)
     solver, said = own_solver(task.own, given, facts.num_rounds, max(epoch_steps, 1))
     if said and is_first_process():
         task.own.say(said)
-    return solver
+    return plain if solver is given else solver
 
 
 def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
@@ -181,10 +182,12 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
 def _with_own_steps(task: Task, facts: TrainingFacts) -> Task:
     """The task of a network that computes its loss itself; a line says what of it is not called."""
     no_label = facts.target.as_labels(torch.zeros(facts.label_shape))
-    is_target = isinstance(facts.target, OwnLoss)
+    mask = facts.label_shape if isinstance(facts.target, Segmentation) else None
     own = OwnModule(
-        task.network, facts.inputs, is_target=is_target, no_label=no_label, reserved=reserved_keys(facts.target.metric)
-    )
+        task.network, facts.inputs, is_target=isinstance(facts.target, OwnLoss),
+        no_label=no_label if mask is None else no_label.flatten(), mask=mask,
+        reserved=reserved_keys(facts.target.metric),
+    )  # fmt: skip
     hooks = f"; clients do not call its {', '.join(own.not_called)}" if own.not_called else ""
     if is_first_process():
         notice(f"{own.name} trains by its own training_step{hooks}")

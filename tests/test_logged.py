@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 import torchmetrics
 from lightning.pytorch import Trainer
-from own_modules import LitClassifier
+from own_modules import LitClassifier, LitSegmenter
 from quiet import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -97,6 +97,19 @@ def test_a_mixture_is_measured_as_it_predicts():
     table = client_table(trainer)
     torch.testing.assert_close(torch.tensor(table["test_hits"].to_numpy()), torch.tensor(table["accuracy"].to_numpy()))
     assert table["test_loss"].to_numpy() == pytest.approx(table["loss"].to_numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2)], ids=["FedAvg", "FedEM"])
+def test_steps_of_masks_see_pixels_in_their_places(algorithm):
+    rng = torch.Generator().manual_seed(1)
+    pictures = {name: torch.randn(10, 1, 4, 6, generator=rng) for name in ("anna", "bela")}
+    clients = {name: (x, (x[:, 0] > 0).long() + (x[:, 0] > 1)) for name, x in pictures.items()}
+    given = FederatedDataModule.from_clients(clients, batch_size=4, test_fraction=0.4)
+    module, trainer = FederatedModule(algorithm, network=LitSegmenter), quiet_trainer(2)
+    trainer.fit(module, given)
+    trainer.test(module, given, verbose=False)
+    table = client_table(trainer)
+    assert table["pixels_right"].to_numpy() == pytest.approx(table["accuracy"].to_numpy(), abs=1e-6)
 
 
 def test_where_the_loss_is_its_own_a_mixture_has_the_mean_of_its_models(capsys):

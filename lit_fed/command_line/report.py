@@ -214,7 +214,7 @@ class _Page(NamedTuple):
                 "data": f"{_class(data.get('dataset'))} {_class(data.get('partition'))}",
                 "network": _class(model.get("network")),
                 "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
-                "rounds": summary.get("rounds", ""), "lr": model.get("solver", {}).get("lr", ""),
+                "rounds": summary.get("rounds", ""), "lr": model.get("solver", {}).get("lr") or "default",
                 "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
                 **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}),
                 "lit_fed": summary.get("versions/lit_fed", ""),

@@ -34,6 +34,9 @@ __all__ = [
 OPTIMIZERS = ("sgd", "adam", "adamw")
 """Names of PyTorch's update rules; each acts on every number by itself."""
 
+DEFAULT_RATE = 0.1
+"""Learning rate where neither settings nor a module name one."""
+
 UpdateRule = Callable[..., Sequence[Tensor]]
 """`(solver, step, gradient, first, second) -> (direction, first, second)`, for each leaf [M, ...].
 
@@ -93,7 +96,8 @@ class LocalSolver:
             shrinks the parameters directly in `adamw` (https://arxiv.org/abs/1711.05101). PyTorch's classes of these
             rules are taken by their paths, too, such as `torch.optim.Adam`. The path of a function such as
             `my_file.lion` takes it as an `UpdateRule`.
-        lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round.
+        lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round;
+            null: 0.1, or the rate of a module's own `configure_optimizers`.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
         schedule_rounds: R, after which `multi_step` and `cosine` keep their last rate; null takes the rounds of the
@@ -123,7 +127,7 @@ class LocalSolver:
     """
 
     optimizer: str = "sgd"
-    lr: float | Literal["auto"] = 0.1
+    lr: float | Literal["auto"] | None = None
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
     schedule_rounds: int | None = None
     adapt_lr: float | None = None
@@ -153,7 +157,10 @@ class LocalSolver:
                 f"one of {', '.join(OPTIMIZERS)}, or the path of a function such as my_file.lion",
             ),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
-            "lr": (self.lr == "auto" if isinstance(self.lr, str) else self.lr >= 0, "a number >= 0, or auto"),
+            "lr": (
+                self.lr in (None, "auto") or (not isinstance(self.lr, str) and self.lr >= 0),
+                "a number >= 0, or auto",
+            ),
             "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
             "adapt_lr": (self.adapt_lr is None or self.adapt_lr >= 0, "a number >= 0, or null"),
             "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
@@ -202,7 +209,7 @@ class LocalSolver:
         """
         if isinstance(self.lr, str):
             raise ConfigError("--model.solver.lr is auto, which only a fit searches; give a number")
-        return self.lr
+        return DEFAULT_RATE if self.lr is None else self.lr
 
     @property
     def work(self) -> LocalWork:

@@ -103,14 +103,16 @@ def maker_from_hparams(network: nn.Module) -> Callable[[], nn.Module] | None:
 
 
 @contextmanager
-def _attached(network: nn.Module, run: Run) -> Iterator[None]:
-    """The LightningModules of a network see a run as their trainer."""
+def _attached(network: nn.Module, run: Run, *, steps: bool = True) -> Iterator[None]:
+    """The LightningModules of a network see a run as their trainer; `steps` is false for predictions."""
     parts = [one for one in network.modules() if "_trainer" in vars(one)]
     for part in parts:
         vars(part).update(_trainer=run, log=run.log)
+    vars(network)["in_own_step"] = steps
     try:
         yield
     finally:
+        del vars(network)["in_own_step"]
         for part in parts:
             vars(part)["_trainer"] = None
             del vars(part)["log"]
@@ -248,6 +250,7 @@ class OwnModule:
         inputs: what a sample concatenates; None: a single input.
         is_target: whether its loss is the target, `OwnLoss`, so that samples hold their labels.
         no_label: a label [...] of zeros, with which hooks of batches run where labels are not known.
+        mask: (H, W), the shape of labels that are kept as positions [B, H·W]; None: they have the shape of steps.
         reserved: keys of results that nothing logged may take.
 
     Raises:
@@ -256,10 +259,10 @@ class OwnModule:
 
     def __init__(
         self, network: nn.Module, inputs: NamedInputs | None = None, *, is_target: bool = False,
-        no_label: Tensor | None = None, reserved: Collection[str] = (),
+        no_label: Tensor | None = None, mask: tuple[int, ...] | None = None, reserved: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.network, self.name, self.run = network, type(network).__name__, Run()
-        self.inputs, self.is_target, self.reserved = inputs, is_target, reserved
+        self.inputs, self.is_target, self.mask, self.reserved = inputs, is_target, mask, reserved
         self._predicts = True
         self._takes = dict[str, tuple[bool, bool]]()  # whether a step takes `batch_idx`, and `dataloader_idx`
         self._no_label = torch.zeros(()) if no_label is None else no_label
@@ -298,7 +301,7 @@ class OwnModule:
             options: its arguments by name.
         """
         named = {f"module.{name}": leaf for name, leaf in leaves.items()}
-        with _attached(self.network, self.run):
+        with _attached(self.network, self.run, steps=method != "__call__"):
             return functional_call(self._caller, named, (method, *arguments), options)  # type: ignore[no-any-return]
 
     def call_plain(self, method: str, *arguments: Any) -> Any:
@@ -349,7 +352,8 @@ class OwnModule:
 
     def batch(self, x: Tensor, y: Tensor) -> Any:
         """The batch that steps read: inputs and labels, or what samples hold."""
-        batch = self._held(x) if self.is_target else (self._inputs(x), y)
+        labels = y if self.mask is None else y.unflatten(1, self.mask)
+        batch = self._held(x) if self.is_target else (self._inputs(x), labels)
         for hook in OF_BATCHES:
             if defines(self.network, hook):
                 batch = self.call_plain(hook, batch, 0)

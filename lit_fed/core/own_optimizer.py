@@ -110,7 +110,7 @@ class OwnOptimizer(ScheduledSolver):
 def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps: int) -> tuple[LocalSolver, str]:
     """The solver with the optimizer of a module, unless settings name another; and a line that says what is taken.
 
-    `lr` of the settings replaces the rate alone, if it is not the default.
+    `lr` of the settings replaces the rate alone.
 
     Args:
         own: the module.
@@ -132,7 +132,7 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
     first = optimizer.param_groups[0]
     start = float(first.get("initial_lr", first["lr"]))
     base = float(first.get("max_lr", start))  # of a scheduler that rises to it
-    rate = base if given.lr == usual.lr else given.rate
+    rate = base if given.lr is None else given.rate
     groups = _groups(own, name, optimizer)
     rates, scheduled = _rates(optimizer, scheduler, num_rounds, max(given.local_epochs, 1), epoch_steps, name)
     rates = tuple(one * rate / base if base else one for one in rates)
@@ -141,8 +141,6 @@ def own_solver(own: OwnModule, given: LocalSolver, num_rounds: int, epoch_steps:
     }
     work["of_settings"] = given
     shown = f"{type(optimizer).__name__}(lr={rate:g}) of {name}{scheduled}"
-    if rate != usual.lr and given.lr == usual.lr:  # which may have been given, and cannot be told
-        shown += f"; a --model.solver.lr other than {usual.lr:g} replaces its rate"
     rule = _as_rule(optimizer)
     if isinstance(rule, dict):
         return ScheduledSolver(**work, **rule, lr=rate, rates=rates), f"clients step by {shown}"

@@ -60,7 +60,7 @@ class Segmentation(Sequences):
 def pixels_last(network: nn.Module, target: Target, label_shape: tuple[int, ...]) -> nn.Module:
     """The network with a hook that reshapes outputs [B, K, H, W] to [B, H·W, K]; other outputs are unchanged.
 
-    With a hook, parameters keep their names.
+    With a hook, parameters keep their names. While a step of the network itself runs, outputs stay as they are.
     """
     if not isinstance(target, Segmentation):
         return network
@@ -69,6 +69,8 @@ def pixels_last(network: nn.Module, target: Target, label_shape: tuple[int, ...]
 
 
 def _arranged(wanted: tuple[int, ...], module: nn.Module, _: Any, outputs: Tensor) -> Tensor:
+    if getattr(module, "in_own_step", False):
+        return outputs
     found = tuple(getattr(outputs, "shape", (None,)))[1:]
     if found != wanted:
         raise ConfigError(

@@ -93,7 +93,7 @@ def _one_tensor(value: Any, place: str) -> Tensor:
 
 def _rate(value: Any, place: str) -> Any:
     """Read a learning rate."""
-    return one_of("auto")(value, place) if isinstance(value, str) else number(0)(value, place)
+    return one_of("auto", None)(value, place) if value is None or isinstance(value, str) else number(0)(value, place)
 
 
 def _at_least(fields: Mapping[str, Reader]) -> Reader:

@@ -145,7 +145,7 @@ def refuse_other_run(
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
     found = compare_arguments(stored["arguments"], arguments), compare_arguments(stored["identity"], identity)
-    found = _searched(found[0], stored["identity"].get("solver", {})), found[1]
+    found = _rates(found[0], *(one.get("solver", {}).get("lr") for one in (stored["identity"], identity))), found[1]
     given, inside = ([one for one in each if not one.keeps_the_horizon(stored)] for each in found)
     if not goes_on:
         given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
@@ -157,19 +157,21 @@ def refuse_other_run(
     return given or inside
 
 
-def _searched(differences: list[Difference], solver: dict[str, Any]) -> list[Difference]:
-    """Differences of arguments; a learning rate `auto` means the one that was found, and the same is no difference.
+def _rates(differences: list[Difference], known: float | None, own: float | None) -> list[Difference]:
+    """Differences of arguments; `auto` means the rate that was found, which this run takes over, null the default.
 
     Args:
         differences: differences of arguments.
-        solver: settings of the solver in the checkpoint, with the rate that was found; this run takes it over.
+        known: the rate of the solver in the checkpoint.
+        own: that of this run's solver.
     """
     found = []
     for one in differences:
-        if one.setting != "model.solver.lr" or "auto" not in (one.before, one.now) or "lr" not in solver:
+        now = own if one.now is None else one.now
+        if one.setting != "model.solver.lr":
             found.append(one)
-        elif one.now not in ("auto", solver["lr"]):
-            found.append(one._replace(before=f"auto, which was {solver['lr']}"))
+        elif now not in ("auto", known):
+            found.append(one._replace(before=f"auto, which was {known}" if one.before == "auto" else known, now=now))
     return found
 
 

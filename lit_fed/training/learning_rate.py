@@ -8,8 +8,10 @@ where lower ones win in the end. All trials together take about 1.3 times the ro
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from typing import Any, NamedTuple
 
 import torch
@@ -131,10 +133,16 @@ def search(
             "--model.solver.lr is auto, which is judged by validation samples, and clients have none; give "
             "--data.val_fraction 0.1, or a number"
         )
-    rates = SGD_RATES if settings.solver.optimizer == "sgd" else ADAM_RATES
+
+    def session_at(rate: float) -> Session:
+        with redirect_stderr(io.StringIO()):  # the session of the run says it all
+            return Session.of(settings.with_lr(rate), facts, device, start)
+
+    kind = session_at(SGD_RATES[0]).terms.solver.optimizer  # a module may have one of its own
+    rates = SGD_RATES if kind.rpartition(".")[2].lower() == "sgd" else ADAM_RATES
     train, runs = seen.train.to(device), {}
     for rate in rates:
-        session = Session.of(settings.with_lr(rate), facts, device, start)
+        session = session_at(rate)
         memory = settings.client_memory_gb * 1e9
         federation = in_memory(
             session.algorithm, session.terms, session.shared, session.choose, train, memory / len(rates)

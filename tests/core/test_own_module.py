@@ -5,7 +5,18 @@ import copy
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from own_modules import LitAutoEncoder, LitClassifier, LitText, LitWithLosses, Texts, loss_of, mean_of, padded, trained
+from own_modules import (
+    LitAutoEncoder,
+    LitClassifier,
+    LitSegmenter,
+    LitText,
+    LitWithLosses,
+    Texts,
+    loss_of,
+    mean_of,
+    padded,
+    trained,
+)
 from quiet import assert_same_state, quiet_trainer
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
@@ -31,10 +42,19 @@ def texts(num_clients=3):
     return FederatedDataModule.from_clients(loaders, batch_size=4, test_fraction=0.2)
 
 
+def pictures():
+    rng, clients = torch.Generator().manual_seed(0), {}
+    for name, size in {"anna": 9, "bela": 6, "cleo": 5}.items():
+        x = torch.randn(size, 1, 4, 6, generator=rng)
+        clients[name] = x, (x[:, 0] > -0.5).long() + (x[:, 0] > 0.5)
+    return FederatedDataModule.from_clients(clients, batch_size=4, test_fraction=0.2)
+
+
 CASES = {
     "classifier": (LitClassifier, pairs, {}),
     "text": (LitText, texts, {}),
     "autoencoder": (LitAutoEncoder, pairs, {"target": OwnLoss()}),
+    "masks": (LitSegmenter, pictures, {}),
 }
 
 
@@ -138,7 +158,7 @@ def test_ditto_is_the_plain_loop(case):
         assert_close(tree.row(states, client), [one])
 
 
-@pytest.mark.parametrize("case", ["group norm", "sample losses", "text", "autoencoder"])
+@pytest.mark.parametrize("case", ["group norm", "sample losses", "text", "autoencoder", "masks"])
 def test_fedem_is_the_plain_loop(case):
     network, make, settings = CASES.get(case, (None, pairs, {}))
     if network is None:
@@ -236,9 +256,10 @@ def one_client(data):
     if data.seen.inputs is not None:
         loader = DataLoader(Texts(9, 0), collate_fn=padded)
         return FederatedDataModule.from_clients({"one": loader}, batch_size=4, test_fraction=0.0)
-    return FederatedDataModule.from_clients(
-        {"one": (samples.all_x, samples.all_y)}, batch_size=16, test_fraction=0.0, num_classes=10
-    )
+    x, y, common = samples.all_x, samples.all_y, {"batch_size": 16, "test_fraction": 0.0}
+    if x.ndim == 4:  # masks are kept as positions
+        return FederatedDataModule.from_clients({"one": (x, y.unflatten(1, x.shape[2:]))}, **common)
+    return FederatedDataModule.from_clients({"one": (x, y)}, num_classes=10, **common)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(), FedEM(num_components=2)], ids=lambda one: type(one).__name__)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, WeightedRa
 
 from lit_fed import (
     FML,
+    MOON,
     Digits,
     FedAvg,
     FedEM,
@@ -96,6 +97,10 @@ REFUSED = {
     ),
     "no sgd": (FedNova(), of_optimizers(lambda self: torch.optim.NAdam(self.parameters())), "give sgd, since FedNova"),
     "objective": (FedLC(), {}, "own local loss reads outputs or features of the network, and Mine computes its loss"),
+    "features": (
+        MOON(), {"forward": lambda self, x: self.head(self.body(x)) + 0},
+        "and for a loss of the algorithm also --model.loss",
+    ),
     "soft labels": (FML(), {}, "takes the predictions of another model for labels, and Mine computes its loss itself"),
 }  # fmt: skip
 

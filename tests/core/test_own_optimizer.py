@@ -93,6 +93,7 @@ def test_a_scheduler_by_step_advances_by_the_steps_of_the_largest_client():
 def test_a_rate_in_the_settings_replaces_the_rate_alone():
     make = with_scheduler(lambda optimizer, _: lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
     assert rates(solver_of(make, LocalSolver(lr=0.4))[0]) == [0.4, 0.2, 0.1, 0.05]
+    assert solver_of(OPTIMIZERS["adam"], LocalSolver(lr=0.1))[0].rate == 0.1  # that of networks without an optimizer
     rising = with_scheduler(lambda optimizer, _: lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=ROUNDS))
     usual, tripled = rates(solver_of(rising)[0]), rates(solver_of(rising, LocalSolver(lr=3.0))[0])
     assert tripled == pytest.approx([3 * one for one in usual], abs=1e-5)

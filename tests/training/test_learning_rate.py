@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from combination import refuse
+from own_modules import LitClassifier
 from quiet import assert_same_state, quiet_trainer
 from running import folder, run
 
-from lit_fed import MLP, FederatedModule, Linear, Regression, Task, rounds
+from lit_fed import MLP, Digits, FederatedModule, Linear, Regression, Task, rounds
 from lit_fed.algorithms import ConsensusADMM, FedAvg, Local
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
@@ -45,6 +46,23 @@ def fit(out=None, num_rounds=ROUNDS, ckpt_path=None, version=None, **settings):
     module, data = module_and_data(**settings)
     quiet_trainer(num_rounds, out, version=version).fit(module, datamodule=data, ckpt_path=ckpt_path)
     return module, data
+
+
+@pytest.mark.parametrize(("kind", "rates"), [(torch.optim.SGD, SGD_RATES), (torch.optim.NAdam, ADAM_RATES)])
+def test_rates_fit_the_optimizer_of_a_module(kind, rates, capsys):
+    """One of them is the rate of networks without an optimizer, and it is not taken for none."""
+
+    class Mine(LitClassifier):
+        def configure_optimizers(self):
+            return kind(self.parameters(), 1e-9)
+
+    data = FederatedDataModule(Digits(), num_clients=2, val_fraction=0.3)
+    module = FederatedModule(FedAvg(), LocalSolver(lr="auto"), network=lambda: Mine(norm="group"))
+    quiet_trainer(2).fit(module, data)
+    assert {one.lr for one in module.trials} == {*rates}
+    assert len({one.loss for one in module.trials if one.rounds == module.trials[0].rounds}) == len(rates)
+    assert module.federation.terms.solver.rate == module.settings.solver.lr in rates
+    assert capsys.readouterr().err.count("trains by its own training_step") == 1
 
 
 @pytest.fixture

@@ -417,8 +417,11 @@ def _call_part(
 
 
 def _no_head(network: nn.Module, why: str) -> ConfigError:
+    objectives = (
+        ", and for a loss of the algorithm also --model.loss, such as CrossEntropy, in place of its training_step"
+    )
     return ConfigError(
         f"{type(network).__name__} has no known last layer, which the algorithm needs: {why}; give the network a "
         "method split(self) that returns two functions or modules, from inputs to features and from features to "
-        "outputs, or choose another --model.network"
+        f"outputs{objectives if hasattr(network, 'training_step') else ''}, or choose another --model.network"
     )

@@ -293,7 +293,8 @@ def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
     tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
     require(
         y.shape[1:] != (1,) or (tokens and x.shape[1:] == (1,)),
-        f"{source}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them",
+        f"{source}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them, or "
+        "give a LightningModule that reads this shape samples that are dicts, in a Dataset or DataLoader",
     )
 
 
