@@ -110,14 +110,13 @@ def solver_of(given: LocalSolver, task: Task, facts: TrainingFacts) -> LocalSolv
     Raises:
         ConfigError: if clients cannot step by the module's optimizer.
     """
-    plain = replace(given, lr=given.rate) if given.lr is None else given
     if task.own is None:
-        return plain
+        return given.given
     epoch_steps = num_steps(facts.most_samples, LocalWork(epochs=1), facts.batch_size, task.smallest_batch)
     solver, said = own_solver(task.own, given, facts.num_rounds, max(epoch_steps, 1))
     if said and is_first_process():
         task.own.say(said)
-    return plain if solver is given else solver
+    return solver.given if solver is given else solver
 
 
 def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal, NamedTuple
@@ -210,6 +210,11 @@ class LocalSolver:
         if isinstance(self.lr, str):
             raise ConfigError("--model.solver.lr is auto, which only a fit searches; give a number")
         return DEFAULT_RATE if self.lr is None else self.lr
+
+    @property
+    def given(self) -> LocalSolver:
+        """The solver of the settings, by which runs are compared: with a rate, unless it is that of a module."""
+        return self if self.lr is not None else replace(self, lr=DEFAULT_RATE)
 
     @property
     def work(self) -> LocalWork:

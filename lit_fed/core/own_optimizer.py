@@ -43,6 +43,10 @@ class ScheduledSolver(LocalSolver):
     rates: tuple[float, ...] = ()
     of_settings: LocalSolver | None = None
 
+    @property
+    def given(self) -> LocalSolver:
+        return self.of_settings or self
+
     def lr_at(self, round_idx: int, num_rounds: int) -> Tensor:
         rate = self.rates[min(round_idx, len(self.rates) - 1)] if self.rates else self.rate
         return torch.tensor(rate, dtype=torch.float64)

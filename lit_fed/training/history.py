@@ -306,7 +306,7 @@ class RunHistory:
         criterion = federation.terms.task.criterion
         return {
             "algorithm": plain_settings(federation.algorithm),
-            "solver": plain_settings(getattr(federation.terms.solver, "of_settings", None) or federation.terms.solver),
+            "solver": plain_settings(federation.terms.solver.given),
             "selection": plain_settings(federation.selection),
             "clients": federation.terms.num_clients,
             "client states in files": federation.store.in_files,

@@ -238,7 +238,10 @@ class FederatedModule(LightningModule):
         checkpoint, history = load_checkpoint(Path(path)), self.history
         stored = checkpoint[CHECKPOINT_KEY]
         self._take_stored_rate(stored)
-        own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
+        solver = self.settings.solver
+        if solver.lr is None and stored["identity"]["solver"]["lr"] is not None:
+            solver = solver.given
+        own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(solver)}
         kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
         refuse_other_run(kept, history.arguments, own, self.algorithm, place=f"--ckpt_path {path}")
         facts = self._facts_in(stored, f"--ckpt_path {path}")
@@ -246,6 +249,8 @@ class FederatedModule(LightningModule):
             facts = facts._replace(columns=facts.columns._replace(unknown_categories=unknown_categories))
         history.warm_start = WarmStart.found_in(stored)
         self.build(facts)
+        own["solver"] = plain_settings(self.federation.terms.solver.given)  # of a module with an optimizer of its own
+        refuse_other_run(kept, {}, own, self.algorithm, place=f"--ckpt_path {path}")
         self.federation.schedule_rounds = int(stored["schedule_rounds"])
         self.federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
         self._loaded_from = f"--ckpt_path {path}"
