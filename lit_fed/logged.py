@@ -166,9 +166,7 @@ def _mixture(task: Task, served: ServedModels) -> Any:
         if own is not None and own.mask is not None:  # classes come last in predictions, and second in outputs
             positions = task.mix(served.weights, outputs.to(task.dtype).flatten(3).transpose(2, 3))
             return positions.transpose(1, 2).unflatten(2, own.mask)  # type: ignore[no-any-return]
-        prediction = task.mix(served.weights, outputs.to(task.dtype))
-        one_logit = task.target.kind == "binary" and outputs.shape[-1] == 1
-        return prediction[..., 1:] - prediction[..., :1] if one_logit else prediction
+        return task.target.as_outputs(task.mix(served.weights, outputs.to(task.dtype)))
 
     leaves = [tree.index(served.models, m) for m in range(num_models_of(served.models))]
     return [one.parameters | one.buffers | task.frozen for one in leaves], mixed

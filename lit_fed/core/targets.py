@@ -252,6 +252,10 @@ class Target(ABC):
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and hit (for `mse`: squared error) of each sample, both [B], from the result of `mix`."""
 
+    def as_outputs(self, prediction: Tensor) -> Tensor:
+        """Outputs [B, K] or [B, L, K] of a model that alone would predict this, from the result of `mix`."""
+        return prediction
+
     def shown(self, prediction: Tensor) -> Tensor:
         """Predictions for users, from the result of `mix`: probabilities [B(, L), C], or values [B] or [B, C].
 
@@ -284,6 +288,10 @@ class _Bernoulli(Target):
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Log-probabilities of 0 and 1, [B, ..., 2]; mixed probabilities are at least the smallest normal number."""
         return mixed_log_probabilities(weights.unsqueeze(-1) if self.vectors else weights, self._entries(outputs))
+
+    def as_outputs(self, prediction: Tensor) -> Tensor:
+        logit = prediction[..., 1] - prediction[..., 0]
+        return logit if self.vectors else logit.unsqueeze(-1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Log-loss and hit; ties predict 0. For vectors, the sum of the losses and the share of hits."""

@@ -1,0 +1,1 @@
+"""Blends of finished runs: each client is served by a mixture of what several algorithms predict for it."""

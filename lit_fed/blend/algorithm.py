@@ -1,0 +1,304 @@
+"""Stacking: each client is served by a mixture of the predictions of several trained algorithms.
+
+Wolpert. "Stacked Generalization". Neural Networks 5(2), 1992. Of predictive distributions: Yao, Vehtari, Simpson, Gelman.
+"Using Stacking to Average Bayesian Predictive Distributions". Bayesian Analysis 13(3), 2018.
+https://doi.org/10.1214/17-BA1091. With weights of each group around common ones: Yao, Pirš, Vehtari, Gelman. "Bayesian
+Hierarchical Stacking". Bayesian Analysis 17(4), 2022.
+
+    p_t(y | x) = Σ_k w_tk·p_k(y | x; client t)
+    w_t  <- (a·w̄ + Σ_i q_i) / (a + n_t),  q_ik ∝ w_tk·p_k(y_i | x_i)   until it stays: the posterior mode of the weights
+            on n_t samples that trained none of the candidates, with the prior w̄, worth a samples
+
+Symbols:
+    w_t   -> state.mixture     weights of client t, [K], sum to 1
+    w̄     -> shared.prior      mean of the seen clients' weights, [K]
+    σ_k²  -> shared.spread     of real numbers: variance of the errors of candidate k; of two classes: the temperature by
+                               which its logits are divided; else 1; [K]
+    p_k   -> candidates        what candidate k predicts as it serves the client by itself
+Deviations:
+    A seen client's weights are found once, on its validation samples. An unseen client has none: its training samples
+    are divided into folds, and each candidate predicts a fold after it adapted to the others; then it adapts to all.
+    Of real numbers, p_k is normal with a variance of each client, shrunk to σ_k² as by `PRIOR_ERRORS` errors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.algorithm import Algorithm, MessageSpec, ranged
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.mixtures.e_step import expectation
+from lit_fed.core.targets import Target
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Stage, Tree
+from lit_fed.errors import ConfigError
+
+__all__ = ["Blend", "BlendShared", "BlendState", "Candidate", "errors_of", "negative_log_likelihood", "stacked"]
+
+E_STEPS = 100
+"""Steps to the weights of a client."""
+
+PRIOR_ERRORS = 5.0
+"""Errors that the common variance of a candidate counts for in the variance of a client."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trained algorithm, and the solver by which clients adapt before it serves them."""
+
+    algorithm: Algorithm
+    solver: LocalSolver
+
+
+class BlendShared(NamedTuple):
+    """Shared state: that of each candidate, and what all clients' weights have in common."""
+
+    each: tuple[Any, ...]
+    prior: Tensor  # w̄, [K]
+    spread: Tensor  # σ_k², or the temperature, [K]
+
+
+class BlendState(NamedTuple):
+    """A client's state."""
+
+    each: tuple[Any, ...]  # its state under each candidate
+    mixture: Tensor  # w_t, [K]
+
+
+class NewState(NamedTuple):
+    """State of an unseen client whose weights are to be found."""
+
+    each: tuple[Any, ...]
+    mixture: Tensor  # w̄, [K]
+
+
+class Kept(NamedTuple):
+    """Work of a candidate that serves a seen client as it is."""
+
+    state: Any
+
+
+class BlendWork(NamedTuple):
+    """A client's adaptation: the work of each candidate on all samples, and without each fold."""
+
+    each: tuple[Any, ...]  # K
+    without: tuple[tuple[Any, ...], ...]  # [folds][K]; () for a seen client
+    mixture: Tensor  # [K]
+
+
+@dataclass(frozen=True)
+class Blend(Algorithm[BlendShared, BlendState | NewState, BlendWork]):
+    """A mixture of finished runs for each client; `lit-fed blend` makes it, and no round trains it.
+
+    Args:
+        candidates: the algorithms of the runs, with their solvers.
+        prior_weight: samples that the common weights count for in the weights of a client.
+        folds: parts of an unseen client's training samples, each predicted after adapting to the others.
+    """
+
+    candidates: list[Candidate]
+    prior_weight: float = ranged(1.0, ">= 0")
+    folds: int = ranged(5, ">= 2")
+
+    message = MessageSpec("nothing")
+    serving_settings = ("prior_weight", "folds")
+
+    @property
+    def num_models(self) -> int:  # type: ignore[override]
+        return sum(one.algorithm.num_models for one in self.candidates)
+
+    @property
+    def adapts_without_samples(self) -> bool:  # type: ignore[override]
+        return all(one.algorithm.adapts_without_samples for one in self.candidates)
+
+    @property
+    def state_reads_data(self) -> bool:  # type: ignore[override]
+        return any(one.algorithm.state_reads_data for one in self.candidates)
+
+    def contexts(self, ctx: Context) -> list[Context]:
+        """The context of each candidate, with its solver and its rate of adaptation."""
+        solvers = [one.solver.given for one in self.candidates]
+        rates = [one.lr_in("adapt", ctx.round_idx, ctx.num_rounds).to(ctx.lr.device) for one in solvers]
+        each = zip(solvers, rates, strict=True)
+        return [ctx._replace(solver=solver, lr=rate * ctx.lr_factor) for solver, rate in each]
+
+    # ------------------------------------------------------------------ start
+    def shared_init(self, ctx: Context) -> BlendShared:
+        """Untrained candidates with equal weights, which those of the runs replace."""
+        each = zip(self.candidates, self.contexts(ctx), strict=True)
+        ones = torch.ones(len(self.candidates), dtype=ctx.task.dtype)
+        return BlendShared(tuple(one.algorithm.shared_init(own) for one, own in each), ones / len(ones), ones)
+
+    def state_init(self, ctx: Context, shared: BlendShared, data: ClientData) -> BlendState | NewState:
+        """The state under each candidate, with the common weights."""
+        each = zip(self.candidates, self.contexts(ctx), shared.each, strict=True)
+        states = tuple(one.algorithm.state_init(own, part, data) for one, own, part in each)
+        return (NewState if ctx.phase == "adapt" else BlendState)(states, shared.prior)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
+        raise ConfigError("Blend trains nothing: `lit-fed blend` makes one of finished runs; give another algorithm")
+
+    # ------------------------------------------------------------------ serving a client
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """That of each candidate, as stages; an unseen client adapts once more without each fold."""
+        works = [one.algorithm.adapt_work(own, seen) for one, own in zip(self.candidates, self.contexts(ctx), strict=True)]
+        if seen and not any(works):
+            return None
+        stages = tuple(
+            Stage(f"{fold}/{k}/{name}", work.epochs, work.steps, work.is_whole)
+            for fold in range(1 if seen else self.folds + 1)
+            for k, whole in enumerate(works)
+            for name, work in ((LocalWork() if whole is None else whole).by_stage)
+            if work.trains
+        )
+        return LocalWork(stages=stages) if stages else LocalWork()
+
+    def client_init(
+        self, ctx: Context, shared: BlendShared, state: BlendState | NewState, data: ClientData, losses: None
+    ) -> BlendWork:
+        """Each candidate's start of adapting, on all samples, and for an unseen client without each fold."""
+        folds = range(1, self.folds + 1) if isinstance(state, NewState) else ()
+        without = tuple(self.begun(ctx, shared, state, self.outside(data, fold)) for fold in folds)
+        return BlendWork(self.begun(ctx, shared, state, data), without, state.mixture)
+
+    def begun(self, ctx: Context, shared: BlendShared, state: Any, data: ClientData) -> tuple[Any, ...]:
+        """The work of each candidate."""
+        works: list[Any] = []
+        each = zip(self.candidates, self.contexts(ctx), shared.each, state.each, strict=True)
+        for one, own, part, kept in each:
+            if isinstance(state, BlendState) and one.algorithm.adapt_work(own, seen=True) is None:
+                works.append(Kept(kept))
+                continue
+            losses = one.algorithm.shared_losses(own, part, data.batch) if one.algorithm.reads_losses else None
+            works.append(one.algorithm.client_init(own, part, kept, data, losses))
+        return tuple(works)
+
+    def client_step(self, ctx: Context, shared: BlendShared, work: BlendWork, batch: Batch) -> BlendWork:
+        """A step of the candidate whose stage it is."""
+        fold, k, name = ctx.stage.split("/", 2)
+        works, place = [list(one) for one in (work.each, *work.without)], int(k)
+        if int(fold):
+            batch = batch._replace(mask=batch.mask * (self.fold_of(batch.index) != int(fold)))
+        own = self.contexts(ctx)[place]._replace(stage=name)
+        algorithm, before = self.candidates[place].algorithm, works[int(fold)][place]
+        works[int(fold)][place] = algorithm.client_step(own, shared.each[place], before, batch)
+        return work._replace(each=tuple(works[0]), without=tuple(map(tuple, works[1:])))
+
+    def client_final(self, ctx: Context, shared: BlendShared, work: BlendWork, data: ClientData) -> ClientResult:
+        """The states that serve the client, and the weights of an unseen one."""
+        mixture = work.mixture
+        if work.without:
+            rows = self.fold_of(torch.arange(len(data.mask), device=data.mask.device))
+            outputs: Tensor | None = None
+            for fold, works in enumerate(work.without, 1):
+                states = self.adapted(ctx, shared, works, self.outside(data, fold))
+                found = self.outputs(ctx, shared, states, data.x, [None] * len(works))
+                inside = (rows == fold).view(-1, *[1] * (found.ndim - 1))
+                outputs = found if outputs is None else torch.where(inside, found, outputs)
+            assert outputs is not None
+            target = ctx.task.target
+            losses = negative_log_likelihood(target, outputs, data.y, data.mask, shared.spread)
+            mixture = stacked(losses, data.mask, shared.prior, self.prior_weight)
+        state = BlendState(self.adapted(ctx, shared, work.each, data), mixture)
+        return ClientResult(Message((), data.num_samples), state, {})
+
+    def adapted(self, ctx: Context, shared: BlendShared, works: tuple[Any, ...], data: ClientData) -> tuple[Any, ...]:
+        """The state under each candidate after its work."""
+        each = zip(self.candidates, self.contexts(ctx), shared.each, works, strict=True)
+        return tuple(
+            work.state if isinstance(work, Kept) else one.algorithm.client_final(own, part, work, data).state
+            for one, own, part, work in each
+        )
+
+    def shared_outputs(self, ctx: Context, shared: BlendShared, x: Tensor) -> tuple[Tree | None, ...]:
+        each = zip(self.candidates, self.contexts(ctx), shared.each, strict=True)
+        return tuple(one.algorithm.shared_outputs(own, part, x) for one, own, part in each)
+
+    def log_prob(self, ctx: Context, shared: BlendShared, state: BlendState, x: Tensor, outputs: Any) -> Tensor:
+        """Log Σ_k w_tk·p_k(y | x), or the mean of the predictions."""
+        found = self.outputs(ctx, shared, state.each, x, outputs)
+        return ctx.task.mix(state.mixture, calibrated(ctx.task.target, found, shared.spread))
+
+    def outputs(self, ctx: Context, shared: BlendShared, states: Any, x: Tensor, given: Any) -> Tensor:
+        """What each candidate predicts, as outputs of a network, [B, K, ...]."""
+        parts = zip(self.candidates, self.contexts(ctx), shared.each, states, given, strict=True)
+        each = []
+        for one, own, part, state, known in parts:
+            known = one.algorithm.shared_outputs(own, part, x) if known is None else known
+            each.append(ctx.task.target.as_outputs(one.algorithm.log_prob(own, part, state, x, known)))
+        return torch.stack(each, 1)
+
+    # ------------------------------------------------------------------ folds
+    def fold_of(self, index: Tensor) -> Tensor:
+        """The fold of each sample, from 1."""
+        return index % self.folds + 1
+
+    def outside(self, data: ClientData, fold: int) -> ClientData:
+        """The samples without those of a fold."""
+        index = torch.arange(len(data.mask), device=data.mask.device)
+        return data._replace(mask=data.mask * (self.fold_of(index) != fold))
+
+    # ------------------------------------------------------------------ clients on separate machines
+    def sent(self, ctx: Context, shared: BlendShared, client_id: int) -> Tree:
+        each = zip(self.candidates, self.contexts(ctx), shared.each, strict=True)
+        return shared._replace(each=tuple(one.algorithm.sent(own, part, client_id) for one, own, part in each))
+
+    def received(self, ctx: Context, sent: Tree, client_id: int) -> BlendShared:
+        each = zip(self.candidates, self.contexts(ctx), sent.each, strict=True)
+        parts = tuple(one.algorithm.received(own, part, client_id) for one, own, part in each)
+        return sent._replace(each=parts)  # type: ignore[no-any-return]
+
+
+def calibrated(target: Target, outputs: Tensor, spread: Tensor) -> Tensor:
+    """Outputs [B, K, ...] whose logits are divided by the temperatures [K] of the candidates."""
+    return outputs / spread.view(-1, *[1] * (outputs.ndim - 2)) if target.kind == "binary" else outputs
+
+
+def errors_of(target: Target, outputs: Tensor, y: Tensor) -> Tensor:
+    """−log p_k of each sample, [B, K], from outputs [B, K, ...]; of real numbers half the squared error."""
+    return target.losses(outputs, target.for_models(y.unsqueeze(1), outputs))
+
+
+def negative_log_likelihood(target: Target, outputs: Tensor, y: Tensor, mask: Tensor, spread: Tensor) -> Tensor:
+    """−log p_k(y | x) of each sample of a client, [N, K], up to a constant.
+
+    Args:
+        target: the target.
+        outputs: what each candidate predicts, [N, K, ...].
+        y: labels [N, ...].
+        mask: 1 for a sample, [N].
+        spread: variance or temperature of each candidate, [K].
+    """
+    errors = errors_of(target, calibrated(target, outputs, spread), y)
+    if not target.continuous:
+        return errors
+    rows = mask.unsqueeze(1).to(errors)
+    values = math.prod(y.shape[1:])
+    variance = (2 * (errors * rows).sum(0) / values + PRIOR_ERRORS * spread) / (rows.sum() + PRIOR_ERRORS)
+    return errors / variance + values / 2 * variance.log()
+
+
+def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float) -> Tensor:
+    """Weights of the candidates for a client, [K]: the mode of their posterior.
+
+    Args:
+        losses: −log p_k of each sample, [N, K].
+        mask: 1 for a sample, [N].
+        prior: w̄, [K].
+        prior_weight: samples that the prior counts for.
+
+    Example:
+        >>> stacked(torch.tensor([[0.1, 2.0], [0.2, 3.0]]), torch.ones(2), torch.tensor([0.5, 0.5]), 1.0).round(decimals=2)
+        tensor([0.83, 0.17])
+    """
+    number = mask.sum()
+    weights = prior
+    for _ in range(E_STEPS):
+        found, _, _ = expectation(weights, losses, mask)
+        weights = (prior_weight * prior + number * found) / (prior_weight + number).clamp(min=1e-30)
+    return torch.where(number + prior_weight > 0, weights, prior)
