@@ -94,6 +94,7 @@ WITHOUT_TRAINER = {
     "partition": Command("command_line.partition", "partition_parser", "show_partition"),
     "compare": Command("command_line.compare", "compare_parser", "compare_runs"),
     "report": Command("command_line.report", "report_parser", "report_runs"),
+    "blend": Command("command_line.blend", "blend_parser", "blend_runs"),
     "sweep": Command("command_line.sweep", "sweep_parser", "run_sweep"),
     "benchmark": Command("benchmark.command", "benchmark_parser", "run_benchmark"),
 }

@@ -18,6 +18,7 @@ from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
+from lit_fed.wrappers.blend import Blend
 
 __all__ = ["ComponentAccuracy", "component_scores", "component_table", "components_in_words", "has_components"]
 
@@ -53,7 +54,8 @@ class ComponentAccuracy(FederatedCallback):
 
 def has_components(module: FederatedModule) -> bool:
     """Whether clients are served with mixtures of several components."""
-    return module.store.has_mixtures and module.algorithm.num_models > 1
+    is_blend = isinstance(module.settings.algorithm, Blend)  # whose weights are of algorithms
+    return module.store.has_mixtures and module.algorithm.num_models > 1 and not is_blend
 
 
 def component_scores(trainer: Trainer, module: FederatedModule) -> list[ClientScores]:

@@ -1,7 +1,7 @@
 """Stacking: each client is served by a mixture of the predictions of several trained algorithms.
 
-Wolpert. "Stacked Generalization". Neural Networks 5(2), 1992. Of predictive distributions: Yao, Vehtari, Simpson, Gelman.
-"Using Stacking to Average Bayesian Predictive Distributions". Bayesian Analysis 13(3), 2018.
+Wolpert. "Stacked Generalization". Neural Networks 5(2), 1992. Of predictive distributions: Yao, Vehtari, Simpson,
+Gelman. "Using Stacking to Average Bayesian Predictive Distributions". Bayesian Analysis 13(3), 2018.
 https://doi.org/10.1214/17-BA1091. With weights of each group around common ones: Yao, Pirš, Vehtari, Gelman. "Bayesian
 Hierarchical Stacking". Bayesian Analysis 17(4), 2022.
 
@@ -12,8 +12,8 @@ Hierarchical Stacking". Bayesian Analysis 17(4), 2022.
 Symbols:
     w_t   -> state.mixture     weights of client t, [K], sum to 1
     w̄     -> shared.prior      mean of the seen clients' weights, [K]
-    σ_k²  -> shared.spread     of real numbers: variance of the errors of candidate k; of two classes: the temperature by
-                               which its logits are divided; else 1; [K]
+    σ_k²  -> shared.spread     of real numbers: variance of the errors of candidate k; of two classes: the temperature
+                               by which its logits are divided; else 1; [K]
     p_k   -> candidates        what candidate k predicts as it serves the client by itself
 Deviations:
     A seen client's weights are found once, on its validation samples. An unseen client has none: its training samples
@@ -35,7 +35,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Stage, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Stage, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = ["Blend", "BlendShared", "BlendState", "Candidate", "errors_of", "negative_log_likelihood", "stacked"]
@@ -92,7 +92,7 @@ class BlendWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blend(Algorithm[BlendShared, BlendState | NewState, BlendWork]):
+class Blend(Algorithm[BlendShared, Any, BlendWork]):
     """A mixture of finished runs for each client; `lit-fed blend` makes it, and no round trains it.
 
     Args:
@@ -110,7 +110,7 @@ class Blend(Algorithm[BlendShared, BlendState | NewState, BlendWork]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        return sum(one.algorithm.num_models for one in self.candidates)
+        return len(self.candidates)
 
     @property
     def adapts_without_samples(self) -> bool:  # type: ignore[override]
@@ -129,10 +129,10 @@ class Blend(Algorithm[BlendShared, BlendState | NewState, BlendWork]):
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> BlendShared:
-        """Untrained candidates with equal weights, which those of the runs replace."""
+        """Untrained candidates without weights, which those of the runs replace."""
         each = zip(self.candidates, self.contexts(ctx), strict=True)
-        ones = torch.ones(len(self.candidates), dtype=ctx.task.dtype)
-        return BlendShared(tuple(one.algorithm.shared_init(own) for one, own in each), ones / len(ones), ones)
+        zeros = torch.zeros(len(self.candidates), dtype=ctx.task.dtype)
+        return BlendShared(tuple(one.algorithm.shared_init(own) for one, own in each), zeros, zeros)
 
     def state_init(self, ctx: Context, shared: BlendShared, data: ClientData) -> BlendState | NewState:
         """The state under each candidate, with the common weights."""
@@ -141,12 +141,25 @@ class Blend(Algorithm[BlendShared, BlendState | NewState, BlendWork]):
         return (NewState if ctx.phase == "adapt" else BlendState)(states, shared.prior)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
-        raise ConfigError("Blend trains nothing: `lit-fed blend` makes one of finished runs; give another algorithm")
+        """A round in which nothing changes."""
+        return (Phase("keep", client_ids, LocalWork()),)
+
+    def server_step(self, ctx: Context, shared: BlendShared, reduced: Reduced, client_ids: Tensor) -> BlendShared:
+        """The same state.
+
+        Raises:
+            ConfigError: if the candidates are not those of runs.
+        """
+        if not shared.prior.any():
+            raise ConfigError("Blend trains nothing: `lit-fed blend` makes it of finished runs; give another algorithm")
+        return shared
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """That of each candidate, as stages; an unseen client adapts once more without each fold."""
-        works = [one.algorithm.adapt_work(own, seen) for one, own in zip(self.candidates, self.contexts(ctx), strict=True)]
+        works = [
+            one.algorithm.adapt_work(own, seen) for one, own in zip(self.candidates, self.contexts(ctx), strict=True)
+        ]
         if seen and not any(works):
             return None
         stages = tuple(
@@ -171,7 +184,8 @@ class Blend(Algorithm[BlendShared, BlendState | NewState, BlendWork]):
         works: list[Any] = []
         each = zip(self.candidates, self.contexts(ctx), shared.each, state.each, strict=True)
         for one, own, part, kept in each:
-            if isinstance(state, BlendState) and one.algorithm.adapt_work(own, seen=True) is None:
+            keeps = ctx.phase != "adapt" or one.algorithm.adapt_work(own, seen=True) is None
+            if isinstance(state, BlendState) and keeps:
                 works.append(Kept(kept))
                 continue
             losses = one.algorithm.shared_losses(own, part, data.batch) if one.algorithm.reads_losses else None
@@ -293,8 +307,9 @@ def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float) ->
         prior_weight: samples that the prior counts for.
 
     Example:
-        >>> stacked(torch.tensor([[0.1, 2.0], [0.2, 3.0]]), torch.ones(2), torch.tensor([0.5, 0.5]), 1.0).round(decimals=2)
-        tensor([0.83, 0.17])
+        >>> losses, equal = torch.tensor([[0.1, 2.0], [0.2, 3.0]]), torch.tensor([0.5, 0.5])
+        >>> [round(value, 2) for value in stacked(losses, torch.ones(2), equal, 1.0).tolist()]
+        [0.82, 0.18]
     """
     number = mask.sum()
     weights = prior
