@@ -1,0 +1,144 @@
+"""`lit-fed blend`: finished runs as one, and all commands that take a run."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from running import SMALL, folder, run
+
+CANDIDATES = {"FedAvg": [], "FedEM": ["--model.algorithm.num_components", "2"], "Local": []}
+DATA = [*SMALL, "--data.val_fraction", "0.3", "--trainer.max_epochs", "2"]
+
+
+def fit(root, name, *more, algorithm=None):
+    done = run(
+        [
+            "fit",
+            *DATA,
+            "--model.algorithm",
+            algorithm or name,
+            "--name",
+            name,
+            "--trainer.default_root_dir",
+            str(root),
+            *more,
+        ]
+    )
+    assert done.returncode == 0, done.stderr
+    return folder(root, name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("blend")
+    return root, [fit(root, name, *more) for name, more in CANDIDATES.items()]
+
+
+@pytest.fixture(scope="module")
+def blend(runs):
+    root, folders = runs
+    done = run(["blend", *map(str, folders), "--output", str(root / "blend"), "--prior_weight", "2"])
+    assert done.returncode == 0, done.stderr
+    return folder(root, "blend"), done
+
+
+def test_it_is_a_run_whose_columns_are_weights_of_the_runs(runs, blend):
+    place, done = blend
+    table = pd.read_csv(place / "clients.csv")
+    weights = table[["pi_0", "pi_1", "pi_2"]].to_numpy()
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
+    assert (weights > 0).all()
+    assert set(table["population"]) == {"seen", "unseen"}
+    for k, one in enumerate(CANDIDATES):
+        assert f"pi_{k}" in done.stdout
+        assert one in done.stdout
+    assert "component" not in done.stdout
+    entries = json.loads((place / "summary.json").read_text())
+    assert entries["test/seen/accuracy"] == pytest.approx(
+        float(
+            np.average(
+                table["accuracy"][table["population"] == "seen"],
+                weights=table["num_test"][table["population"] == "seen"],
+            )
+        )
+    )
+
+
+def test_all_commands_take_it(blend, tmp_path):
+    place, _ = blend
+    last = str(place / "checkpoints" / "last.ckpt")
+    done = run(["test", "--ckpt_path", last])
+    assert done.returncode == 0, done.stderr
+    again = run(["predict", "--ckpt_path", last, "--output", str(tmp_path / "all.csv")])
+    assert again.returncode == 0, again.stderr
+    predicted = pd.read_csv(tmp_path / "all.csv")
+    clients = pd.read_csv(place / "clients.csv").query("population == 'seen'")
+    hits = (predicted["label"] == predicted["prediction"]).groupby(predicted["client_id"]).mean()
+    np.testing.assert_allclose(hits[clients["client_id"]], clients["accuracy"], atol=1e-6)
+    name = str(clients["client"][0])
+    done = run(["export", "--ckpt_path", last, "--client", name, "--output", str(tmp_path / "one.pt2")])
+    assert done.returncode == 0, done.stderr
+    program = torch.export.load(tmp_path / "one.pt2").module()
+    assert program(torch.zeros(2, 1, 8, 8)).sum(1).tolist() == pytest.approx([1, 1], abs=1e-5)
+    x = np.random.default_rng(0).random((12, 1, 8, 8)).astype(np.float32)
+    (tmp_path / "new").mkdir()
+    np.savez(tmp_path / "new" / "zoe.npz", x_train=x, y_train=np.arange(12) % 10, x_test=x)
+    served = [
+        "personalize",
+        "--ckpt_path",
+        last,
+        "--clients",
+        str(tmp_path / "new"),
+        "--output",
+        str(tmp_path / "served"),
+    ]
+    done = run(served)
+    assert done.returncode == 0, done.stderr
+    assert pd.read_csv(tmp_path / "served" / "clients.csv")[["pi_0", "pi_1", "pi_2"]].sum(axis=1)[0] == pytest.approx(1)
+
+
+def test_a_blend_cannot_be_trained_from_its_configuration(blend, tmp_path):
+    place, _ = blend
+    done = run(["fit", "--config", str(place / "config.yaml"), "--trainer.default_root_dir", str(tmp_path)])
+    assert done.returncode == 2
+    assert "Blend trains nothing: `lit-fed blend` makes it of finished runs" in done.stderr
+
+
+def test_what_cannot_be_blended_is_refused(runs, tmp_path):
+    _, folders = runs
+    first = str(folders[0])
+    others = {
+        "other seed": (["--data.seed", "7"], "differ: data.seed is 7 and"),
+        "other network": (["--model.network", "MLP"], "differ: model.network is"),
+        "no validation": (["--data.val_fraction", "0"], "differ: data.val_fraction is 0.0 and 0.3"),
+    }
+    cases = [([first], "a blend needs at least two runs"), ([first, str(tmp_path)], str(tmp_path))]
+    cases += [
+        ([first, str(fit(tmp_path, f"run{n}", *more, algorithm="FedAvg"))], said)
+        for n, (more, said) in enumerate(others.values())
+    ]
+    none = [
+        str(fit(tmp_path, f"none{n}", "--data.val_fraction", "0", algorithm=one))
+        for n, one in enumerate(("FedAvg", "Local"))
+    ]
+    cases.append((none, "the runs have no validation samples, which weights are found on"))
+    robust = fit(tmp_path, "median", "--model.robust_aggregation", "Median", algorithm="FedAvg")
+    for given, said in cases:
+        done = run(["blend", *given, "--output", str(tmp_path / "out")])
+        assert done.returncode == 2, done.stdout
+        assert said in done.stderr
+    assert "is not set" in run(["blend", first, first]).stderr
+    done = run(["blend", str(robust), str(robust), "--output", str(tmp_path / "out")])
+    assert "which no blend serves" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rate_that_was_searched_is_the_one_of_the_candidate_and_said(runs, tmp_path):
+    _, folders = runs
+    auto = fit(tmp_path, "auto", "--model.solver.lr", "auto", "--trainer.max_epochs", "2", algorithm="FedAvg")
+    done = run(["blend", str(auto), str(folders[2]), "--output", str(tmp_path / "out")])
+    assert done.returncode == 0, done.stderr
+    assert "chose its learning rate on the validation samples on which its weights are found" in done.stderr
+    assert "lr: auto" not in (folder(tmp_path, "out") / "config.yaml").read_text()

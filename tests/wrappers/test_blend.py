@@ -1,0 +1,249 @@
+"""Blends: mixtures of trained algorithms, against NumPy and against the algorithms themselves."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fed import Binary, Linear, LocalSolver, Multiclass, Regression, Task, rounds, serving
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.clients.sequential import SequentialTrainer
+from lit_fed.clients.vectorized import VectorizedTrainer
+from lit_fed.core import tree
+from lit_fed.core.plan import plan_of
+from lit_fed.core.types import LocalWork, Split
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.blend import (
+    PRIOR_ERRORS,
+    Blend,
+    BlendShared,
+    BlendState,
+    Candidate,
+    negative_log_likelihood,
+    stacked,
+)
+
+SOLVER = LocalSolver(lr=0.3)
+TARGETS = {"binary": Binary(), "multiclass": Multiclass(num_classes=2), "regression": Regression()}
+ALGORITHMS = [FedAvg(), Local(), FedEM(num_components=2), FedAvgPlus(fine_tune_epochs=2)]
+NUM_SEEN, NUM_UNSEEN, TUNED = 4, 3, 2
+
+
+def split(size, seed, kind, num_clients=NUM_SEEN, first_id=0):
+    rng, clients = torch.Generator().manual_seed(seed), []
+    for client in range(num_clients):
+        x = torch.randn(size + client, 3, generator=rng)
+        y = x @ (torch.tensor([1.0, -2.0, 0.5]) * (1 if client % 2 else -1)) + torch.randn(len(x), generator=rng)
+        clients.append((x, y if kind == "regression" else (y > 0).long()))
+    found = Split.of(clients)
+    return Split(found.x, found.y, found.offsets, first_id)
+
+
+def trained(algorithm, task, train, batch_size):
+    federation = rounds.start(algorithm, task, train, solver=SOLVER, batch_size=batch_size)
+    for _ in range(4):
+        federation.round(train)
+    return federation
+
+
+def blended(kind, algorithms=ALGORITHMS, mixture=None, spread=None, batch_size=0, **options):
+    """The federations of the candidates, and that of their blend; by default a batch is all samples of a client."""
+    target = TARGETS[kind]
+    task, train = Task.create(lambda: Linear((3,), target.num_outputs), target), split(20, 0, kind)
+    each = [trained(one, task, train, batch_size) for one in algorithms]
+    algorithm = Blend([Candidate(one, SOLVER) for one in algorithms], **options)
+    blend = rounds.start(algorithm, task, train, solver=LocalSolver(), batch_size=batch_size)
+    prior = torch.full((len(each),), 1 / len(each))
+    spread = torch.ones(len(each)) if spread is None else spread
+    blend.server.commit(BlendShared(tuple(one.shared for one in each), prior, spread))
+    ids = torch.arange(NUM_SEEN)
+    states = tuple(one.store.gather(ids)["state"] for one in each)
+    mixture = prior.expand(NUM_SEEN, -1) if mixture is None else mixture
+    blend.store.stage(ids, BlendState(states, mixture))
+    blend.store.commit()
+    return each, blend, train
+
+
+def predictions(federation, states, split, client):
+    """What a federation predicts for the samples of a client, as a tensor."""
+    ctx, data = federation.context("evaluate"), split.client(client)
+    outputs = federation.algorithm.shared_outputs(ctx, federation.shared, data.all_x)
+    return federation.algorithm.log_prob(ctx, federation.shared, states, data.all_x, outputs)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_with_all_weight_on_a_candidate_it_is_the_candidate(kind, seen):
+    number, first = (NUM_SEEN, 0) if seen else (NUM_UNSEEN, NUM_SEEN)
+    test = split(15, 1, kind, number, first)
+    for k in range(len(ALGORITHMS)):
+        one_hot = torch.eye(len(ALGORITHMS))[k]
+        each, blend, train = blended(kind, mixture=one_hot.expand(NUM_SEEN, -1), prior_weight=1e9)
+        own = train if seen else split(9, 2, kind, number, first)
+        if not seen:  # a prior of this weight is the weights
+            blend.server.shared = blend.shared._replace(prior=one_hot)
+        found, alone = (serving.evaluate(one, test, own, seen=seen) for one in (blend, each[k]))
+        torch.testing.assert_close(found.loss, alone.loss, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_the_prediction_is_the_mixture_of_predictions(kind):
+    rng = torch.Generator().manual_seed(3)
+    mixture = torch.rand(NUM_SEEN, len(ALGORITHMS), generator=rng)
+    mixture = mixture / mixture.sum(1, keepdim=True)
+    each, blend, train = blended(kind, mixture=mixture)
+    test, ids = split(15, 1, kind), torch.arange(NUM_SEEN)
+    states = serving.serve(blend, ids, train, seen=True)
+    own = [serving.serve(one, ids, train, seen=True) for one in each]
+    for client in range(NUM_SEEN):
+        parts = [predictions(one, tree.row(kept, client), test, client) for one, kept in zip(each, own, strict=True)]
+        parts = np.stack([one.double().numpy() for one in parts], 1)
+        weights = mixture[client].numpy()[None, :, None]
+        wanted = (weights * parts).sum(1) if kind == "regression" else np.log((weights * np.exp(parts)).sum(1))
+        found = predictions(blend, tree.row(states, client), test, client)
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- weights
+def weights_by_numpy(losses, prior, prior_weight):
+    """The mode of the posterior of mixture weights, by expectation-maximisation until it stays."""
+    weights = prior
+    for _ in range(100_000):
+        joint = weights * np.exp(-(losses - losses.min(1, keepdims=True)))
+        q = joint / joint.sum(1, keepdims=True)
+        new = (prior_weight * prior + q.sum(0)) / (prior_weight + len(losses))
+        if np.abs(new - weights).max() < 1e-12:
+            break
+        weights = new
+    return weights
+
+
+def likelihoods_by_numpy(kind, outputs, y, spread):
+    """−log p of each sample, [n, K]."""
+    if kind == "regression":
+        square = (outputs[..., 0] - y[:, None]) ** 2
+        variance = (square.sum(0) + PRIOR_ERRORS * spread) / (len(y) + PRIOR_ERRORS)
+        return square / (2 * variance) + np.log(variance) / 2
+    if kind == "binary":
+        return np.log1p(np.exp(-(2 * y[:, None] - 1) * outputs[..., 0] / spread))
+    shifted = outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
+    return -np.take_along_axis(shifted, y[:, None, None], -1)[..., 0]
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_weights_are_the_mode_of_their_posterior(kind):
+    rng = np.random.default_rng(0)
+    outputs, spread, prior = (
+        rng.normal(size=(30, 3, 2 if kind == "multiclass" else 1)),
+        np.array([0.5, 1, 2]),
+        [0.5, 0.3, 0.2],
+    )
+    y = rng.normal(size=30) if kind == "regression" else rng.integers(0, 2, 30)
+    given = [torch.tensor(one) for one in (outputs, y, np.ones(30), spread)]
+    losses = negative_log_likelihood(TARGETS[kind], *given)
+    wanted = likelihoods_by_numpy(kind, outputs, y, spread)
+    np.testing.assert_allclose(losses.numpy(), wanted, atol=1e-9)
+    found = stacked(losses, torch.ones(30), torch.tensor(prior, dtype=torch.float64), 4.0)
+    np.testing.assert_allclose(found.numpy(), weights_by_numpy(wanted, np.array(prior), 4.0), atol=2e-3)
+
+
+def test_without_samples_weights_are_the_prior():
+    prior = torch.tensor([0.7, 0.3])
+    for weight in (0.0, 1.0):
+        torch.testing.assert_close(stacked(torch.zeros(4, 2), torch.zeros(4), prior, weight), prior)
+
+
+def test_masked_samples_do_not_count():
+    losses, prior = torch.tensor([[0.1, 2.0], [0.3, 0.2], [9.0, 0.0]]), torch.tensor([0.5, 0.5])
+    whole = stacked(losses[:2], torch.ones(2), prior, 1.0)
+    torch.testing.assert_close(stacked(losses, torch.tensor([1.0, 1.0, 0.0]), prior, 1.0), whole)
+
+
+# ---------------------------------------------------------------------- unseen clients
+def tuned_by_numpy(theta, x, y, batches, held_out, kind):
+    """A linear model after steps on batches without the rows that are held out."""
+    for rows in batches:
+        kept = rows[~np.isin(rows, held_out)]
+        if len(kept):
+            mean = x[kept] @ theta
+            error = (1 / (1 + np.exp(-mean)) if kind == "binary" else mean) - y[kept]
+            theta = theta - SOLVER.rate * x[kept].T @ error / len(kept)
+    return theta
+
+
+@pytest.mark.parametrize("kind", ["binary", "regression"])
+@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
+def test_an_unseen_client_is_weighed_by_samples_that_did_not_tune(kind, trainer):
+    folds, spread = 3, torch.tensor([0.8, 1.5])
+    each, blend, _ = blended(
+        kind, [FedAvg(), FedAvgPlus(fine_tune_epochs=TUNED)], spread=spread, batch_size=4, folds=folds
+    )
+    blend.client_trainer = trainer()
+    new = split(11, 5, kind, NUM_UNSEEN, NUM_SEEN)
+    ids = torch.arange(NUM_UNSEEN) + NUM_SEEN
+    states = serving.serve(blend, ids, new, seen=False)
+    for row, client in enumerate(ids.tolist()):
+        data, ctx = new.client(client), blend.context("adapt")
+        x = np.c_[data.all_x.double().numpy(), np.ones(len(data.all_y))]
+        y = data.all_y.double().numpy()
+        start = [
+            torch.cat([one.shared.models.parameters[name].flatten() for name in ("linear.weight", "linear.bias")])
+            .double()
+            .numpy()
+            for one in each
+        ]
+        fold, predicted = np.arange(len(y)) % folds + 1, np.zeros((len(y), 2))
+        for held_out in range(folds + 1):  # 0: the model that serves the client
+            stage = ctx._replace(stage=f"{held_out}/1/")
+            plan = plan_of(stage, LocalWork(epochs=TUNED), [client], [len(y)])
+            counts = plan.counts[0].tolist()
+            batches = [plan.index[0, step, 0, :count].numpy() for step, count in enumerate(counts)]
+            tuned = tuned_by_numpy(start[1], x, y, batches, np.flatnonzero(fold == held_out), kind)
+            rows = fold == held_out
+            predicted[rows] = np.stack([x @ start[0], x @ tuned], 1)[rows]
+            if not held_out:
+                served = tree.row(states.each[1], row).parameters
+                found = torch.cat([served[name].flatten() for name in ("linear.weight", "linear.bias")]).numpy()
+                np.testing.assert_allclose(found, tuned, atol=1e-5)
+        losses = likelihoods_by_numpy(
+            kind, predicted[..., None], y.astype(int) if kind == "binary" else y, spread.numpy()
+        )
+        wanted = weights_by_numpy(losses, np.full(2, 0.5), 1.0)
+        np.testing.assert_allclose(states.mixture[row].numpy(), wanted, atol=5e-3)
+
+
+def test_both_client_trainers_serve_alike():
+    _, blend, train = blended("binary")
+    new, test = split(11, 5, "binary", NUM_UNSEEN, NUM_SEEN), split(15, 1, "binary")
+    found = []
+    for trainer in (SequentialTrainer(), VectorizedTrainer()):
+        blend.client_trainer = trainer
+        ids = torch.arange(NUM_UNSEEN) + NUM_SEEN
+        found.append((serving.serve(blend, ids, new, seen=False), serving.evaluate(blend, test, train).loss))
+    for one, other in zip(*map(tree.leaves, found), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_client_is_sent_serves_it():
+    _, blend, _ = blended("binary")
+    ctx, algorithm = blend.context("adapt"), blend.algorithm
+    sent = algorithm.received(ctx, algorithm.sent(ctx, blend.shared, NUM_SEEN), NUM_SEEN)
+    new = split(11, 5, "binary", NUM_UNSEEN, NUM_SEEN)
+    before = serving.serve(blend, torch.tensor([NUM_SEEN]), new, seen=False)
+    blend.server.shared = sent
+    for one, other in zip(
+        *map(tree.leaves, (before, serving.serve(blend, torch.tensor([NUM_SEEN]), new, seen=False))), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_round_of_it_changes_nothing_and_untrained_candidates_are_refused():
+    _, blend, train = blended("binary")
+    before = [leaf.clone() for leaf in tree.leaves((blend.shared, blend.store.gather(torch.arange(NUM_SEEN))))]
+    blend.round(train)
+    after = tree.leaves((blend.shared, blend.store.gather(torch.arange(NUM_SEEN))))
+    assert all(map(torch.equal, before, after))
+    target = TARGETS["binary"]
+    task = Task.create(lambda: Linear((3,), 1), target)
+    fresh = rounds.start(Blend([Candidate(FedAvg(), SOLVER)]), task, train, solver=LocalSolver())
+    with pytest.raises(ConfigError, match="Blend trains nothing: `lit-fed blend` makes it of finished runs"):
+        fresh.round(train)
