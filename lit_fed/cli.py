@@ -95,6 +95,7 @@ WITHOUT_TRAINER = {
     "compare": Command("command_line.compare", "compare_parser", "compare_runs"),
     "report": Command("command_line.report", "report_parser", "report_runs"),
     "blend": Command("command_line.blend", "blend_parser", "blend_runs"),
+    "choose": Command("command_line.choose", "choose_parser", "choose_run"),
     "sweep": Command("command_line.sweep", "sweep_parser", "run_sweep"),
     "benchmark": Command("benchmark.command", "benchmark_parser", "run_benchmark"),
 }
@@ -428,7 +429,8 @@ def arguments_of(given: list[str]) -> Namespace:
 
 
 OF_RUNS: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "sweep": lambda: (arguments_of, FederatedCLI), "benchmark": lambda: (UntestedCLI,),
+    "sweep": lambda: (arguments_of, FederatedCLI), "choose": lambda: (arguments_of, FederatedCLI),
+    "benchmark": lambda: (UntestedCLI,),
 }  # fmt: skip
 """Names of this module that commands with several runs use."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -19,19 +20,46 @@ from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.cli import FederatedCLI
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.core import tree
+from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.targets import Binary, Multiclass, Regression, Target
+from lit_fed.core.types import ServingBlock
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.errors import ConfigError, notice
+from lit_fed.errors import ConfigError
+from lit_fed.metrics.verdict import gain_of, mean_gain, probabilities
 from lit_fed.system.files import given_path, quote
+from lit_fed.system.packages import pd
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.finished_runs import find_run
 from lit_fed.training.history import compare_arguments
-from lit_fed.training.hooks import federated
+from lit_fed.training.hooks import federated, results_folder
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import print_rows
-from lit_fed.wrappers.blend import Blend, BlendShared, BlendState, errors_of, negative_log_likelihood, stacked
+from lit_fed.training.output import print_line, print_rows, write_table
+from lit_fed.wrappers.blend import (
+    Blend,
+    BlendShared,
+    BlendState,
+    calibrated,
+    errors_of,
+    negative_log_likelihood,
+    stacked,
+)
 
 __all__ = ["blend_parser", "blend_runs"]
+
+EVIDENCE = 0.9
+"""Probability of a gain from which a client is served by the blend in place of its own training."""
+
+SHARED = 0.9
+"""Weight from which one run counts as what serves a client."""
+
+FOLDS = 5
+"""Parts of a client's validation samples: each is predicted with weights of the others, for the evidence."""
+
+KINDS = {
+    "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
+    "alone": "are served alone, for want of evidence",
+}  # fmt: skip
+"""Verdicts, and how a line counts them."""
 
 OWN = ("algorithm", "solver", "init_seeds")
 """Settings of the section `model` in which runs may differ."""
@@ -52,6 +80,11 @@ def blend_parser() -> FederatedParser:
     parser.add_argument(
         "--prior_weight", type=float, default=1.0, help="samples that the mean weights count for in a client's."
     )
+    parser.add_argument(
+        "--alone", type=str | None,
+        help="folder of a further run, of Local: it serves clients whose validation samples do not speak for the "
+        "blend, and the gain over it is told for each client.",
+    )  # fmt: skip
     parser.add_argument("--trust", type=str, action="append", default=[], metavar="MODULE", help="as of `test`.")
     return parser
 
@@ -66,14 +99,33 @@ def blend_runs(arguments: list[str]) -> None:
     if not given.output:
         raise ConfigError("--output is not set; give a new folder for the blend")
     output = given_path(given.output, "--output")
-    if len(given.runs) < 2:
-        raise ConfigError(f"a blend needs at least two runs, and there is one, {quote(given.runs[0])}")
-    runs = [_Run.read(Path(one)) for one in given.runs]
+    blend([Path(one) for one in given.runs], output, given.prior_weight, given.alone and Path(given.alone), given.trust)
+
+
+def blend(
+    folders: Sequence[Path], output: Path, prior_weight: float = 1.0, alone: Path | None = None,
+    trusted: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Make the run of a blend.
+
+    Args:
+        folders: of the runs.
+        output: folder of the new run.
+        prior_weight: as of `Blend`.
+        alone: folder of a run of Local, the last candidate; None: nobody is served by one run on principle.
+        trusted: modules whose classes checkpoints may name.
+
+    Raises:
+        ConfigError: naming a refused run; nothing has been written then.
+    """
+    runs = [_Run.read(one) for one in [*folders, *([] if alone is None else [alone])]]
+    if len(runs) < 2:
+        raise ConfigError(f"a blend needs at least two runs, and there is one, {quote(runs[0].folder)}")
     _check_alike(runs)
-    trust = [part for one in given.trust for part in ("--trust", one)]
-    modules, data = _restored(runs, trust)
-    found = _Weights.of(modules, data, given.prior_weight)
-    _BlendCLI.keep(runs, TakesRuns(modules, found), output, prior_weight=given.prior_weight)
+    modules, data = _restored(runs, [part for one in trusted for part in ("--trust", one)])
+    half = any(one.is_searched for one in runs)  # the other samples chose their learning rates
+    found = _Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None)
+    _BlendCLI.keep(runs, TakesRuns(modules, found), output, prior_weight=prior_weight)
 
 
 class _Run(NamedTuple):
@@ -191,11 +243,6 @@ def _check_served(run: _Run, module: FederatedModule, data: FederatedDataModule)
         raise ConfigError(
             f"{quote(run.folder)} has {', '.join(features)}, which no blend serves yet; give runs without"
         )
-    if run.is_searched:
-        notice(
-            f"{quote(run.folder)} chose its learning rate on the validation samples on which its weights are found, "
-            "which favours it a little; --model.solver.lr with a number does not"
-        )
 
 
 class _Weights(NamedTuple):
@@ -204,11 +251,30 @@ class _Weights(NamedTuple):
     mixture: Tensor  # [T, K]
     prior: Tensor  # [K]
     spread: Tensor  # [K]
+    chance: Tensor | None  # [T] probability that the blend serves a client better than the last run; None: not asked
 
     @classmethod
-    def of(cls, modules: Sequence[FederatedModule], data: FederatedDataModule, prior_weight: float) -> _Weights:
-        """Weights by the validation samples; the prior is their mean, found with equal ones."""
-        target, clients = modules[0].target, list(_predictions(modules, data))
+    def of(
+        cls, modules: Sequence[FederatedModule], data: FederatedDataModule, prior_weight: float, *, half: bool,
+        falls_back: bool,
+    ) -> _Weights:  # fmt: skip
+        """Weights by the validation samples; the prior is their mean, found with equal ones.
+
+        Args:
+            modules: the runs.
+            data: the samples.
+            prior_weight: as of `Blend`.
+            half: by every second sample alone.
+            falls_back: clients whose samples do not speak for the blend are served by the last run.
+
+        Raises:
+            ConfigError: if no sample is left.
+        """
+        target, seen = modules[0].target, data.populations[0]
+        val = seen.val.every_other(1) if half else seen.val
+        clients = list(predictions(modules, serving_blocks(val, seen.train, clients_per_block=data.block_size)))
+        if not clients:
+            raise ConfigError("no validation sample is left beside those that chose rates; raise --data.val_fraction")
         outputs, labels = (torch.cat(each) for each in zip(*((o, y) for _, o, y in clients), strict=True))
         spread = common_spread(target, outputs, labels)
         losses = [negative_log_likelihood(target, found, y, torch.ones(len(y)), spread) for _, found, y in clients]
@@ -220,12 +286,37 @@ class _Weights(NamedTuple):
         prior = weights(torch.ones(len(modules)) / len(modules)).mean(0)
         mixture = prior.repeat(data.populations[0].train.num_clients, 1)
         mixture[rows] = weights(prior)
-        return cls(mixture, prior, spread)
+        if not falls_back:
+            return cls(mixture, prior, spread, None)
+        gains = [np.zeros(0)] * len(mixture)
+        for client, found, y in clients:
+            gains[client] = held_out_gains(target, found, y, prior, spread, prior_weight)
+        chance = torch.from_numpy(probabilities(gains))
+        last = torch.eye(len(modules))[-1]
+        return cls(torch.where((chance > EVIDENCE).unsqueeze(1), mixture, last), prior, spread, chance)
 
 
-def _predictions(modules: Sequence[FederatedModule], data: FederatedDataModule) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each seen client with validation samples its number, outputs [n, K, ...] and labels [n]."""
-    for block in data.val_dataloader():
+def held_out_gains(
+    target: Target, outputs: Tensor, y: Tensor, prior: Tensor, spread: Tensor, prior_weight: float
+) -> np.ndarray:
+    """Loss of each sample of a client under the last candidate minus that under a blend of the other samples, [n]."""
+    losses, fold = [], torch.arange(len(y)) % FOLDS
+    for one in range(min(FOLDS, len(y))):
+        others = (fold != one).float()
+        found = negative_log_likelihood(target, outputs, y, others, spread)
+        weights = stacked(found, others, prior, prior_weight)
+        ways = (weights, torch.eye(len(weights))[-1])
+        held = calibrated(target, outputs[fold == one], spread)
+        losses.append(torch.stack([target.score(target.mix(way, held), y[fold == one])[0] for way in ways], 1))
+    each = torch.cat(losses)
+    return (each[:, 1] - each[:, 0]).double().numpy()
+
+
+def predictions(
+    modules: Sequence[FederatedModule], blocks: Iterable[ServingBlock]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For each seen client with samples its number, outputs [n, K, ...] of the runs and labels [n]."""
+    for block in blocks:
         with torch.no_grad():
             each = [serving.predict_block(one.federation, block, seen=True) for one in modules]
         target, sizes = modules[0].target, each[0].sizes.tolist()
@@ -297,7 +388,43 @@ class _BlendCLI(FederatedCLI):
             + [f"{int((largest == k).sum())} of {len(largest)}"]
             for k, (run, module) in enumerate(zip(self.runs, self.taken.modules, strict=True))
         ]
+        if weights.chance is not None:
+            given = self.taken.modules[-1], federated(self.model), self.datamodule, weights.mixture, weights.chance
+            table, said = _verdict(*given)
+            folder = results_folder(self.trainer)
+            assert folder is not None
+            write_table(table, folder / "verdict.csv")
+            print_line(said)
         print_rows("weights", ("column", "run", "mean", "largest of clients"), rows, words=2)
         sys.stdout.write(
             f"test, predict, personalize and export take it as --ckpt_path {last_checkpoint(self.trainer)}\n"
         )
+
+
+# ---------------------------------------------------------------------- the verdict
+def _verdict(
+    alone: FederatedModule, blended: FederatedModule, data: FederatedDataModule, mixture: Tensor, chance: Tensor
+) -> tuple[pd.DataFrame, str]:
+    """Each seen client's gain over training alone on its test samples, which chose nothing; and a line for all."""
+    seen, target, metric = data.populations[0], blended.target, blended.target.metric
+    blocks = serving_blocks(seen.test, seen.train, seen.measured, clients_per_block=data.block_size)
+    rows, gains = [], []
+    for client, outputs, y in predictions([blended, alone], blocks):
+        each = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
+        served, own = (one.double().numpy() * (-1 if target.continuous else 1) for one in each)  # larger is better
+        gains.append(gain_of(served, own))
+        interval, largest = gains[-1].interval, float(mixture[client].max())
+        by = "alone" if mixture[client, -1] == 1 else "shared" if largest > SHARED else "blend"
+        rows.append({
+            "client": seen.names[client], "served": by, "num_test": len(y), f"{metric}_alone": abs(own.mean()),
+            f"{metric}_served": abs(served.mean()), "gain": interval.mean, "low": interval.low, "high": interval.high,
+            "verdict": by if by == "alone" else gains[-1].said, "chance": float(chance[client]),
+        })  # fmt: skip
+    table = pd.DataFrame(rows)
+    kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())
+    before, after = (table[f"{metric}_{one}"].mean() for one in ("alone", "served"))
+    mean = mean_gain(gains)
+    return table, (
+        f"joining: {metric} {before:.4g} alone, {after:.4g} as served, a gain of {mean.mean:.3g} "
+        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients; {', '.join(kinds)}"
+    )

@@ -25,6 +25,7 @@ COMMANDS = {
     "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
+    "choose": "Does it pay to join? Train and blend candidates, and tell each client its gain.",
     "blend": "Serve each client by a mixture of what several finished runs predict.",
     "compare": "Compare finished runs: a table and figures.",
     "report": "Write finished runs as one HTML page that can be sent to others.",

@@ -311,6 +311,14 @@ class Split:
         """The same samples with labels [n, H, W] as [n, H·W]."""
         return Split(self.x, self.y.flatten(1), self.offsets, self.first_id, self.ids)
 
+    def every_other(self, first: int) -> Split:
+        """Every second sample of each client, beginning with its sample 0 or 1."""
+        places = torch.arange(self.num_samples) - self.offsets[:-1].repeat_interleave(self.sizes)
+        rows = (places % 2 == first).nonzero()[:, 0].to(self.x.device)
+        sizes = (self.sizes + 1 - first) // 2
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return Split(self.x[rows], self.y[rows], offsets, self.first_id, self.ids)
+
     def subset(self, positions: Tensor) -> Split:
         """The clients at ascending positions [C], renumbered from 0; only positions with gaps need a copy."""
         sizes = self.sizes[positions]

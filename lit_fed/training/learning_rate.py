@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins import Precision
 
 from lit_fed import serving
+from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
@@ -66,7 +66,7 @@ class _Run:
         while self.federation.server.rounds_done < rounds:
             if not self._round():
                 return math.inf
-        return validation_loss(self.federation, self.data, self.trainer.precision_plugin)
+        return validation_loss(self.federation, self.data, self.trainer)
 
     def _round(self) -> bool:
         """Run a round; False if a client of any rank returned NaN or infinity."""
@@ -87,15 +87,19 @@ class _Run:
         return True
 
 
-def validation_loss(federation: FederatedRounds, data: FederatedDataModule, precision: Precision) -> float:
-    """Mean loss of the seen clients' validation samples, by five digits; infinite if one is not finite.
+def validation_loss(federation: FederatedRounds, data: FederatedDataModule, trainer: Trainer) -> float:
+    """Mean loss of every second validation sample of the seen clients, by five digits; infinite if one is not finite.
 
-    A collective call.
+    The other samples judge what the rate has led to: weights of blends are found on them. A collective call.
     """
-    sums = torch.zeros(2, dtype=torch.float64, device=federation.server.device)
+    sums, seen = torch.zeros(2, dtype=torch.float64, device=federation.server.device), data.populations[0]
+    blocks = serving_blocks(
+        seen.val.every_other(0), seen.train, seen.measured, clients_per_block=data.block_size,
+        rank=trainer.global_rank, num_ranks=trainer.world_size,
+    )  # fmt: skip
     try:
-        with torch.no_grad(), precision.val_step_context():
-            for block in data.val_dataloader():
+        with torch.no_grad(), trainer.precision_plugin.val_step_context():
+            for block in blocks:
                 for _, scores in serving.measure(federation, _there(federation, data, block), seen=True):
                     sums += torch.stack([scores.samples.sum(), scores.loss.sum()])
     except NotFiniteError:

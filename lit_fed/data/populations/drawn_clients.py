@@ -85,6 +85,10 @@ class DrawnSplit(Split):
         """One client; its samples are generated at the first access."""
         return DrawnClient(self, client_id)  # type: ignore[return-value]
 
+    def every_other(self, first: int) -> Split:
+        """All samples: those that are made on demand are not divided."""
+        return self
+
     def select(self, client_ids: Tensor) -> Split:
         """Generate the samples of these clients [C], as a split in memory.
 

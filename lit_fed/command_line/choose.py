@@ -1,0 +1,185 @@
+"""`lit-fed choose`: does it pay to join, and with which model? Candidates are trained, blended, and judged by client.
+
+Rows are disjoint: training samples train; every second validation sample searches the rates; the others find the
+weights and whether a client is served alone; test samples tell the gain.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
+
+from lit_fed.callbacks.defaults import keep_notices_out
+from lit_fed.command_line.arguments import options_in
+from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import given_path
+from lit_fed.system.machine import cores, require_cores
+from lit_fed.system.trials import CoreExecutor, Plan, run_trials
+from lit_fed.training.output import check_writable, print_line
+from lit_fed.training.stopping import CutShort
+
+__all__ = ["choose_parser", "choose_run"]
+
+CANDIDATES = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM", "MixedEffects", "Local")
+"""Algorithms that are tried by default, as far as network and labels allow."""
+
+OWN = ("--candidates", "--jobs", "--output")
+"""Options of this command; all others are those of `fit`."""
+
+
+def choose_parser() -> FederatedParser:
+    """The arguments of the command."""
+    parser = command_parser(
+        "choose", "[options] [options of fit]",
+        "Data and network are given as for fit. Each candidate is trained, with a rate that is searched; each client "
+        "is then served by a mixture of them, or alone if its validation samples do not speak for the others. Ends "
+        "with the gain of each client over training alone, on its test samples. The same command continues after an "
+        "interrupt.",
+    )  # fmt: skip
+    parser.add_argument("--candidates", type=str, nargs="+", default=[*CANDIDATES], help="algorithms beside Local.")
+    parser.add_argument("--jobs", type=PositiveInt | None, help="runs at a time; by default one for each core.")
+    parser.add_argument("--output", type=str, default="runs/choose", help="folder of the new run, a run itself.")
+    return parser
+
+
+class _Fit(NamedTuple):
+    """The training of a candidate."""
+
+    name: str
+    arguments: tuple[str, ...]
+    folder: Path
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left its summary, which is written last."""
+        return (self.folder / "version_0" / "summary.json").is_file()
+
+
+def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], run: Callable[[list[str]], Any]) -> None:
+    """Run the command.
+
+    Args:
+        arguments: arguments of the command `choose`.
+        parse: parses the arguments of a run, without running it.
+        run: runs a command line; other processes import it by its name.
+
+    Raises:
+        ConfigError: naming a refused argument; nothing has been run then.
+        CutShort: after Ctrl-C.
+    """
+    own, others = _divided(arguments)
+    given = choose_parser().parse_args(own)
+    require_cores(given.jobs or 1, "--jobs")
+    output = given_path(given.output, "--output")
+    check_writable(output, "--output")
+    fits = _fits([*dict.fromkeys([*given.candidates, "Local"])], others, output / "candidates", parse)
+    rounds = parse(["fit", *fits[0].arguments]).fit.trainer.max_epochs
+    jobs = min(given.jobs or len(cores()), len(fits))
+    done = sum(one.is_over for one in fits)
+    print_line(
+        f"{len(fits)} candidates of {rounds} rounds each, and a third more for their rates: "
+        f"{', '.join(one.name for one in fits)}; {done} are done, {jobs} at a time"
+    )
+    os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
+    errors: dict[str, str] = {}
+    try:
+        with CoreExecutor(jobs) as executor:
+            plans = (_plan(one, errors) for one in fits)
+            run_trials(
+                plans, partial(_train, run), executor, jobs, find=lambda one: one.is_over or None, failures=(Exception,)
+            )
+    except KeyboardInterrupt as error:
+        raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
+    from lit_fed.command_line.blend import blend
+
+    if "Local" in errors or len(errors) == len(fits) - 1:
+        raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
+    trained = [one.folder for one in fits if one.name not in errors]
+    blend(trained[:-1], output, alone=trained[-1])
+
+
+def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of this command, and those of `fit`."""
+    own: list[str] = []
+    others: list[str] = []
+    into = others
+    for one in arguments:
+        if one.startswith("-"):
+            is_own = one.partition("=")[0] in (*OWN, "--help", "-h")
+            into = own if is_own else others
+        into.append(one)
+    return own, others
+
+
+def _fits(
+    names: Sequence[str], given: Sequence[str], folder: Path, parse: Callable[[list[str]], Namespace]
+) -> list[_Fit]:
+    """The trainings of the candidates; those whose settings are refused are left out, which is said.
+
+    Raises:
+        ConfigError: if a setting is given that the command decides, or Local is refused.
+    """
+    options = {option for option, _ in options_in(["fit", *given])}
+    for option in ("--model.algorithm", "--name", "--ckpt_path", "--trainer.default_root_dir", "--trainer.logger"):
+        if option in options:
+            raise ConfigError(f"{option} is decided by choose; leave it out, or give --candidates or --output")
+    usual = {"--data.val_fraction": "0.2", "--model.solver.lr": "auto"}
+    common = [*given, *(part for option, value in usual.items() if option not in options for part in (option, value))]
+    found = []
+    for name in names:
+        arguments = [*common, "--model.algorithm", name]
+        if name == "MixedEffects":
+            arguments += ["--model.solver.lr", "0.1"]  # which it does not use
+        try:
+            with redirect_stderr(StringIO()):
+                parse(["fit", *arguments])
+        except ConfigError as error:
+            if name == "Local":
+                raise
+            print_line(f"{name} is left out: {error}")
+            continue
+        found.append(_Fit(name, tuple(arguments), folder / name))
+    return found
+
+
+def _plan(fit: _Fit, errors: dict[str, str]) -> Plan:
+    """The run of a candidate; one that fails is no candidate, which is said."""
+    (ended,) = yield [fit]
+    if ended.error is not None:
+        errors[fit.name] = ended.error
+        print_line(f"{fit.name} is left out: {ended.error}")
+    else:
+        print_line(f"{fit.name} is trained")
+
+
+def _train(run: Callable[[list[str]], Any], fit: _Fit) -> bool:
+    """Train a candidate with one thread, in a process of its own, from its last finished round."""
+    import torch
+
+    torch.set_num_threads(1)
+    keep_notices_out()
+    begun = (fit.folder / "version_0" / "checkpoints" / "last.ckpt").is_file()
+    if not begun:
+        shutil.rmtree(fit.folder / "version_0", ignore_errors=True)  # cut off before its first round was over
+    fit.folder.mkdir(parents=True, exist_ok=True)
+    with (fit.folder / "log.txt").open("a") as file, redirect_stdout(file), redirect_stderr(file):
+        try:
+            run([
+                "fit", *fit.arguments, f"--trainer.default_root_dir={fit.folder.parent}", f"--name={fit.name}",
+                "--trainer.enable_progress_bar=false", *(["--ckpt_path=last"] if begun else []),
+            ])  # fmt: skip
+        except Exception:
+            traceback.print_exc()
+            raise
+    return True
