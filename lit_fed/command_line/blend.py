@@ -25,7 +25,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.core.types import ServingBlock
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.verdict import gain_of, mean_gain, probabilities
+from lit_fed.metrics.paired import Interval
+from lit_fed.metrics.verdict import Gain, gain_of, mean_gain, probabilities
 from lit_fed.system.files import given_path, quote
 from lit_fed.system.packages import pd
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
@@ -412,13 +413,14 @@ def _verdict(
     for client, outputs, y in predictions([blended, alone], blocks):
         each = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
         served, own = (one.double().numpy() * (-1 if target.continuous else 1) for one in each)  # larger is better
-        gains.append(gain_of(served, own))
+        is_alone = bool(mixture[client, -1] == 1)
+        gains.append(Gain(Interval(0.0, 0.0, 0.0), len(y)) if is_alone else gain_of(served, own))
         interval, largest = gains[-1].interval, float(mixture[client].max())
-        by = "alone" if mixture[client, -1] == 1 else "shared" if largest > SHARED else "blend"
+        by = "alone" if is_alone else "shared" if largest > SHARED else "blend"
         rows.append({
             "client": seen.names[client], "served": by, "num_test": len(y), f"{metric}_alone": abs(own.mean()),
             f"{metric}_served": abs(served.mean()), "gain": interval.mean, "low": interval.low, "high": interval.high,
-            "verdict": by if by == "alone" else gains[-1].said, "chance": float(chance[client]),
+            "verdict": by if is_alone else gains[-1].said, "chance": float(chance[client]),
         })  # fmt: skip
     table = pd.DataFrame(rows)
     kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())

@@ -97,7 +97,7 @@ def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
     centre = (weight * means).sum() / weight.sum()
     spread = (weight * (means - centre) ** 2).sum() - ((sizes > 0).sum() - 1)
     between = max(0.0, spread / (weight.sum() - (weight**2).sum() / weight.sum()))
-    common = 1 / (between + 1 / np.where(sizes > 0, weight, np.inf)) * (sizes > 0)
+    common = weight / (1 + between * weight)
     centre, error = (common * means).sum() / common.sum(), 1 / common.sum()
     share = between * weight / (1 + between * weight)  # of a client's own mean; 0 without samples
     mean = share * means + (1 - share) * centre

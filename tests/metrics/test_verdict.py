@@ -1,0 +1,77 @@
+"""Gains over training alone, by hand and by simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lit_fed.metrics.verdict import gain_of, mean_gain, probabilities
+
+
+def test_the_interval_of_numbers_is_that_of_student():
+    rng = np.random.default_rng(0)
+    served, alone = rng.normal(1.0, 1.0, 12), rng.normal(0.0, 1.0, 12)
+    found = gain_of(served, alone)
+    wanted = stats.ttest_rel(served, alone).confidence_interval(0.95)
+    assert (found.interval.low, found.interval.high) == pytest.approx((wanted.low, wanted.high))
+    assert (found.samples, found.said) == (12, "gains" if wanted.low > 0 else "cannot be told")
+
+
+def test_the_interval_of_hits_is_that_of_agresti_and_min():
+    served, alone = np.array([1.0] * 9 + [0.0] * 3), np.array([1.0] * 4 + [0.0] * 5 + [1.0] + [0.0] * 2)
+    more, fewer, pairs = 5.5, 1.5, 14  # half a pair in each of four kinds
+    centre, error = (more - fewer) / pairs, np.sqrt((more + fewer - (more - fewer) ** 2 / pairs) / pairs**2)
+    found = gain_of(served, alone)
+    assert found.interval == pytest.approx((4 / 12, centre - 1.959964 * error, centre + 1.959964 * error))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_client_without_two_samples_is_told_nothing(number):
+    assert gain_of(np.full(number, 0.3), np.full(number, 0.1)).said == "cannot be told"
+
+
+def test_intervals_hold():
+    """Nil gains are called clear in at most about one client of twenty, of hits and of numbers."""
+    rng = np.random.default_rng(1)
+    clear = {"hits": 0, "numbers": 0}
+    for _ in range(2000):
+        alone = rng.random(15) < 0.7
+        served = np.where(rng.random(15) < 0.3, rng.random(15) < 0.7, alone)
+        clear["hits"] += gain_of(served.astype(float), alone.astype(float)).said != "cannot be told"
+        clear["numbers"] += gain_of(rng.normal(size=15), rng.normal(size=15)).said != "cannot be told"
+    assert clear["hits"] < 0.05 * 2000
+    assert 0.035 * 2000 < clear["numbers"] < 0.065 * 2000
+
+
+def test_the_mean_is_over_clients():
+    gains = [gain_of(np.array(one, float), np.zeros(2)) for one in ([1, 3], [2, 2], [0, 4], [3, 5])]
+    found = mean_gain([*gains, gain_of(np.zeros(0), np.zeros(0))])
+    wanted = stats.ttest_1samp([2, 2, 2, 4], 0).confidence_interval(0.95)
+    assert found == pytest.approx((2.5, wanted.low, wanted.high))
+
+
+def test_a_client_with_few_samples_follows_the_others():
+    rng = np.random.default_rng(0)
+    others = [rng.normal(1.0, 1.0, 30) for _ in range(20)]
+    few, none = probabilities([*others, np.array([-0.5])])[-1], probabilities([*others, np.zeros(0)])[-1]
+    assert few > 0.9
+    assert none > 0.9
+    many = probabilities([*others, rng.normal(-1.0, 1.0, 200)])[-1]
+    assert many < 0.01
+
+
+def test_probabilities_are_calibrated():
+    """Of clients with a probability near p, a share p truly gains."""
+    rng = np.random.default_rng(0)
+    chance, truth = [], []
+    for _ in range(300):
+        gains = rng.normal(0.3, 0.5, 20)
+        chance.append(probabilities([rng.normal(gain, 2.0, rng.integers(4, 40)) for gain in gains]))
+        truth.append(gains > 0)
+    chance, truth = np.concatenate(chance), np.concatenate(truth)
+    for low in (0.5, 0.7, 0.9):
+        rows = (chance >= low) & (chance < low + 0.1)
+        assert truth[rows].mean() == pytest.approx(chance[rows].mean(), abs=0.05)
+
+
+def test_nothing_is_known_of_a_single_client():
+    assert probabilities([np.array([3.0, 4.0])]).tolist() == [0.5]
