@@ -94,8 +94,8 @@ WITHOUT_TRAINER = {
     "partition": Command("command_line.partition", "partition_parser", "show_partition"),
     "compare": Command("command_line.compare", "compare_parser", "compare_runs"),
     "report": Command("command_line.report", "report_parser", "report_runs"),
-    "blend": Command("command_line.blend", "blend_parser", "blend_runs"),
-    "choose": Command("command_line.choose", "choose_parser", "choose_run"),
+    "blend": Command("choosing.blend", "blend_parser", "blend_runs"),
+    "choose": Command("choosing.choose", "choose_parser", "choose_run"),
     "sweep": Command("command_line.sweep", "sweep_parser", "run_sweep"),
     "benchmark": Command("benchmark.command", "benchmark_parser", "run_benchmark"),
 }

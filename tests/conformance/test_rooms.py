@@ -12,7 +12,7 @@ PACKAGE = ROOT / "lit_fed"
 ROOMS = [
     "errors", "system", "core", "metrics", "models", "data", "wrappers", "algorithms", "clients", "rounds", "settings",
     "session", "logged", "serving", "deployment", "training", "pictures", "callbacks", "command_line", "benchmark",
-    "trainer", "commands", "cli", "__main__",
+    "trainer", "commands", "cli", "choosing", "__main__",
 ]  # fmt: skip
 """From the bottom up; docs/architecture.md says what each is for."""
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 from running import SMALL, folder, run
 
+import lit_fed.choosing.blend
+from lit_fed.core.blocks import serving_blocks
+
 CANDIDATES = {"FedAvg": [], "FedEM": ["--model.algorithm.num_components", "2"], "Local": []}
 DATA = [*SMALL, "--data.val_fraction", "0.3", "--trainer.max_epochs", "2"]
 
@@ -135,10 +138,19 @@ def test_what_cannot_be_blended_is_refused(runs, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_rate_that_was_searched_is_the_one_of_the_candidate_and_said(runs, tmp_path):
+def test_weights_are_found_on_samples_that_searched_no_rate(runs, tmp_path, monkeypatch):
     _, folders = runs
-    auto = fit(tmp_path, "auto", "--model.solver.lr", "auto", "--trainer.max_epochs", "2", algorithm="FedAvg")
-    done = run(["blend", str(auto), str(folders[2]), "--output", str(tmp_path / "out")])
-    assert done.returncode == 0, done.stderr
-    assert "chose its learning rate on the validation samples on which its weights are found" in done.stderr
-    assert "lr: auto" not in (folder(tmp_path, "out") / "config.yaml").read_text()
+    measured = []
+
+    def blocks(data, *rest, **options):
+        measured.append(data.num_samples)
+        return serving_blocks(data, *rest, **options)
+
+    monkeypatch.setattr(lit_fed.choosing.blend, "serving_blocks", blocks)
+    auto = fit(tmp_path, "auto", "--model.solver.lr", "auto", algorithm="FedAvg")
+    for first, name in ((folders[0], "all"), (auto, "half")):
+        done = run(["blend", str(first), str(folders[2]), "--output", str(tmp_path / name)])
+        assert done.returncode == 0, done.stderr
+    everything, half = measured
+    assert everything // 2 - 6 <= half <= everything // 2
+    assert "lr: auto" not in (folder(tmp_path, "half") / "config.yaml").read_text()

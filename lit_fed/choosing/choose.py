@@ -101,7 +101,7 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
             )
     except KeyboardInterrupt as error:
         raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
-    from lit_fed.command_line.blend import blend
+    from lit_fed.choosing.blend import blend
 
     if "Local" in errors or len(errors) == len(fits) - 1:
         raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
