@@ -26,7 +26,7 @@ from lit_fed.core.types import ServingBlock
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Interval
-from lit_fed.metrics.verdict import Gain, gain_of, mean_gain, probabilities
+from lit_fed.metrics.verdict import Gain, gain_of, in_words, probabilities
 from lit_fed.system.files import given_path, quote
 from lit_fed.system.packages import pd
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
@@ -55,12 +55,6 @@ SHARED = 0.9
 
 FOLDS = 5
 """Parts of a client's validation samples: each is predicted with weights of the others, for the evidence."""
-
-KINDS = {
-    "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
-    "alone": "are served alone, for want of evidence",
-}  # fmt: skip
-"""Verdicts, and how a line counts them."""
 
 OWN = ("algorithm", "solver", "init_seeds")
 """Settings of the section `model` in which runs may differ."""
@@ -391,11 +385,11 @@ class _BlendCLI(FederatedCLI):
         ]
         if weights.chance is not None:
             given = self.taken.modules[-1], federated(self.model), self.datamodule, weights.mixture, weights.chance
-            table, said = _verdict(*given)
+            table = _verdict(*given)
             folder = results_folder(self.trainer)
             assert folder is not None
             write_table(table, folder / "verdict.csv")
-            print_line(said)
+            print_line(in_words(table))
         print_rows("weights", ("column", "run", "mean", "largest of clients"), rows, words=2)
         sys.stdout.write(
             f"test, predict, personalize and export take it as --ckpt_path {last_checkpoint(self.trainer)}\n"
@@ -405,28 +399,21 @@ class _BlendCLI(FederatedCLI):
 # ---------------------------------------------------------------------- the verdict
 def _verdict(
     alone: FederatedModule, blended: FederatedModule, data: FederatedDataModule, mixture: Tensor, chance: Tensor
-) -> tuple[pd.DataFrame, str]:
-    """Each seen client's gain over training alone on its test samples, which chose nothing; and a line for all."""
+) -> pd.DataFrame:
+    """Each seen client's gain over training alone, on its test samples, which chose nothing."""
     seen, target, metric = data.populations[0], blended.target, blended.target.metric
     blocks = serving_blocks(seen.test, seen.train, seen.measured, clients_per_block=data.block_size)
-    rows, gains = [], []
+    rows = []
     for client, outputs, y in predictions([blended, alone], blocks):
         each = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
         served, own = (one.double().numpy() * (-1 if target.continuous else 1) for one in each)  # larger is better
         is_alone = bool(mixture[client, -1] == 1)
-        gains.append(Gain(Interval(0.0, 0.0, 0.0), len(y)) if is_alone else gain_of(served, own))
-        interval, largest = gains[-1].interval, float(mixture[client].max())
+        gain = Gain(Interval(0.0, 0.0, 0.0), len(y)) if is_alone else gain_of(served, own)
+        interval, largest = gain.interval, float(mixture[client].max())
         by = "alone" if is_alone else "shared" if largest > SHARED else "blend"
         rows.append({
             "client": seen.names[client], "served": by, "num_test": len(y), f"{metric}_alone": abs(own.mean()),
             f"{metric}_served": abs(served.mean()), "gain": interval.mean, "low": interval.low, "high": interval.high,
-            "verdict": by if is_alone else gains[-1].said, "chance": float(chance[client]),
+            "verdict": by if is_alone else gain.said, "chance": float(chance[client]),
         })  # fmt: skip
-    table = pd.DataFrame(rows)
-    kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())
-    before, after = (table[f"{metric}_{one}"].mean() for one in ("alone", "served"))
-    mean = mean_gain(gains)
-    return table, (
-        f"joining: {metric} {before:.4g} alone, {after:.4g} as served, a gain of {mean.mean:.3g} "
-        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients; {', '.join(kinds)}"
-    )
+    return pd.DataFrame(rows)

@@ -21,6 +21,7 @@ from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Interval, mean_difference
+from lit_fed.metrics.verdict import in_words
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.system.files import given_path, owner_only, write_atomically
@@ -180,7 +181,7 @@ class _Page(NamedTuple):
         losses = self.losses()
         about = "weighted by their samples; worst decile: their 10th percentile; ±: one standard deviation over seeds"
         parts = [
-            f"<h1>{title}</h1>", *(f"<p>{escape(str(loss))}</p>" for loss in losses),
+            f"<h1>{title}</h1>", *self.verdicts(), *(f"<p>{escape(str(loss))}</p>" for loss in losses),
             f"<p><strong>{PRIVATE}</strong></p>" if self.is_private else "",
             *(f"<p><strong>{escape(line)}</strong></p>" for line in self.diverged()),
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
@@ -198,6 +199,24 @@ class _Page(NamedTuple):
         ]  # fmt: skip
         return "\n".join([*head, "<body>", *filter(None, parts), "</body>\n</html>\n"])
 
+    def verdicts(self) -> list[str]:
+        """Whether joining pays, for each run of `choose`: a line for all clients and a table."""
+        parts = []
+        for name, runs in self.groups:
+            for run in (one for one in runs if (one.folder / "verdict.csv").is_file()):
+                table = pd.read_csv(run.folder / "verdict.csv", dtype={"client": str})
+                if self.anonymous:
+                    table["client"] = [str(number + 1) for number in range(len(table))]
+                rows = (
+                    [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
+                    for row in table.itertuples(index=False)
+                )
+                parts += [
+                    f"<h2>Does it pay to join?</h2><p><strong>{escape(f'{name}: {in_words(table)}.')}</strong></p>"
+                ]
+                parts += [_table([one.replace("_", " ") for one in table.columns], rows, words=2)]
+        return parts
+
     def diverged(self) -> list[str]:
         """A line for each run that diverged."""
         runs = [(name, run.summary.entries) for name, runs in self.groups for run in runs]
@@ -208,13 +227,13 @@ class _Page(NamedTuple):
         for name, runs in self.groups:
             config, summary = runs[0].config, runs[0].summary.entries
             data, model = config.get("data", {}), config.get("model", {})
-            sizes = runs[0].clients["population"].value_counts()
+            sizes, rate = runs[0].clients["population"].value_counts(), model.get("solver", {}).get("lr", "")
             facts = {
                 "run": name, "algorithm": _algorithm(runs[0]),
                 "data": f"{_class(data.get('dataset'))} {_class(data.get('partition'))}",
                 "network": _class(model.get("network")),
                 "clients": ", ".join(f"{sizes[one]:,} {one}" for one in ("seen", "unseen") if one in sizes),
-                "rounds": summary.get("rounds", ""), "lr": model.get("solver", {}).get("lr") or "default",
+                "rounds": summary.get("rounds", ""), "lr": "default" if rate is None else rate,
                 "seeds": ", ".join(str(run.config.get("seed_everything", "?")) for run in runs),
                 **({"ε": summary.get("privacy/epsilon", "")} if self.is_private else {}),
                 "lit_fed": summary.get("versions/lit_fed", ""),

@@ -9,8 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_fed.metrics.paired import Interval
+from lit_fed.system.packages import pd
 
-__all__ = ["Gain", "gain_of", "mean_gain", "probabilities"]
+__all__ = ["Gain", "gain_of", "in_words", "mean_gain", "probabilities"]
+
+KINDS = {
+    "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
+    "alone": "are served alone, for want of evidence",
+}  # fmt: skip
+"""Verdicts of clients, and how a line counts them."""
 
 LEVEL = 0.975
 """Quantile of the upper end of an interval of 95 %."""
@@ -60,13 +67,29 @@ def gain_of(served: np.ndarray, alone: np.ndarray) -> Gain:
     return Gain(Interval(mean, mean - half, mean + half), number)
 
 
-def mean_gain(gains: Sequence[Gain]) -> Interval:
-    """The mean over clients, each counting once, with an interval over clients."""
-    means = np.array([one.interval.mean for one in gains if one.samples])
+def mean_gain(gains: np.ndarray) -> Interval:
+    """The mean over clients, each counting once, with an interval over clients.
+
+    Args:
+        gains: of the clients, [T]; NaN for a client without samples.
+    """
+    means = gains[~np.isnan(gains)]
     if len(means) < 2:
         return Interval(float(means.mean()) if len(means) else math.nan, -math.inf, math.inf)
     half = _quantile(len(means) - 1) * float(means.std(ddof=1)) / math.sqrt(len(means))
     return Interval(float(means.mean()), float(means.mean()) - half, float(means.mean()) + half)
+
+
+def in_words(table: pd.DataFrame) -> str:
+    """What `verdict.csv` says of all clients."""
+    metric = next(name.removesuffix("_alone") for name in table.columns if name.endswith("_alone"))
+    kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())
+    before, after = (table[f"{metric}_{one}"].mean() for one in ("alone", "served"))
+    mean = mean_gain(table["gain"].to_numpy(float))
+    return (
+        f"joining: {metric} {before:.4g} alone, {after:.4g} as served, a gain of {mean.mean:.3g} "
+        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients; {', '.join(kinds)}"
+    )
 
 
 def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:

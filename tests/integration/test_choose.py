@@ -1,5 +1,6 @@
 """`lit-fed choose`: from a table to a verdict for each client."""
 
+import html
 import os
 import signal
 import time
@@ -59,6 +60,20 @@ def test_each_client_is_told_its_gain(chosen):
     assert ((table["chance"] > 0.9) == ~kept).all()
     assert "joining: mse" in done.stdout
     assert "4 candidates of 4 rounds each" in done.stdout
+
+
+def test_a_report_begins_with_the_verdict(chosen, tmp_path):
+    root, chose = chosen
+    page = tmp_path / "report.html"
+    done = run(["report", str(root / "chosen"), "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    (said,) = [line for line in chose.stdout.splitlines() if line.startswith("joining: ")]
+    assert html.escape(said) in text
+    assert text.index("Does it pay to join?") < text.index("What was run")
+    assert "c1</td>" in text
+    run(["report", str(root / "chosen"), "--output", str(page), "--anonymous"])
+    assert "c1</td>" not in page.read_text()
 
 
 def test_the_same_command_trains_nothing_again(chosen):
