@@ -19,7 +19,7 @@ Deviations:
     here it is computed from the initial head.
     All parts step together.
     A client is served by the received W^fe, W^hd and Θ with its personal head.
-    An unseen client has no personal head in the paper. Ours: a copy of W^hd trains `unseen_epochs` passes.
+    An unseen client has no personal head in the paper. Ours: a copy of W^hd trains as in a round.
 """
 
 from __future__ import annotations

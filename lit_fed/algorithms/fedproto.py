@@ -23,8 +23,8 @@ Deviations:
     prototype gets the smallest positive number. Before the first round, and with `predict: head`, the last layer
     predicts.
     All clients have the same architecture and start; the paper allows different architectures.
-    An unseen client has no model in the paper. Ours: the initial one trains `unseen_epochs` passes with
-    the regulariser.
+    An unseen client has no model in the paper. Ours: the initial one trains as in a round, with the
+    regulariser.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         predict: by the nearest of the `prototypes`, or by the last layer, `head`.
     """
 
-    serving_settings = ("predict", "unseen_epochs")
+    serving_settings = ("predict",)
 
     weight: float = ranged(1.0, ">= 0")
     distance: Literal["class_means", "samples"] = "class_means"

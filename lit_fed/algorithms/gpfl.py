@@ -21,7 +21,7 @@ Deviations:
     μ is a weight decay of V and C, as in their code; the paper adds norms to the loss.
     All parts take a step at once.
     A client is served the received φ, V and C under its own head.
-    An unseen client has no head in the paper. Ours: the initial one trains `unseen_epochs` passes, with its own α.
+    An unseen client has no head in the paper. Ours: the initial one trains as in a round, with its own α.
 """
 
 from __future__ import annotations
