@@ -58,6 +58,7 @@ class FedCP(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     incompatible = {
         "noise_in_steps": "the personal head",
+        "fine_tuning": "predicts by two heads and a policy",
         "personal_parts": "keeps a personal head itself, beside the global one",
     }
 

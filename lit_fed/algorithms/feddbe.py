@@ -78,6 +78,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
     momentum: float = ranged(1.0, "(0, 1]")
 
     incompatible = {
+        "fine_tuning": "predicts from features with a bias",
         "privacy": "averages means of features beside models",
         "secure_sums": "sends means of features beside them, which no range bounds",
         "noise_in_steps": "the means of features and the personal biases",

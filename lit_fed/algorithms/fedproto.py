@@ -84,7 +84,13 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     start_only = ("models",)
-    incompatible = {"local_norm": "keeps whole models at its clients anyway"}
+
+    @property
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """Local normalisation, which it has; fine-tuning of what predicts by prototypes."""
+        reasons = {"local_norm": "keeps whole models at its clients anyway"}
+        by_head = "predicts by the nearest prototype; give --model.algorithm.predict head"
+        return reasons if self.predict == "head" else reasons | {"fine_tuning": by_head}
 
     def shared_init(self, ctx: Context) -> Prototypes:
         """No class has a prototype yet."""

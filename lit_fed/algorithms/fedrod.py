@@ -59,6 +59,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
     gamma: float = ranged(1.0, ">= 0")
 
     incompatible = {
+        "fine_tuning": "predicts by two heads",
         "loss": "balances the cross-entropy",
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",

@@ -72,7 +72,10 @@ class GPFL(PersonalPart):
     decay: float = ranged(0.1, ">= 0")
 
     state_reads_data = True
-    incompatible = PersonalPart.incompatible | {"noise_in_steps": "the client's head and its shares of classes"}
+    incompatible = PersonalPart.incompatible | {
+        "noise_in_steps": "the client's head and its shares of classes",
+        "fine_tuning": "predicts from features that its valve has changed",
+    }
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""

@@ -117,6 +117,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
     state_reads_data = True
     incompatible = {
+        "fine_tuning": "keeps dual variables, which local steps on its model would not follow",
         "loss": "minimises a loss of its own, by --model.algorithm.loss",
         "local_norm": "trains linear classifiers",
     }

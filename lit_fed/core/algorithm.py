@@ -301,9 +301,13 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """
         return None
 
-    tune_work: ClassVar[LocalWork | None] = None
-    """Local work on the models that serve a client, after `adapt_work`, as in `lit_fed.core.fine_tuning`; None: none.
-    Its phase is `adapt`, too, with `ctx.tunes`."""
+    @property
+    def tune_work(self) -> LocalWork | None:
+        """Local work on the models that serve a client, after `adapt_work`, see `FineTunes`; None: none.
+
+        Its phase is `adapt`, too, with `ctx.tunes`.
+        """
+        return None
 
     def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> Tree | None:
         """Predictions of samples [B, ...] that depend on the shared state only, e.g. [B, M, K]; None without any."""

@@ -137,6 +137,6 @@ class FineTunes:
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:
         """No prediction depends on the shared state alone."""
 
-    def log_prob(self, ctx: Context, shared: Tree, state: TunedState, x: Tensor, outputs: None) -> Tensor:
-        """The prediction of the tuned models, [B, C]."""
+    def log_prob(self, ctx: Context, shared: Tree, state: Any, x: Tensor, outputs: Any) -> Tensor:
+        """The prediction of the tuned models of a `TunedState`, [B, C]."""
         return ctx.task.mix(state.weights, ctx.task.outputs(state.models, x))

@@ -46,7 +46,7 @@ class Difference(NamedTuple):
     @property
     def may_change(self) -> bool:
         """Whether `--resume_with_changes` accepts the new value."""
-        return self.setting.removeprefix("model.") in CHANGEABLE
+        return self.setting.removeprefix("model.") in CHANGEABLE or self.setting.startswith("model.serving.")
 
     def decides_serving(self, algorithm: Any) -> bool:
         """Whether the setting affects only how clients of this algorithm are served."""

@@ -18,9 +18,6 @@ pytestmark = pytest.mark.every_combination
 ROUNDS = 5
 SOLVER = LocalSolver(lr=0.2, momentum=0.5)
 
-VARIANTS = {"APFL": {"unseen_epochs": 2}}
-"""Settings with which an unseen client takes local steps, where the defaults take none."""
-
 STEPS_WITHOUT_A_RATE = {
     **dict.fromkeys(["PerFedAvg"], "its inner steps have the rate `inner_lr`"),
     "MOCHA": "coordinate ascent takes exact steps",
@@ -30,7 +27,7 @@ STEPS_WITHOUT_A_RATE = {
 @pytest.fixture(params=all_algorithms(), ids=lambda one: one.__name__)
 def algorithm(request):
     name = request.param.__name__
-    return request.param(**SMALL.get(name, {}) | VARIANTS.get(name, {}))
+    return request.param(**SMALL.get(name, {}))
 
 
 def served(federation):
