@@ -8,7 +8,8 @@ Symbols:
     π   -> state.weights  their weights in its prediction, [M]
     q   -> work.extra     posterior of the model of each local sample, [N, M]; () with a single model
 Fine-tuning:
-    q_m ∝ π_m·exp(−ℓ_m) for each sample, as in FedEM's E-step; then local steps on Σ_m q_m·ℓ_m, as FedEM's M-step.
+    q_m ∝ π_m·exp(−ℓ_m) for each sample, as in FedEM's E-step; then local steps on Σ_m q_m·ℓ_m, as FedEM's M-step; then
+    another E-step, whose π serves the client.
 """
 
 # No `from __future__ import annotations`: jsonargparse resolves inherited ones in the module of a subclass.
@@ -57,8 +58,9 @@ class TunedState(NamedTuple):
 
     @property
     def mixture(self) -> Tensor:
-        """Mixture weights of the client, if the algorithm has some."""
-        return self.inner.mixture  # type: ignore[no-any-return]
+        """Mixture weights of the client, if the algorithm has some: those of the tuned models, or of clusters."""
+        own: Tensor = self.inner.mixture
+        return self.weights if self.weights.shape == own.shape else own
 
 
 class FineTunes:
@@ -92,11 +94,13 @@ class FineTunes:
         if not ctx.tunes:
             return super().client_init(ctx, shared, state, data, losses)  # type: ignore[misc]
         models, weights = self._served(ctx, shared, state, data.all_x[:1])
-        if len(weights) == 1:
-            return local_run(ctx, models, (state, weights, ()))
-        factors = num_factors(ctx.task, data, getattr(self, "position_loss", "mean"))
-        _, q, _ = expectation(weights, ctx.task.sample_losses(models, data), data.mask, factors)
+        q = self._e_step(ctx, models, weights, data)[1] if len(weights) > 1 else ()
         return local_run(ctx, models, (state, weights, q))
+
+    def _e_step(self, ctx: Context, models: ModelState, weights: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
+        """The weights [M] after an E-step, and q."""
+        factors = num_factors(ctx.task, data, getattr(self, "position_loss", "mean"))
+        return expectation(weights, ctx.task.sample_losses(models, data), data.mask, factors)[:2]
 
     def _served(self, ctx: Context, shared: Tree, state: Tree, x: Tensor) -> ServedModels:
         """The models that serve a client with this state of the algorithm.
@@ -106,9 +110,7 @@ class FineTunes:
         """
 
         def predict(task: Task, x: Tensor) -> Tensor:
-            own = ctx._replace(task=task)
-            outputs = super(FineTunes, self).shared_outputs(own, shared, x)  # type: ignore[misc]
-            return super(FineTunes, self).log_prob(own, shared, state, x, outputs)  # type: ignore[misc,no-any-return]
+            return self.log_prob(ctx._replace(task=task), shared, state, x, None)
 
         if (found := served_models(predict, ctx.task, x)) is None:
             raise ConfigError(
@@ -131,12 +133,17 @@ class FineTunes:
         if not ctx.tunes:
             return super().client_final(ctx, shared, work, data)  # type: ignore[misc,no-any-return]
         assert isinstance(work, LocalRun)
-        state, weights, _ = work.extra
+        state, weights, q = work.extra
+        if not isinstance(q, tuple):
+            weights, _ = self._e_step(ctx, work.models, weights, data)
         return local_result(ctx, work, data, (), TunedState(state, work.models, weights))
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:
         """No prediction depends on the shared state alone."""
 
     def log_prob(self, ctx: Context, shared: Tree, state: Any, x: Tensor, outputs: Any) -> Tensor:
-        """The prediction of the tuned models of a `TunedState`, [B, C]."""
-        return ctx.task.mix(state.weights, ctx.task.outputs(state.models, x))
+        """The prediction of the tuned models, [B, C]; the algorithm's with a state that is not tuned."""
+        if isinstance(state, TunedState):
+            return ctx.task.mix(state.weights, ctx.task.outputs(state.models, x))
+        own = super().shared_outputs(ctx, shared, x)  # type: ignore[misc]
+        return super().log_prob(ctx, shared, state, x, own)  # type: ignore[misc,no-any-return]
