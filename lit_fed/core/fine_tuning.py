@@ -85,10 +85,6 @@ class FineTunes:
         self.tuned_names(ctx)
         return super().shared_init(ctx)  # type: ignore[misc]
 
-    def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> Tensor | None:
-        """The algorithm's; none for tuning, which takes losses of the models that serve."""
-        return None if ctx.tunes else super().shared_losses(ctx, shared, batch)  # type: ignore[misc]
-
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Any:
         """A copy of the models that serve the client; of several the posteriors of its samples."""
         if not ctx.tunes:
@@ -129,14 +125,14 @@ class FineTunes:
         return local_step(ctx, work, batch, weight=weight, moving=self.tuned_names(ctx))
 
     def client_final(self, ctx: Context, shared: Tree, work: Any, data: ClientData) -> ClientResult:
-        """The algorithm's result; a tuned client keeps its models while it is served, and sends nothing."""
+        """The algorithm's result; a tuned client keeps its models while it is served."""
         if not ctx.tunes:
             return super().client_final(ctx, shared, work, data)  # type: ignore[misc,no-any-return]
         assert isinstance(work, LocalRun)
         state, weights, q = work.extra
         if not isinstance(q, tuple):
             weights, _ = self._e_step(ctx, work.models, weights, data)
-        return local_result(ctx, work, data, (), TunedState(state, work.models, weights))
+        return local_result(ctx, work, data, state=TunedState(state, work.models, weights))
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:
         """No prediction depends on the shared state alone."""

@@ -7,7 +7,9 @@ from combination import refuse
 from federated_round import (
     BINARY,
     MULTICLASS,
+    POSITIONS,
     Federation,
+    Tagger,
     as_arrays,
     batch_orders,
     distance,
@@ -23,12 +25,24 @@ from references import fedavg_plus_numpy, fine_tuning_numpy
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_of, unseen_clients
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import IFCA, Ditto, FedAvg, FedAvgPlus, FedBABU, FedEM, FedProto, FedRoD, Local, Oracle
+from lit_fed.algorithms import (
+    IFCA,
+    Ditto,
+    FedAvg,
+    FedAvgPlus,
+    FedBABU,
+    FedEM,
+    FedProto,
+    FedRoD,
+    Local,
+    OfficialFedEM,
+    Oracle,
+)
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.fine_tuning import FineTuning, TunedState
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import LocalWork, Population
+from lit_fed.core.types import LocalWork, Population, Split
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import Linear
 from lit_fed.settings import model_settings
@@ -221,6 +235,18 @@ def test_personal_leaves_are_tuned_too(client_trainer):
             own = start.personal.parameters.get(name)
             before = plain.shared.inner.models.parameters[name] if own is None else own
             assert distance(leaf, before.expand_as(leaf)) > 1e-4
+
+
+@pytest.mark.parametrize("position_loss", ["mean", "sum"])
+def test_positions_count_as_in_the_e_step(position_loss, client_trainer):
+    """At a rate of 0 the weights are those after an E-step of FedEM."""
+    train, task = make_clients(SIZES), make_task(POSITIONS, network=Tagger)
+    train = Split(torch.arange(19 * 2).view(19, 2) % 7, torch.arange(19 * 2).view(19, 2) % 3, train.offsets)
+    mixture = FedEM(2, em_steps=1, position_loss=position_loss)
+    tuned = run_rounds(fine_tuned(mixture, 1, 0.0), client_trainer, train, task=task)
+    again = Federation(OfficialFedEM(2, position_loss=position_loss), train, task, shared=tuned.shared, round_idx=3)
+    again.states = tuned.states
+    assert distance(tuned.serve().weights, again.serve().mixture) < 1e-12
 
 
 # ---------------------------------------------------------------------- privacy
