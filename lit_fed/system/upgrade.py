@@ -99,7 +99,8 @@ def instead_of(option: str) -> list[str]:
     more = [f"--{AVERAGE}: {GONE[AVERAGE]}"] if option in BESIDE else []
     others = ", ".join(one.rpartition(".")[2] for one in BESIDE if one != option)
     if option in (AVERAGE, *BESIDE):
-        more.append(f"a config.yaml of version 0.2 also holds {others}, and data.public; leave these out")
+        others += ", data.public and model.personal_unseen_epochs"
+        more.append(f"a config.yaml of version 0.2 also holds {others}; leave these out")
     return [f"--{option} was removed after version 0.2: {GONE[option]}", *more, PAGE]
 
 
