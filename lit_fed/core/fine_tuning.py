@@ -9,7 +9,7 @@ Symbols:
     q   -> work.extra     posterior of the model of each local sample, [N, M]; () with a single model
 Fine-tuning:
     q_m ∝ π_m·exp(−ℓ_m) for each sample, as in FedEM's E-step; then local steps on Σ_m q_m·ℓ_m, as FedEM's M-step; then
-    another E-step, whose π serves the client.
+    E-steps of π, which serves the client.
 """
 
 # No `from __future__ import annotations`: jsonargparse resolves inherited ones in the module of a subclass.
@@ -28,6 +28,10 @@ from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Model
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FineTunes", "FineTuning", "TunedState"]
+
+
+E_STEPS = 10
+"""E-steps under the tuned models, whose losses take one pass; a new client's weights need more than one."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,18 @@ class FineTunes:
         if not ctx.tunes:
             return super().client_init(ctx, shared, state, data, losses)  # type: ignore[misc]
         models, weights = self._served(ctx, shared, state, data.all_x[:1])
-        q = self._e_step(ctx, models, weights, data)[1] if len(weights) > 1 else ()
+        q = self._e_steps(ctx, models, weights, data, 1)[1] if len(weights) > 1 else ()
         return local_run(ctx, models, (state, weights, q))
 
-    def _e_step(self, ctx: Context, models: ModelState, weights: Tensor, data: ClientData) -> tuple[Tensor, Tensor]:
-        """The weights [M] after an E-step, and q."""
+    def _e_steps(
+        self, ctx: Context, models: ModelState, weights: Tensor, data: ClientData, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The weights [M] after some E-steps, and q of the last one."""
         factors = num_factors(ctx.task, data, getattr(self, "position_loss", "mean"))
-        return expectation(weights, ctx.task.sample_losses(models, data), data.mask, factors)[:2]
+        losses = ctx.task.sample_losses(models, data)
+        for _ in range(count):
+            weights, q, _ = expectation(weights, losses, data.mask, factors)
+        return weights, q
 
     def _served(self, ctx: Context, shared: Tree, state: Tree, x: Tensor) -> ServedModels:
         """The models that serve a client with this state of the algorithm.
@@ -131,7 +140,7 @@ class FineTunes:
         assert isinstance(work, LocalRun)
         state, weights, q = work.extra
         if not isinstance(q, tuple):
-            weights, _ = self._e_step(ctx, work.models, weights, data)
+            weights, _ = self._e_steps(ctx, work.models, weights, data, E_STEPS)
         return local_result(ctx, work, data, state=TunedState(state, work.models, weights))
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:

@@ -27,6 +27,7 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, network_
 from lit_fed import FederatedModule
 from lit_fed.algorithms import (
     IFCA,
+    MOCHA,
     Ditto,
     FedAvg,
     FedAvgPlus,
@@ -39,7 +40,7 @@ from lit_fed.algorithms import (
     Oracle,
 )
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core import tree
+from lit_fed.core import fine_tuning, tree
 from lit_fed.core.fine_tuning import FineTuning, TunedState
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork, Population, Split
@@ -67,7 +68,7 @@ def fine_tuned(algorithm, *tuning):
 # ---------------------------------------------------------------------- against the reference
 @pytest.mark.parametrize(("epochs", "lr", "tune"), [(1, None, None), (3, 0.4, None), (2, 0.4, "*.bias")])
 def test_a_mixture_is_tuned_by_responsibility(epochs, lr, tune, client_trainer):
-    """As in FedEM's M-step, then an E-step; an unseen client first takes its own E-steps."""
+    """As in FedEM's M-step, then E-steps; an unseen client first takes its own E-steps."""
     federation = run_rounds(
         fine_tuned(FedEM(2), epochs, lr, tune), client_trainer, make_clients(SIZES), solver=SOLVER, batch_size=2
     )
@@ -178,10 +179,11 @@ def test_prototypes_are_refused_and_a_head_is_not():
     refuse(FedProto(predict="head"), serving=FineTuning(1))
 
 
-def test_a_prediction_that_is_no_mixture_of_outputs_fails_by_name():
-    """Of a user's algorithm nothing is declared."""
-    task = make_task(MULTICLASS, network=small_mlp)
-    federation = run_rounds(fine_tuned(FedRoD(), 1), None, make_clients(SIZES, target=MULTICLASS), task=task)
+@pytest.mark.parametrize("algorithm", [FedRoD(), FedProto(), MOCHA()], ids=lambda one: type(one).__name__)
+def test_a_prediction_that_is_no_mixture_of_outputs_fails_by_name(algorithm):
+    """Of a user's algorithm nothing is declared: without outputs, beside them, and of changed ones."""
+    task = make_task(MULTICLASS, network=Linear if isinstance(algorithm, MOCHA) else small_mlp)
+    federation = run_rounds(fine_tuned(algorithm, 1), None, make_clients(SIZES, target=MULTICLASS), task=task)
     with pytest.raises(ClientError, match=r"--model\.serving\.fine_tune_epochs trains .* not predict by a mixture"):
         federation.serve()
 
@@ -238,8 +240,9 @@ def test_personal_leaves_are_tuned_too(client_trainer):
 
 
 @pytest.mark.parametrize("position_loss", ["mean", "sum"])
-def test_positions_count_as_in_the_e_step(position_loss, client_trainer):
+def test_positions_count_as_in_the_e_step(position_loss, client_trainer, monkeypatch):
     """At a rate of 0 the weights are those after an E-step of FedEM."""
+    monkeypatch.setattr(fine_tuning, "E_STEPS", 1)
     train, task = make_clients(SIZES), make_task(POSITIONS, network=Tagger)
     train = Split(torch.arange(19 * 2).view(19, 2) % 7, torch.arange(19 * 2).view(19, 2) % 3, train.offsets)
     mixture = FedEM(2, em_steps=1, position_loss=position_loss)

@@ -99,7 +99,15 @@ def test_who_is_inside_whom():
     found = []
     while not isinstance(wrapped, FedEM):
         found, wrapped = [type(wrapped).__name__, *found], wrapped.inner
-    order = ["FineTuned", "PersonalParts", "Unreliable", "Compressed", "PrivateAverage", "SecureAverage", "RobustAverage"]
+    order = [
+        "FineTuned",
+        "PersonalParts",
+        "Unreliable",
+        "Compressed",
+        "PrivateAverage",
+        "SecureAverage",
+        "RobustAverage",
+    ]
     assert found == [*order, "CompressedBroadcast"]
 
 

@@ -9,7 +9,7 @@ from references.logistic import probability
 
 
 def tuned(thetas, pi, x, y, batches, *, lr, momentum=0.0, moving=None):
-    """Components of a client and their weights after local steps and an E-step.
+    """Components of a client after local steps, and their weights after ten E-steps.
 
     Args:
         thetas: the components that serve it, [M, d + 1].
@@ -32,7 +32,9 @@ def tuned(thetas, pi, x, y, batches, *, lr, momentum=0.0, moving=None):
             step = lr * velocity
             theta = theta - (step if moving is None else np.isin(np.arange(len(theta)), moving) * step)
         found.append(theta)
-    return np.stack(found), expectation(np.stack(found), pi, x, y)[1] if len(y) else pi
+    for _ in range(10):
+        pi = expectation(np.stack(found), pi, x, y)[1]
+    return np.stack(found), pi
 
 
 def predict(thetas, pi, x):
