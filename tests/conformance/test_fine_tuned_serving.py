@@ -84,6 +84,7 @@ def test_a_mixture_is_tuned_by_responsibility(epochs, lr, tune, client_trainer):
             found = tree.index((served.models, served.weights), one)
             np.testing.assert_allclose(flat(found[0].parameters).numpy(), expected, rtol=0, atol=1e-10)
             np.testing.assert_allclose(found[1].numpy(), pi, rtol=0, atol=1e-10)
+            assert same_bits(served.mixture, served.weights)
             np.testing.assert_allclose(
                 shown[one].exp().numpy(), fine_tuning_numpy.predict(expected, pi, x), rtol=0, atol=1e-10
             )
@@ -283,7 +284,9 @@ def test_serving_releases_nothing(around, client_trainer):
 def test_without_epochs_nothing_is_wrapped():
     algorithm = FedEM()
     assert model_settings(algorithm=algorithm, serving=FineTuning(0, 0.3)).wrapped is algorithm
-    assert isinstance(model_settings(algorithm=algorithm, serving=FineTuning(1)).wrapped, FineTuned)
+    heads = model_settings(algorithm=algorithm, serving=FineTuning(1), personal="head").wrapped
+    assert isinstance(heads.inner, FineTuned)
+    assert heads.inner.inner is algorithm
 
 
 def test_a_checkpoint_may_be_served_with_other_tuning():
