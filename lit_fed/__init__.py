@@ -23,6 +23,7 @@ _ROOMS = (
     "lit_fed.data",
     "lit_fed.data.poison",
     "lit_fed.core.local_solver",
+    "lit_fed.core.fine_tuning",
     "lit_fed.core.targets",
     "lit_fed.core.likelihood",
     "lit_fed.core.segmentation",

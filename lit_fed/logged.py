@@ -7,10 +7,9 @@ target, the client gets the mean of what its models log, by their weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +18,11 @@ from lit_fed.clients.base import PredictJob
 from lit_fed.core import tree
 from lit_fed.core.networks.stacked_network import num_models_of
 from lit_fed.core.own_module import AT_END, OwnModule, defines
+from lit_fed.core.served_models import ServedModels, served_models
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState
 
-__all__ = ["ServedModels", "logged_by_step", "served_models", "step_of"]
+__all__ = ["logged_by_step", "step_of"]
 
 
 def step_of(own: OwnModule | None, split: str) -> str | None:
@@ -34,34 +34,6 @@ def step_of(own: OwnModule | None, split: str) -> str | None:
     """
     name = {"val": "validation_step", "test": "test_step"}.get(split, "")
     return name if own is not None and defines(own.network, name) else None
-
-
-class ServedModels(NamedTuple):
-    """The models that serve a client, and their weights."""
-
-    models: ModelState  # leaves [M, ...]
-    weights: Tensor | None  # [M]; None: a single one
-
-
-@dataclass(frozen=True)
-class _Watching(Task):
-    """A task that notes which models a prediction uses, and how it mixes them."""
-
-    used: list[ModelState] = field(default_factory=list, compare=False)
-    mixed: list[Tensor] = field(default_factory=list, compare=False)
-
-    @classmethod
-    def of(cls, task: Task) -> _Watching:
-        """The same task, watched."""
-        return cls(**{one.name: getattr(task, one.name) for one in fields(task)})
-
-    def outputs(self, models: ModelState, x: Tensor) -> Tensor:
-        self.used.append(models)
-        return super().outputs(models, x)
-
-    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        self.mixed.append(weights)
-        return super().mix(weights, outputs)
 
 
 def logged_by_step(job: PredictJob, step: str, batch_size: int) -> Leaves:
@@ -86,26 +58,6 @@ def logged_by_step(job: PredictJob, step: str, batch_size: int) -> Leaves:
     return own.named({name: torch.stack([one.get(name, missing).cpu() for one in each]) for name in names})
 
 
-def served_models(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> ServedModels | None:
-    """The models behind a client's prediction; None: it is no mixture of models.
-
-    Args:
-        predict: the prediction of inputs by a task.
-        task: the task.
-        x: any inputs [B, ...].
-    """
-    watching = _Watching.of(task)
-    with torch.no_grad():
-        predict(watching, x)
-    if len(watching.used) == 1 and len(watching.mixed) <= 1:
-        (models,) = watching.used
-        if num_models_of(models) == 1:
-            return ServedModels(models, None)
-        if watching.mixed and len(watching.mixed[0]) == num_models_of(models):
-            return ServedModels(models, watching.mixed[0])
-    return None
-
-
 def _served(job: PredictJob, state: Any, x: Tensor) -> ServedModels | None:
     """The models behind a client's prediction, or a line that there are none."""
 
@@ -124,7 +76,7 @@ def _served(job: PredictJob, state: Any, x: Tensor) -> ServedModels | None:
 
 def _run(task: Task, own: OwnModule, served: ServedModels, x: Tensor, y: Tensor, step: str, batch_size: int) -> None:
     """Run the step over all samples of a client, in evaluation mode."""
-    run, single = own.run, served.weights is None
+    run, single = own.run, len(served.weights) == 1
     task.network.eval()
     vars(run).update(training=False, testing=step == "test_step", validating=step == "validation_step")
     try:
@@ -147,7 +99,7 @@ def _run(task: Task, own: OwnModule, served: ServedModels, x: Tensor, y: Tensor,
 
 def _models(own: OwnModule, served: ServedModels) -> Iterator[tuple[ModelState, float]]:
     """The models whose leaves the step sees, with the weight of what it logs."""
-    if served.weights is None:
+    if len(served.weights) == 1:
         yield tree.index(served.models, 0), 1.0
     elif not own.is_target:  # the step's `forward` is that of the mixture
         yield tree.index(served.models, int(served.weights.argmax())), 1.0
@@ -161,7 +113,6 @@ def _mixture(task: Task, served: ServedModels) -> Any:
     """The prediction of a mixture in the form of the network's outputs, as a function of outputs [B, M, K]."""
 
     def mixed(outputs: Tensor) -> Tensor:
-        assert served.weights is not None
         own = task.own
         if own is not None and own.mask is not None:  # classes come last in predictions, and second in outputs
             positions = task.mix(served.weights, outputs.to(task.dtype).flatten(3).transpose(2, 3))

@@ -27,9 +27,10 @@ from torch import Tensor
 from lit_fed.clients.base import ClientTrainer, PredictJob, Trained, TrainJob, plainly
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.context import Context
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import ClientBlock, Leaves, Phase, PhaseTraffic, ServingBlock, Split, Tree
+from lit_fed.core.types import ClientBlock, Leaves, LocalWork, Phase, PhaseTraffic, ServingBlock, Split, Tree
 from lit_fed.logged import logged_by_step, step_of
 from lit_fed.metrics.chosen import Add, ChosenMetrics
 from lit_fed.metrics.pooled import Pool
@@ -52,7 +53,7 @@ REPORT_BITS = 64
 
 
 def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
-    """States [C, ...] to serve clients with: stored or fresh, adapted if the algorithm does so.
+    """States [C, ...] to serve clients with: stored or fresh, adapted if the algorithm does so, then fine-tuned.
 
     Args:
         federation: the algorithm with its server and its clients.
@@ -66,14 +67,23 @@ def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen
     else:
         fresh = [algorithm.state_init(ctx, shared, train.client(one)) for one in client_ids.tolist()]
         states = tree.map_leaves(lambda leaf: leaf.to(federation.server.device), tree.stack(fresh))
-    work = algorithm.adapt_work(ctx, seen)
-    if work is None or not len(client_ids):
+    if not len(client_ids):
         return states
     train = train.select(client_ids)
+    for own, work in ((ctx, algorithm.adapt_work(ctx, seen)), (ctx._replace(tunes=True), algorithm.tune_work)):
+        if work is not None:
+            states = _adapted(federation, own, work, client_ids, train, states)
+    return states
+
+
+def _adapted(
+    federation: FederatedRounds, ctx: Context, work: LocalWork, client_ids: Tensor, train: Split, states: Tree
+) -> Tree:
+    """States [C, ...] of clients after local work in the phase `adapt`."""
     order = torch.argsort(train.sizes[train.positions(client_ids)], descending=True, stable=True)
     multiplicity = torch.ones(len(order), dtype=torch.float64, device=federation.server.device)
     block = ClientBlock(Phase("adapt", client_ids[order], work), multiplicity, train)
-    job = TrainJob(algorithm, ctx, shared, block, tree.index(states, order), None)
+    job = TrainJob(federation.algorithm, ctx, federation.shared, block, tree.index(states, order), None)
     adapted = [done.result.state for done in federation.client_trainer.train(job) if isinstance(done, Trained)]
     rows = tree.map_leaves(lambda *parts: torch.cat(parts), *adapted)
     return tree.index(rows, torch.argsort(order))

@@ -5,4 +5,4 @@ from lit_fed.wrappers.personal.parts import PersonalParts
 
 def local_norm(algorithm):
     """The algorithm with `--model.batch_norm local`."""
-    return PersonalParts(algorithm, ("norm",), unseen_epochs=0)
+    return PersonalParts(algorithm, ("norm",))

@@ -14,7 +14,7 @@ Deviations:
     The paper learns α_i in every step; the official code in the first step of a round (`alpha_update`), with a penalty
     on α_i², and it mixes the outputs of both models instead of parameters; neither of these two is offered.
     Clients are served by v_i and the current global w, not by the w_i that v_i was trained with.
-    Ours: an unseen client is served by w, or trains v_i and α_i in `unseen_epochs` passes.
+    Ours: an unseen client is served by w.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from lit_fed.core.algorithm import (
     Personal,
     local_result,
     local_run,
-    passes,
     tuned,
 )
 from lit_fed.core.context import Context
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Tree
 
 __all__ = ["APFL", "APFLState"]
 
@@ -56,13 +55,10 @@ class APFL(Personal[GlobalModels, APFLState, LocalRun]):
     Args:
         alpha: initial α_i; 0 is FedAvg, 1 is FedAvg beside purely local models.
         alpha_update: when α_i takes a step: never (`fixed`), in the first local step of a round, or in every one.
-        unseen_epochs: passes over its training samples before a client is served that was not in training; 0 serves it
-            by the global model.
     """
 
     alpha: float = tuned(0.5, 0.25, 0.5, 0.75, within="[0, 1]")
     alpha_update: Literal["fixed", "first_step", "every_step"] = "first_step"
-    unseen_epochs: int = passes(0)
 
     in_every_combination = True
     participation = Participation(weighting="uniform")
@@ -103,9 +99,8 @@ class APFL(Personal[GlobalModels, APFLState, LocalRun]):
 
     # server_step: w ← mean of w_i over the clients that took part is the default
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client without a model trains before it is served, if requested."""
-        return LocalWork(epochs=self.unseen_epochs) if self.unseen_epochs and not seen else None
+    def adapt_work(self, ctx: Context, seen: bool) -> None:
+        """An unseen client is served by w."""
 
     def served(self, ctx: Context, shared: GlobalModels, state: APFLState) -> ModelState:
         """α_i v_i + (1 − α_i)w."""

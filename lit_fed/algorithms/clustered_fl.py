@@ -184,7 +184,7 @@ class ClusteredFL(Served[Clusters, Member, LocalRun]):
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """An unseen client trains as in a round if it descends the tree; other clients only look up their cluster."""
-        return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.work._replace(straggler_fraction=0.0)
+        return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.whole_work
 
     def served(self, ctx: Context, shared: Clusters, state: Member) -> ModelState:
         """The cluster's model."""

@@ -15,7 +15,7 @@ Deviations:
     decay and separate states; the paper's steps are plain. Their code averages clients uniformly and samples them by
     size; here the average is FedAvg's (`model.weighting` offers the other).
     The paper's choice of λ by validation on each client and its robust aggregators are not offered.
-    An unseen client has no model in the paper. Ours: v_k starts as w and trains `unseen_epochs` passes.
+    An unseen client has no model in the paper. Ours: v_k starts as w and trains as in a round.
 """
 
 from __future__ import annotations

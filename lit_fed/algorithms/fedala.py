@@ -20,7 +20,7 @@ Deviations:
     PFLlib computes Θ̂_i for all clients in each round, and replaces Θ_i of clients that were not sampled.
     Clients are served by Θ_i after training; the authors' code evaluates Θ̂_i in the next round, ahead of training.
     Running statistics are the global ones, since W_i does not apply to them.
-    An unseen client trains `unseen_epochs` passes from the global model.
+    An unseen client trains as in a round, from the global model.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Deviations:
     `--model.weighting samples`). Running statistics are averaged with rate 1. For other server optimizers use
     FedAdam, FedAvgM, … with `--model.personal`.
     The program starts from a model of FedAvg (here `--model.start_from`), and tunes v_i afterwards.
-    An unseen client trains v_i, from the initial one, for `unseen_epochs` passes while u is fixed.
+    An unseen client trains v_i, from the initial one, as in a round while u is fixed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import LocalRun, Participation, local_step, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import (
+    OWN,
     SHARED,
     KeptPart,
     Patterns,
@@ -116,8 +117,11 @@ class FedAlt(FedSim):
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
         """One exchange: τ_v on the personal part, then τ_u on the shared one."""
         work = ctx.solver.work
-        stages = in_turn(work, self.personal_epochs, Stage(SHARED, work.epochs, work.steps), self.personal_steps)
-        return (Phase("train", client_ids, stages),)
+        return (Phase("train", client_ids, in_turn(work, self.own_stage(ctx), Stage(SHARED, work.epochs, work.steps))),)
+
+    def own_stage(self, ctx: Context) -> Stage:
+        """τ_v, in passes unless steps are given."""
+        return Stage(OWN, None if self.personal_steps else self.personal_epochs, self.personal_steps)
 
     def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> LocalRun:
         """The received part with the personal one."""

@@ -20,7 +20,7 @@ Deviations:
     have HeurFedAMP.
     Beyond α_k/σ·(T − 1) = 1 a client's own weight ξ_ii could be negative; such settings are refused.
     Ours: cosines and distances are those of trained parameters; running statistics stay with their client.
-    Ours: an unseen client starts from the mean of all models and takes `unseen_epochs` passes, pulled towards it.
+    Ours: an unseen client starts from the mean of all models and trains as in a round, pulled towards it.
     No program of the authors was found.
 """
 

@@ -18,8 +18,8 @@ Deviations:
     The steps of alignment have a fresh optimizer with the rate `align_lr`, by default that of the round.
     A client in its first round aligns the body with the initial network's features, as in the authors' code.
     Buffers of the body, such as running statistics, are averaged with the same weights.
-    An unseen client has no model in the paper. Ours: the received body under the initial head trains `unseen_epochs`
-    passes, without alignment.
+    An unseen client has no model in the paper. Ours: the received body under the initial head trains as in a
+    round, without alignment.
 """
 
 from __future__ import annotations

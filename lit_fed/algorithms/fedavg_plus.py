@@ -13,20 +13,18 @@ Deviations:
     (https://arxiv.org/abs/2102.07078, Section 5), which tunes for 10 epochs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from lit_fed.core.algorithm import GlobalModels, LocalRun, TunedCopy, local_step, ranged, tuned
-from lit_fed.core.context import Context
-from lit_fed.core.partial_models import Patterns, named_leaves
-from lit_fed.core.types import Batch, LocalWork, Tree
+from lit_fed.algorithms.fedavg import FedAvg
+from lit_fed.core.algorithm import ranged, tuned
+from lit_fed.core.fine_tuning import FineTunes, FineTuning
+from lit_fed.core.partial_models import Patterns
 
 __all__ = ["FedAvgPlus"]
 
 
 @dataclass(frozen=True)
-class FedAvgPlus(TunedCopy[GlobalModels, Tree, LocalRun]):
+class FedAvgPlus(FineTunes, FedAvg):
     """FedAvg with local fine-tuning: a client is served by a copy of the global model tuned on its own samples.
 
     Args:
@@ -37,26 +35,14 @@ class FedAvgPlus(TunedCopy[GlobalModels, Tree, LocalRun]):
 
     in_every_combination = True
     serving_settings = ("fine_tune_epochs", "fine_tune_lr", "tune")
+    place = "--model.algorithm"
+    incompatible = {"fine_tuning": "fine-tunes its clients itself; give --model.algorithm.fine_tune_epochs"}
 
     fine_tune_epochs: int = tuned(1, 1, 5, 10, within=">= 0")
     fine_tune_lr: float | None = ranged(None, ">= 0")
     tune: Patterns | None = None
 
-    def shared_init(self, ctx: Context) -> GlobalModels:
-        """The initial model; patterns that match nothing are refused before training."""
-        self._tuned(ctx)
-        return super().shared_init(ctx)
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client, seen or unseen, is tuned before it is served."""
-        return LocalWork(epochs=self.fine_tune_epochs)
-
-    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of FedAvg; while tuning, a step of the tuned leaves at the tuning rate."""
-        if ctx.phase != "adapt":
-            return local_step(ctx, work, batch)
-        return local_step(ctx._replace(lr=ctx.own_rate(self.fine_tune_lr)), work, batch, moving=self._tuned(ctx))
-
-    def _tuned(self, ctx: Context) -> frozenset[str] | None:
-        """Names of the leaves that are tuned; None: all."""
-        return None if self.tune is None else named_leaves(ctx.task, self.tune, "--model.algorithm.tune")
+    @property
+    def fine_tuning(self) -> FineTuning:  # type: ignore[override]
+        """The tuning of a copy of w."""
+        return FineTuning(self.fine_tune_epochs, self.fine_tune_lr, self.tune)

@@ -22,16 +22,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lit_fed.core.algorithm import LocalRun, TunedCopy, local_step, ranged
+from lit_fed.core.algorithm import local_step, ranged
 from lit_fed.core.context import Context
-from lit_fed.core.partial_models import PartialModel, Patterns, SentPart, named_leaves, names_of
-from lit_fed.core.types import Batch, LocalWork
+from lit_fed.core.fine_tuning import FineTunes, FineTuning
+from lit_fed.core.partial_models import PartialModel, Patterns, SentPart, leaf_order, named_leaves, names_of
+from lit_fed.core.types import Batch
 
 __all__ = ["FedBABU"]
 
 
 @dataclass(frozen=True)
-class FedBABU(TunedCopy[SentPart, Any, LocalRun], PartialModel):
+class FedBABU(FineTunes, PartialModel):
     """Clients train the body under a head that is never trained; each client is served by a tuned copy of the model.
 
     Args:
@@ -43,24 +44,32 @@ class FedBABU(TunedCopy[SentPart, Any, LocalRun], PartialModel):
 
     in_every_combination = True
     serving_settings = ("tune", "adapt_epochs")
-    incompatible = {"personal_parts": "keeps a fixed head itself"}
+    place = "--model.algorithm"
+    incompatible = {
+        "personal_parts": "keeps a fixed head itself",
+        "fine_tuning": "fine-tunes its clients itself; give --model.algorithm.adapt_epochs",
+    }
 
     head: Patterns = ("head",)
     tune: Literal["all", "head", "body"] = "all"
     adapt_epochs: int = ranged(5, ">= 0")
 
-    state_init = PartialModel.state_init
+    @property
+    def fine_tuning(self) -> FineTuning:  # type: ignore[override]
+        """The tuning before serving."""
+        return FineTuning(self.adapt_epochs)
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The head."""
         return named_leaves(ctx.task, self.head, "--model.algorithm.head")
 
-    def client_step(self, ctx: Context, shared: SentPart, work: LocalRun, batch: Batch) -> LocalRun:
-        """A step of the body under the fixed head; before serving, a step of the tuned part."""
-        part = self.tune if ctx.phase == "adapt" else "body"
-        moving = {"all": None, "head": names_of(shared.own), "body": names_of(shared.models)}[part]
-        return local_step(ctx, work, batch, moving=moving)
+    def tuned_names(self, ctx: Context) -> frozenset[str] | None:
+        """The tuned part; None: both."""
+        head = self.own_names(ctx)
+        return {"all": None, "head": head, "body": frozenset(leaf_order(ctx.task.network)) - head}[self.tune]
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """Every client, seen or unseen, is tuned before it is served."""
-        return LocalWork(epochs=self.adapt_epochs)
+    def client_step(self, ctx: Context, shared: SentPart, work: Any, batch: Batch) -> Any:
+        """A step of the body under the fixed head; before serving, a step of the tuned part."""
+        if ctx.tunes:
+            return super().client_step(ctx, shared, work, batch)
+        return local_step(ctx, work, batch, moving=names_of(shared.models))

@@ -19,7 +19,7 @@ Deviations:
     here it is computed from the initial head.
     All parts step together.
     A client is served by the received W^fe, W^hd and Θ with its personal head.
-    An unseen client has no personal head in the paper. Ours: a copy of W^hd trains `unseen_epochs` passes.
+    An unseen client has no personal head in the paper. Ours: a copy of W^hd trains as in a round.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class FedCP(Personal[GlobalModels, PersonalHead, LocalRun]):
 
     incompatible = {
         "noise_in_steps": "the personal head",
+        "fine_tuning": "predicts by two heads and a policy",
         "personal_parts": "keeps a personal head itself, beside the global one",
     }
 

@@ -17,7 +17,7 @@ Deviations:
     every round.
     z̄_i^p steps with f and g, as in their code, but with the solver's momentum and weight decay. Means of features are
     those of evaluation mode.
-    An unseen client has no bias in the paper. Ours: 0, which trains `unseen_epochs` passes under the global model.
+    An unseen client has no bias in the paper. Ours: 0, which trains as in a round under the global model.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class FedDBE(Personal[UnbiasedModels, FeatureBias, LocalRun]):
     momentum: float = ranged(1.0, "(0, 1]")
 
     incompatible = {
+        "fine_tuning": "predicts from features with a bias",
         "privacy": "averages means of features beside models",
         "secure_sums": "sends means of features beside them, which no range bounds",
         "noise_in_steps": "the means of features and the personal biases",

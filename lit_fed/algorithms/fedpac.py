@@ -23,7 +23,7 @@ Deviations:
     another, random order.
     Heads are mixed among the clients of a round; other heads do not change. A client is served by the received body
     with the head that the server mixed for it.
-    An unseen client has no head in the paper. Ours: the mean of all heads trains `unseen_epochs` passes on the body.
+    An unseen client has no head in the paper. Ours: the mean of all heads takes the local work of a round on the body.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lit_fed.core.algorithm import (
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, combine, own_models, put_models, same_start
 from lit_fed.core.objective import ModelView, Objective
-from lit_fed.core.partial_models import named_part, names_of, whole_models
+from lit_fed.core.partial_models import in_turn, named_part, names_of, whole_models
 from lit_fed.core.prototypes import (
     ClassSums,
     check_classes,
@@ -140,7 +140,7 @@ class FedPAC(Personal[BodyAndHeads, OwnHead, LocalRun]):
         """The head, then the body."""
         work = ctx.solver.work
         stages = (Stage("head", self.head_epochs), Stage("body", work.epochs, work.steps))
-        return (Phase("train", client_ids, work._replace(epochs=None, steps=None, stages=stages)),)
+        return (Phase("train", client_ids, in_turn(work, *stages)),)
 
     def client_init(
         self, ctx: Context, shared: BodyAndHeads, state: OwnHead, data: ClientData, losses: None

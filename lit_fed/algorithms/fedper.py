@@ -12,7 +12,7 @@ Deviations:
     All heads start from that of the initial network.
     Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
     belong to the part they are in.
-    An unseen client has no head in the paper. Ours: the initial head trains `unseen_epochs` passes on the base, whose
+    An unseen client has no head in the paper. Ours: the initial head trains as in a round on the base, whose
     parameters and running statistics are fixed.
 """
 
@@ -69,4 +69,4 @@ class FedPer(PersonalPart):
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client without a head trains one."""
-        return LocalWork(epochs=self.unseen_epochs) if self.private_layers and not seen else None
+        return ctx.solver.whole_work if self.private_layers and not seen else None

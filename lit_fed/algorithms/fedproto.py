@@ -23,8 +23,8 @@ Deviations:
     prototype gets the smallest positive number. Before the first round, and with `predict: head`, the last layer
     predicts.
     All clients have the same architecture and start; the paper allows different architectures.
-    An unseen client has no model in the paper. Ours: the initial one trains `unseen_epochs` passes with
-    the regulariser.
+    An unseen client has no model in the paper. Ours: the initial one trains as in a round, with the
+    regulariser.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
         predict: by the nearest of the `prototypes`, or by the last layer, `head`.
     """
 
-    serving_settings = ("predict", "unseen_epochs")
+    serving_settings = ("predict",)
 
     weight: float = ranged(1.0, ">= 0")
     distance: Literal["class_means", "samples"] = "class_means"
@@ -84,7 +84,13 @@ class FedProto(Personal[Prototypes, OwnModel, LocalRun]):
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     start_only = ("models",)
-    incompatible = {"local_norm": "keeps whole models at its clients anyway"}
+
+    @property
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """Local normalisation, which it has; fine-tuning of what predicts by prototypes."""
+        reasons = {"local_norm": "keeps whole models at its clients anyway"}
+        by_head = "predicts by the nearest prototype; give --model.algorithm.predict head"
+        return reasons if self.predict == "head" else reasons | {"fine_tuning": by_head}
 
     def shared_init(self, ctx: Context) -> Prototypes:
         """No class has a prototype yet."""

@@ -20,7 +20,7 @@ Deviations:
     Heads start from that of the initial network. In the program the heads of clients that were not sampled yet share
     the memory of the server's head, and so are means of others' heads. Its last round trains the heads of all clients,
     for 10 epochs or more; ours is like all others.
-    An unseen client trains a head, from the initial one, for `unseen_epochs` passes on the final φ, whose running
+    An unseen client trains a head, from the initial one, for `head_epochs` passes on the final φ, whose running
     statistics are fixed.
 """
 
@@ -31,9 +31,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lit_fed.core.algorithm import LocalRun, Participation, passes, ranged
+from lit_fed.core.algorithm import LocalRun, Participation, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.partial_models import (
+    OWN,
     SHARED,
     KeptPart,
     Patterns,
@@ -65,7 +66,6 @@ class FedRep(PersonalPart):
     head: Patterns = ("head",)
     head_epochs: int = ranged(10, ">= 0")
     body_steps: int | None = ranged(1, ">= 1")
-    unseen_epochs: int = passes(10)
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The head."""
@@ -76,7 +76,11 @@ class FedRep(PersonalPart):
         work = ctx.solver.work
         epochs = work.epochs if self.body_steps is None else None
         body = Stage(SHARED, epochs, self.body_steps or work.steps)
-        return (Phase("train", client_ids, in_turn(work, self.head_epochs, body)),)
+        return (Phase("train", client_ids, in_turn(work, self.own_stage(ctx), body)),)
+
+    def own_stage(self, ctx: Context) -> Stage:
+        """τ."""
+        return Stage(OWN, self.head_epochs)
 
     def client_init(self, ctx: Context, shared: SentPart, state: KeptPart, data: ClientData, losses: None) -> LocalRun:
         """The received representation with the personal head."""

@@ -17,8 +17,7 @@ Deviations:
     A client is served by the received θ and ψ with its φ_m, not by those of its last local steps.
     A class without samples at the client is excluded from L_BSM.
     The form with a hypernetwork that makes h_P from the shares of classes is not offered. Ours: the h_P of an unseen
-    client, 0, trains `unseen_epochs` passes; with 0 passes the client is served by the generic prediction, as in the
-    paper.
+    client, 0, trains as in a round; in the paper the client is served by the generic prediction.
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ class FedRoD(Personal[GlobalModels, PersonalHead, LocalRun]):
     gamma: float = ranged(1.0, ">= 0")
 
     incompatible = {
+        "fine_tuning": "predicts by two heads",
         "loss": "balances the cross-entropy",
         "noise_in_steps": "the personal head and the client's counts of classes",
         "personal_parts": "keeps a personal head itself, beside the generic one",

@@ -11,7 +11,7 @@ Deviations:
     The weights of the average are FedAvg's.
     A classifier that is trained beside the adapters is averaged, too; in the authors' program it stays with its client:
     `personal: ["*lora_B*", head]`.
-    An unseen client trains B, from 0, for `unseen_epochs` passes while everything else is fixed.
+    An unseen client trains B, from 0, as in a round while everything else is fixed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Deviations:
     fewer steps.
     All f_i have equal weight in the paper; `--model.weighting samples` scales them by T·n_i/n. Edges have weight 1.
     The Laplacian step (commented out in the authors' code) moves parameters; running statistics stay at the client.
-    Ours: an unseen client is a neighbour of all: it starts from their mean and trains `unseen_epochs` passes.
+    Ours: an unseen client is a neighbour of all: it starts from their mean and trains as in a round.
 """
 
 from __future__ import annotations

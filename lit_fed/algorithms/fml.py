@@ -14,8 +14,8 @@ Deviations:
     Both models have the same architecture and, ours, the same initial weights; the paper allows each client its own.
     Both step simultaneously, with detached predictions from before the step. Ours: these predictions are made in
     evaluation mode, with running statistics and without dropout.
-    An unseen client has no personal model in the paper. Ours: a fresh one, with the initial weights, trains
-    `unseen_epochs` passes on L_φ with the meme model held fixed.
+    An unseen client has no personal model in the paper. Ours: a fresh one, with the initial weights, trains as
+    in a round on L_φ with the meme model held fixed.
 """
 
 from __future__ import annotations

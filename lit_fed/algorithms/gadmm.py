@@ -20,7 +20,7 @@ Deviations:
     D-GADMM: distances of random places represent the cost of a link, and after a new draw the second group sends once
     more. Each client keeps its λ_i − λ_{i−1}, as in the authors' code: a solution stays one in every chain.
     Ours: an unseen client is attached to the end of the chain: it minimises f(x) + ρ/2·‖x − x_T‖², or takes
-    `unseen_epochs` towards that.
+    the local work of a round towards that.
 """
 
 from __future__ import annotations

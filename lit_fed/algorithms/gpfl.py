@@ -21,7 +21,7 @@ Deviations:
     μ is a weight decay of V and C, as in their code; the paper adds norms to the loss.
     All parts take a step at once.
     A client is served the received φ, V and C under its own head.
-    An unseen client has no head in the paper. Ours: the initial one trains `unseen_epochs` passes, with its own α.
+    An unseen client has no head in the paper. Ours: the initial one trains as in a round, with its own α.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class GPFL(PersonalPart):
     decay: float = ranged(0.1, ">= 0")
 
     state_reads_data = True
-    incompatible = PersonalPart.incompatible | {"noise_in_steps": "the client's head and its shares of classes"}
+    incompatible = PersonalPart.incompatible | {
+        "noise_in_steps": "the client's head and its shares of classes",
+        "fine_tuning": "predicts from features that its valve has changed",
+    }
 
     def own_names(self, ctx: Context) -> frozenset[str]:
         """The last layer's."""

@@ -108,7 +108,7 @@ class KNNPer(Algorithm[Any, Any, Any]):
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
-        return self.trained.incompatible
+        return self.trained.incompatible | {"fine_tuning": "compares features of the shared models"}
 
     @property
     def server_only(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -16,7 +16,7 @@ Deviations:
     take shuffled samples; only sampled clients take a round's steps, and x̄ is their mean.
     L2SGD+ draws one sample with replacement. Ours: a shuffled batch, over which ∇f_ij − J_ij is averaged. Clients keep
     J_i and Ψ_i, which the server does not need; an averaging step moves x̄, so each sends a new mean.
-    Ours: an unseen client starts from x̄ and takes `unseen_epochs` passes over f_i(x) + λ/2·‖x − x̄‖².
+    Ours: an unseen client starts from x̄ and takes the solver's local work on f_i(x) + λ/2·‖x − x̄‖².
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Deviations:
     Layers are the modules that own parameters, in the order of their registration; BatchNorm and its running statistics
     belong to the part they are in.
     The paper serves a new device by an ensemble of all local models. Ours trains personal lower layers, from the
-    initial ones, for `unseen_epochs` passes under the final upper layers: the server has no local model.
+    initial ones, as in a round under the final upper layers: the server has no local model.
     Objectives beside the loss (autoencoders, adversaries for fairness) are not here.
 """
 

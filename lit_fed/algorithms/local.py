@@ -7,7 +7,7 @@ Symbols:
     θ_i -> state.models   the client's own model, leaves [1, ...]
     θ⁰  -> shared.models  the common initial model, never changed
 Deviations:
-    An unseen client has no model in the papers. Ours: it trains `unseen_epochs` passes from θ⁰.
+    An unseen client has no model in the papers. Ours: it trains as in a round, from θ⁰.
 """
 
 from __future__ import annotations

@@ -148,6 +148,7 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
     server_only = ("gamma2", "change", "information")
     adapts_without_samples = True
     incompatible = {
+        "fine_tuning": "solves for its coefficients",
         "loss": "has a likelihood for each kind of labels",
         "personal_parts": "gives each client a linear model",
         "local_norm": "trains a linear model without normalisation",

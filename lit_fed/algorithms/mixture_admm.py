@@ -18,7 +18,7 @@ Deviations:
     All clients take part there. Ours: absent ones keep their models, which still count in Σ.
     With `local_solve: inexact` the solver's steps, from the last x_i, replace the minimisation.
     Ours: `--model.weighting samples` gives f_i the weight N·n_i/n, by which the local objective is then divided.
-    An unseen client has no model there. Ours: the minimiser of f_i(x) + λ/2·‖x − z‖², or `unseen_epochs` towards it.
+    An unseen client has no model there. Ours: the minimiser of f_i(x) + λ/2·‖x − z‖², or a round towards it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Deviations:
     Ours: a client sends its part of F(x^k) and F(z^k) with its model, so that a round stays one exchange.
     With `local_solve: inexact` the solver's steps, from the last x_i, replace the minimisation.
     Ours: `--model.weighting samples` gives f_i the weight N·n_i/n, by which the local objective is then divided.
-    An unseen client has no model there. Ours: the minimiser of f_i(x) + λ/2·‖x − v̄‖², or `unseen_epochs` towards it.
+    An unseen client has no model there. Ours: the minimiser of f_i(x) + λ/2·‖x − v̄‖², or a round towards it.
 """
 
 from __future__ import annotations

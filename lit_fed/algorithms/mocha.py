@@ -24,7 +24,7 @@ Deviations:
     keeps W when Σ changes, so that W = (1/λ)·B·Σ no longer holds. Here W follows Σ.
     K > 2 classes are K tasks of one against the rest, each with its Σ. Ours: probabilities are the sigmoids of margins.
     An unseen client has no model in the paper. Ours: an unrelated task that starts at the mean model; it takes
-    `unseen_epochs` passes of coordinate steps on its own problem with the regulariser λT/2·‖w − w̄‖².
+    `UNSEEN_EPOCHS` passes of coordinate steps on its own problem with the regulariser λT/2·‖w − w̄‖².
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_result, passes, ranged, tuned
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_result, ranged, tuned
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
@@ -92,6 +92,10 @@ class DualRun(NamedTuple):
         return torch.addcmul(self.columns, self.reach.unsqueeze(1), self.change)
 
 
+UNSEEN_EPOCHS = 10
+"""Passes of coordinate steps, each of which solves for one sample, of an unseen client."""
+
+
 @dataclass(frozen=True)
 class MOCHA(Personal[Related, DualState, DualRun]):
     """A linear classifier for each client, learned together with the covariance of the classifiers.
@@ -107,13 +111,13 @@ class MOCHA(Personal[Related, DualState, DualRun]):
     rounds_per_relation: int = ranged(10, ">= 0")
     loss: MarginLoss = "hinge"
     epsilon: float = ranged(0.01, "> 0")
-    unseen_epochs: int = passes(10)
 
     in_every_combination = True
     message = MessageSpec("rows", reduce="stack")
     participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
     state_reads_data = True
     incompatible = {
+        "fine_tuning": "keeps dual variables, which local steps on its model would not follow",
         "loss": "minimises a loss of its own, by --model.algorithm.loss",
         "local_norm": "trains linear classifiers",
     }
@@ -171,7 +175,7 @@ class MOCHA(Personal[Related, DualState, DualRun]):
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client without a model trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs, batch_size=1)
+        return None if seen else LocalWork(epochs=UNSEEN_EPOCHS, batch_size=1)
 
     def collaboration(self, ctx: Context, shared: Related, states: DualState) -> Tensor:
         """Σ, its mean over the K outputs."""

@@ -24,18 +24,18 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.algorithm import (
-    Algorithm,
     GlobalModels,
     LocalRun,
     MessageSpec,
     Participation,
+    Served,
     local_result,
     local_run,
 )
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import best_fit
 from lit_fed.core.mixtures.e_step import average_chosen, choose
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced
 from lit_fed.errors import ConfigError
 
 __all__ = ["GroupState", "Oracle"]
@@ -48,7 +48,7 @@ class GroupState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Oracle(Algorithm[GlobalModels, GroupState, LocalRun]):
+class Oracle(Served[GlobalModels, GroupState, LocalRun]):
     """FedAvg within each true group of clients, which the data must provide."""
 
     in_every_combination = True
@@ -108,10 +108,8 @@ class Oracle(Algorithm[GlobalModels, GroupState, LocalRun]):
         groups = ctx.groups if ctx.present is None else ctx.groups[ctx.present.to(ctx.groups.device)]
         return int(groups.bincount().count_nonzero())
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """An unseen client chooses its group; no local steps."""
-        return None if seen else LocalWork()
+    # adapt_work: an unseen client chooses its group without local steps, the default of `Served`
 
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: GroupState, x: Tensor, outputs: Tensor) -> Tensor:
-        """Prediction of the group's model, [B, C]."""
-        return super().log_prob(ctx, shared, state, x, outputs.index_select(1, state.group.view(1)))
+    def served(self, ctx: Context, shared: GlobalModels, state: GroupState) -> ModelState:
+        """The group's model."""
+        return tree.take(shared.models, state.group)  # type: ignore[no-any-return]

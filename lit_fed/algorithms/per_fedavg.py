@@ -6,7 +6,7 @@ Approach". NeurIPS 2020. https://arxiv.org/abs/2002.07948, Algorithm 1 and its a
 Symbols:
     w         -> shared.models  the global model, leaves [1, ...]; client i minimises F_i(w) = f_i(w − α∇f_i(w))
     w_i       -> work.models    the client's copy of it, leaves [1, ...]
-    w̃_i       -> state          the copy after the inner step, leaves [1, ...]; exists only while a client is served
+    w̃_i       -> state.models   the copy after the inner step, leaves [1, ...]; exists only while a client is served
     D, D′, D″ -> batch          leaves [3, B, ...], drawn independently for each local step; FO has no D″
     α         -> inner_lr
     β         -> solver.lr
@@ -24,23 +24,23 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, TunedCopy, ranged
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, OwnModel, Participation, local_result, ranged
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
 from lit_fed.core.networks.products import full_precision
-from lit_fed.core.types import Batch, Leaves, LocalWork, ModelState, Phase, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, LocalWork, ModelState, Phase
 from lit_fed.errors import ConfigError
 
 __all__ = ["PerFedAvg"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
+class PerFedAvg(Algorithm[GlobalModels, Any, LocalRun]):
     """A global model for tuning: it minimises the loss after a gradient step on the client's data.
 
     Args:
@@ -120,8 +120,15 @@ class PerFedAvg(TunedCopy[GlobalModels, Tree, LocalRun]):
             )
         return tree.scale(tree.sub(ahead, behind), 0.5 / self.difference)  # type: ignore[no-any-return]
 
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
+        """Send w_i; w̃_i is the state of a client that is served."""
+        return local_result(ctx, work, data, state=OwnModel(work.models) if ctx.phase == "adapt" else ())
+
     # server_step: w <- the mean of the w_i is the default
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client takes the inner step before it is served, seen or unseen."""
         return LocalWork(steps=self.adapt_steps, batch_size=0)
+
+    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
+        """None: w̃_i predicts."""

@@ -17,7 +17,7 @@ Deviations:
     The hypernetwork is the authors': `depth` + 1 layers of `width` and a linear map for each leaf. Embeddings take its
     rate; gradients are clipped by their norm over φ and all v, as there.
     Running statistics of BatchNorm are not generated; each client keeps its own.
-    An unseen client fits only v, from the mean of all, for `unseen_epochs` passes (Section 5.3), so it receives φ; its
+    An unseen client fits only v, from the mean of all, by the solver's local work (Section 5.3), so it receives φ; its
     classifier in pFedHN-PC starts as the initial one and is fitted with v.
 """
 

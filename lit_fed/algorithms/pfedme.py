@@ -19,8 +19,8 @@ Deviations:
     which is not offered, and weights clients by samples (`model.weighting`).
     The step of w_i goes through the local solver, so that momentum and weight decay act on it; the paper's is plain, as
     are the inner steps here. Running statistics are those of θ̃_i, and β does not extrapolate them.
-    An unseen client has no model in the paper. Ours: `unseen_epochs` passes of local updates from w (lines 6-9), as in
-    the FedEM paper (https://arxiv.org/abs/2108.10252, Appendix J.3).
+    An unseen client has no model in the paper. Ours: the local updates of a round from w (lines 6-9), as in the FedEM
+    paper (https://arxiv.org/abs/2108.10252, Appendix J.3).
 """
 
 from __future__ import annotations
@@ -54,11 +54,9 @@ class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
         warm_start: start the search from the last personal model of the round; otherwise from the local copy.
         server_mix: β, the server's step towards the average; above 1 it extrapolates.
         serve: whether a client is served by its `personal` model or by the `global` one.
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
     """
 
     in_every_combination = True
-    serving_settings = ("unseen_epochs",)
 
     prox_weight: float = tuned(15.0, 15.0, 20.0, 30.0)
     inner_steps: int = 5
@@ -67,14 +65,13 @@ class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
     warm_start: bool = True
     server_mix: float = 1.0
     serve: Literal["personal", "global"] = "personal"
-    unseen_epochs: int = 1
 
     participation = Participation(weighting="uniform")
     incompatible = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
         solvable = self.local_solve == "gradient" or self.prox_weight > 0, "gradient, as prox_weight is 0"
-        numbers = dict.fromkeys(("prox_weight", "inner_lr", "server_mix", "unseen_epochs"), ">= 0")
+        numbers = dict.fromkeys(("prox_weight", "inner_lr", "server_mix"), ">= 0")
         check_settings(self, numbers, inner_steps=">= 1", local_solve=solvable)
 
     def shared_init(self, ctx: Context) -> GlobalModels:
@@ -126,7 +123,7 @@ class PFedMe(Algorithm[GlobalModels, ModelState, LocalRun]):
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client without a personal model searches for one before it is served."""
-        return None if seen or self.serve == "global" else LocalWork(epochs=self.unseen_epochs)
+        return None if seen or self.serve == "global" else ctx.solver.whole_work
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:
         """Outputs of w, if clients are served by it."""

@@ -15,7 +15,7 @@ Deviations:
     replaces; momentum is the solver's here.
     Absent clients keep x_i. With `model.aggregation: stale_fill` x_i still counts in z, as in the FedEM code; by
     default z is the average over the clients of the round.
-    An unseen client has no model there. Ours: it trains `unseen_epochs` passes from z towards z.
+    An unseen client has no model there. Ours: it trains as in a round, from z towards z.
 """
 
 from __future__ import annotations
@@ -108,4 +108,4 @@ class ProxAvg(Personal[GlobalModels, OwnModel, LocalRun]):
         """Only a client without a model trains before it is served."""
         if seen:
             return None
-        return LocalWork() if self.local_solve == "exact" else LocalWork(epochs=self.unseen_epochs)
+        return LocalWork() if self.local_solve == "exact" else ctx.solver.whole_work

@@ -99,6 +99,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     )
     state_reads_data = True
     incompatible = {
+        "fine_tuning": "divides one linear model by features",
         "deployment": "needs rows of the same samples at all parties, which somebody has to align first",
         "loss": "solves for the loss of the joint outputs in closed form",
         "personal_parts": "divides one linear model by features",

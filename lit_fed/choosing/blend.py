@@ -44,6 +44,7 @@ from lit_fed.wrappers.blend import (
     negative_log_likelihood,
     stacked,
 )
+from lit_fed.wrappers.serving.feature import ServingFeature
 
 __all__ = ["blend_parser", "blend_runs"]
 
@@ -56,7 +57,7 @@ SHARED = 0.9
 FOLDS = 5
 """Parts of a client's validation samples: each is predicted with weights of the others, for the evidence."""
 
-OWN = ("algorithm", "solver", "init_seeds")
+OWN = ("algorithm", "solver", "serving", "init_seeds")
 """Settings of the section `model` in which runs may differ."""
 
 TEMPERATURES = torch.logspace(-2, 2, 33, base=2, dtype=torch.float64)
@@ -163,7 +164,8 @@ class _Run(NamedTuple):
     def candidate(self) -> dict[str, Any]:
         """The algorithm and the solver, with the learning rate that was found."""
         solver = self.solver | ({"lr": self.identity["solver"]["lr"]} if self.is_searched else {})
-        return {"algorithm": self.arguments["model"]["algorithm"], "solver": solver}
+        model = self.arguments["model"]
+        return {"algorithm": model["algorithm"], "solver": solver, "serving": model.get("serving") or {}}
 
 
 def _check_alike(runs: Sequence[_Run]) -> None:
@@ -234,7 +236,8 @@ def _check_served(run: _Run, module: FederatedModule, data: FederatedDataModule)
     """Refuse a run of nodes, and one with features."""
     if data.dataset.is_remote:
         raise ConfigError(f"{quote(run.folder)} trained on nodes, whose validation samples stay there")
-    if features := [type(one).__name__ for one in module.settings.features]:
+    others = (one for one in module.settings.features if not isinstance(one, ServingFeature))
+    if features := [type(one).__name__ for one in others]:
         raise ConfigError(
             f"{quote(run.folder)} has {', '.join(features)}, which no blend serves yet; give runs without"
         )

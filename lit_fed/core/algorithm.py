@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from lit_fed.errors import check_settings
 
 __all__ = [
     "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
-    "Served", "TunedCopy", "local_result", "local_run", "local_step", "passes", "ranged", "takes_steps", "tuned",
+    "Served", "local_result", "local_run", "local_step", "ranged", "takes_steps", "tuned",
     "tuning_space",
 ]  # fmt: skip
 
@@ -301,6 +301,14 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """
         return None
 
+    @property
+    def tune_work(self) -> LocalWork | None:
+        """Local work on the models that serve a client, after `adapt_work`, see `FineTunes`; None: none.
+
+        Its phase is `adapt`, too, with `ctx.tunes`.
+        """
+        return None
+
     def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> Tree | None:
         """Predictions of samples [B, ...] that depend on the shared state only, e.g. [B, M, K]; None without any."""
         return ctx.task.outputs(shared.models, x)
@@ -338,11 +346,6 @@ def local_result(
     return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)} | metrics)
 
 
-def passes(default: int) -> Any:
-    """A hyper-parameter by name only: a number of passes over samples, with this default, at least 0."""
-    return field(default=default, kw_only=True, metadata={"range": ">= 0"})
-
-
 class Served(Algorithm[Shared, State, Work]):
     """An algorithm that serves each client by one model; an unseen client first makes its state, without steps."""
 
@@ -369,41 +372,11 @@ class Served(Algorithm[Shared, State, Work]):
         return super().log_prob(ctx, shared, state, x, ctx.task.outputs(self.served(ctx, shared, state), x))
 
 
-@dataclass(frozen=True)
 class Personal(Served[Shared, State, Work]):
-    """An algorithm that serves each client by its personal model; an unseen client trains one first.
-
-    Args:
-        unseen_epochs: passes over the training samples of an unseen client before it is served.
-    """
-
-    serving_settings: ClassVar[tuple[str, ...]] = ("unseen_epochs",)
-
-    unseen_epochs: int = passes(1)
+    """An algorithm that serves each client by its personal model; an unseen client first trains one as in a round."""
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-
-class TunedCopy(Served[Shared, State, Work]):
-    """An algorithm that serves each client by a copy of the model that is tuned first; no state is kept."""
-
-    @abstractmethod
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """The tuning of a client, seen or unseen."""
-
-    def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
-        """No state."""
-        return ()  # type: ignore[return-value]
-
-    def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
-        """The update of FedAvg; the tuned copy is the state of an adapted client."""
-        result = super().client_final(ctx, shared, work, data)
-        return result._replace(state=work.models) if ctx.phase == "adapt" else result
-
-    def served(self, ctx: Context, shared: Shared, state: State) -> ModelState:
-        """The tuned copy."""
-        return state
+        return None if seen else ctx.solver.whole_work
 
 
 def local_run(ctx: Context, models: ModelState, extra: Any = ()) -> LocalRun:

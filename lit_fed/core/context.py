@@ -64,6 +64,7 @@ class Context(Terms):
     lr_factor: float | Tensor = 1.0  # of the client whose function this is for, [] float64, already in `lr`
     round_idx: int  # from 0
     phase: str
+    tunes: bool = False  # whether the phase `adapt` is the fine-tuning, which follows the algorithm's own adaptation
     aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
     horizon: int | None = None  # rounds after which schedules end, also if a run goes on; None: `num_rounds`
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet

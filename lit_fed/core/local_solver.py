@@ -223,6 +223,11 @@ class LocalSolver:
         return LocalWork(epochs, self.local_steps, straggler_fraction=self.straggler_fraction)
 
     @property
+    def whole_work(self) -> LocalWork:
+        """The local work of a round without stragglers: that of an unseen client on what training would give it."""
+        return self.work._replace(straggler_fraction=0.0)
+
+    @property
     def has_horizon(self) -> bool:
         """Whether the rate of a round depends on the number of rounds."""
         return self.schedule in ("multi_step", "cosine")

@@ -6,7 +6,6 @@ This is partial model personalisation (https://arxiv.org/abs/2204.03809). The pu
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -134,9 +133,8 @@ class Optimizers(NamedTuple):
     own: Any  # of the personal leaves; () without such a stage
 
 
-def in_turn(work: LocalWork, epochs: int | None, then: Stage | None, steps: int | None = None) -> LocalWork:
-    """Local work that trains the personal leaves for epochs or steps, ahead of another stage."""
-    stages = (Stage(OWN, None if steps else epochs, steps), *(() if then is None else (then,)))
+def in_turn(work: LocalWork, *stages: Stage) -> LocalWork:
+    """Local work in these stages."""
     return work._replace(epochs=None, steps=None, stages=stages)
 
 
@@ -227,10 +225,13 @@ class PartialModel(Served[SentPart, Any, Any]):
         return whole_models(ctx.task.network, shared.models, state.own)
 
 
-@dataclass(frozen=True)
 class PersonalPart(PartialModel, Personal[SentPart, Any, Any]):
     """A partial model whose unseen clients train their part first; the shared one and its statistics are fixed."""
 
+    def own_stage(self, ctx: Context) -> Stage:
+        """The local work of a round on the personal part."""
+        return Stage(OWN, ctx.solver.work.epochs, ctx.solver.work.steps)
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client without a personal part trains one."""
-        return None if seen or not self.own_names(ctx) else in_turn(LocalWork(), self.unseen_epochs, None)
+        """Only a client without a personal part trains one, as in a round."""
+        return None if seen or not self.own_names(ctx) else in_turn(LocalWork(), self.own_stage(ctx))

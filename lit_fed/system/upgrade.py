@@ -44,20 +44,34 @@ GONE: dict[str, str] = {
     "model.algorithm.most_models": "leave it out; a client of FedeRiCo predicts with all models, as in the paper",
     "model.algorithm.redrawn_duals": "leave it out; GADMM keeps the multipliers after a new draw",
     **dict.fromkeys(
+        ["model.algorithm.unseen_epochs", "model.personal_unseen_epochs"],
+        "leave it out, an unseen client trains as in a round; --model.serving.fine_tune_epochs adds passes for every "
+        "client",
+    ),
+    **dict.fromkeys(
         [f"model.solver.optimizer {name}" for name in ("rmsprop", "adagrad", "adadelta", "adamax", "radam")],
         "write --model.solver.optimizer adam, or the path of a function such as my_file.lion",
     ),
 }
 """Options that were removed after version 0.2, some with a value → what to write instead."""
 
+TRAINED_AS_IN_A_ROUND = [
+    "Ditto", "FML", "FedAMP", "FedAS", "FedCP", "FedDBE", "FedPAC", "FedPer", "FedProto", "FedRoD", "FedSALoRA",
+    "FedU", "GPFL", "HeurFedAMP", "L2GD", "L2SGDPlus", "LGFedAvg", "Local", "MixtureADMM", "MixtureDCA", "PFedHN",
+    "PFedHNPC", "PFedMe", "PersonalParts", "ProxAvg",
+]  # fmt: skip
+"""What had `unseen_epochs`, 1 by default, beside those of `UNSET`."""
+
 UNSET: dict[str, dict[str, Any]] = {
-    "APFL": {"alpha_lr": None, "alpha_decay": 0.0, "gradient_factor": True},
-    "FedALA": {"start_rounds": 1},
+    **{name: {"unseen_epochs": 1} for name in TRAINED_AS_IN_A_ROUND},
+    **{name: {"unseen_epochs": 10} for name in ("FedRep", "MOCHA")},
+    "APFL": {"alpha_lr": None, "alpha_decay": 0.0, "gradient_factor": True, "unseen_epochs": 0},
+    "FedALA": {"start_rounds": 1, "unseen_epochs": 1},
     "FedNTD": {"scaled": False},
     **{name: {"square": "raw"} for name in ("FedAdagrad", "FedAdam", "FedYogi")},
-    **{name: {"personal_l2": 0.0} for name in ("FedSim", "FedAlt")},
+    **{name: {"personal_l2": 0.0, "unseen_epochs": 1} for name in ("FedSim", "FedAlt")},
     "FedeRiCo": {"most_models": None},
-    "GADMM": {"redrawn_duals": "warm"},
+    "GADMM": {"redrawn_duals": "warm", "unseen_epochs": 1},
 }
 """Algorithms with options that are gone, and what these had to be for today's algorithm to be the same."""
 
@@ -85,7 +99,8 @@ def instead_of(option: str) -> list[str]:
     more = [f"--{AVERAGE}: {GONE[AVERAGE]}"] if option in BESIDE else []
     others = ", ".join(one.rpartition(".")[2] for one in BESIDE if one != option)
     if option in (AVERAGE, *BESIDE):
-        more.append(f"a config.yaml of version 0.2 also holds {others}, and data.public; leave these out")
+        others += ", data.public and model.personal_unseen_epochs"
+        more.append(f"a config.yaml of version 0.2 also holds {others}; leave these out")
     return [f"--{option} was removed after version 0.2: {GONE[option]}", *more, PAGE]
 
 
@@ -101,7 +116,8 @@ def upgraded(entry: dict[str, Any], place: str) -> dict[str, Any]:
     """
     averages = _averages(entry["identity"])  # where `auto` is decided
     today = {name: _today(entry[name], averages, place) for name in ("identity", "arguments")}
-    today["arguments"] = _without(today["arguments"], "data.public")  # null for every algorithm that is left
+    for option in ("data.public", "model.personal_unseen_epochs"):  # null, or what the identity says
+        today["arguments"] = _without(today["arguments"], option)
     return entry | today
 
 
@@ -148,6 +164,8 @@ def _today(settings: Any, averages: set[str], place: str, *, inside: str = "") -
     if str(settings.get("class_path")).endswith("SecureSum"):  # masks changed no number
         settings.pop("masks", None)
         (settings.get("init_args") or {}).pop("masks", None)
+    if "norm" in settings.get("parts", ()) and len(settings["parts"]) == 1:  # an unseen client never trained these
+        settings.pop("unseen_epochs", None)
     _drop_unset(settings, place)
     name, is_argument = _mixture_of(settings), "init_args" in settings
     options = settings["init_args"] if is_argument else {key: v for key, v in settings.items() if key != "class_path"}

@@ -46,13 +46,13 @@ class Difference(NamedTuple):
     @property
     def may_change(self) -> bool:
         """Whether `--resume_with_changes` accepts the new value."""
-        return self.setting.removeprefix("model.") in CHANGEABLE
+        return self.setting.removeprefix("model.") in CHANGEABLE or self.setting.startswith("model.serving.")
 
     def decides_serving(self, algorithm: Any) -> bool:
         """Whether the setting affects only how clients of this algorithm are served."""
         owner, _, name = self.setting.removeprefix("model.").replace(".inner", "").rpartition(".")
-        serving = {"algorithm": algorithm.serving_settings, "solver": ("adapt_lr",), "": ("personal_unseen_epochs",)}
-        return name in serving.get(owner, ())
+        serving = {"algorithm": algorithm.serving_settings, "solver": ("adapt_lr",)}
+        return owner == "serving" or name in serving.get(owner, ())
 
     def keeps_the_horizon(self, stored: dict[str, Any]) -> bool:
         """Whether the schedule ends in the same round: one side names it, the other leaves it to the checkpoint."""
@@ -66,11 +66,15 @@ class Difference(NamedTuple):
 def plain_settings(value: Any) -> Any:
     """Settings in types that a checkpoint may hold; dataclasses become dicts with their class in `class_path`.
 
+    A wrapper that changes serving alone is left out.
+
     Example:
         >>> from lit_fed.algorithms import FedEM
         >>> plain_settings(FedEM(num_components=2))["num_components"]
         2
     """
+    if getattr(type(value), "only_serves", False):
+        return plain_settings(value.inner)
     if is_dataclass(value):
         shown = {one.name: plain_settings(getattr(value, one.name)) for one in fields(value) if one.repr}
         return {"class_path": type(value).__name__} | shown

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.core import tree
-from lit_fed.core.networks.stacked_network import num_models_of
+from lit_fed.core.served_models import served_models
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
-from lit_fed.logged import served_models
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import write_atomically
 from lit_fed.training.export import network_of, prediction_of
@@ -49,13 +48,13 @@ def save_lightning(path: Path, federation: FederatedRounds, state: Tree, example
             f"{federation.name} does not predict by a mixture of models with fixed weights, so that no checkpoint of a "
             "LightningModule predicts as it does; choose --format pt"
         )
-    models = [tree.index(served.models, m) for m in range(num_models_of(served.models))]
+    models = [tree.index(served.models, m) for m in range(len(served.weights))]
     with new_folder(path, owner=True) as partial:
         partial.mkdir(exist_ok=True)
         for m, model in enumerate(models):
-            name = "model" if served.weights is None else f"component_{m}"
+            name = "model" if len(models) == 1 else f"component_{m}"
             write_atomically(partial / f"{name}.ckpt", _checkpoint(network_of(task, model), federation))
-        if served.weights is not None:
+        if len(models) > 1:
             weights = {f"component_{m}": share for m, share in enumerate(served.weights.tolist())}
             about = {"client": client, "algorithm": federation.name, "weights": weights}
             (partial / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, get_type_hints
 
 import lit_fed
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.settings import ModelSettings
 from lit_fed.system.options import options_of
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.feature import features
+from lit_fed.wrappers.feature import Feature, features
 
 __all__ = ["run_arguments"]
 
@@ -28,19 +28,27 @@ def run_arguments(module: FederatedModule, data: FederatedDataModule, trainer: M
         trainer: the given arguments of the trainer.
     """
     settings = module.settings
-    model = {one.name: getattr(settings, one.name) for one in options_of(ModelSettings)}
+    model = _options(settings)
     for kind in features():
-        feature = settings.feature(kind) or kind()
-        model |= {one.name: getattr(feature, one.name) for one in options_of(kind)}
-    solver = {one.name: getattr(settings.solver, one.name) for one in fields(settings.solver)}
+        model |= _options(settings.feature(kind) or kind())
     if module.trials:
-        solver["lr"] = "auto"
+        model["solver"]["lr"] = "auto"
     return {
         "seed_everything": int(os.environ.get("PL_GLOBAL_SEED", "0")),
         "trainer": {name: _plain(value) for name, value in trainer.items()},
-        "model": {name: _plain(value) for name, value in (model | {"solver": solver}).items()},
+        "model": {name: _plain(value) for name, value in model.items()},
         "data": {one.name: _plain(getattr(data, one.name)) for one in fields(data)},
     }
+
+
+def _options(owner: ModelSettings | Feature) -> dict[str, Any]:
+    """Options by name; those whose type is a dataclass are sections, by the names of their fields."""
+    kinds, found = get_type_hints(type(owner)), {}
+    for one in options_of(type(owner)):
+        value = getattr(owner, one.name)
+        is_section = is_dataclass(kinds[one.name])
+        found[one.name] = {part.name: getattr(value, part.name) for part in fields(value)} if is_section else value
+    return found
 
 
 def _plain(value: Any) -> Any:

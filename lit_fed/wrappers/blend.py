@@ -32,11 +32,13 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm, MessageSpec, ranged
 from lit_fed.core.context import Context
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Stage, Tree
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.serving.feature import ServingFeature
 
 __all__ = ["Blend", "BlendShared", "BlendState", "Candidate", "errors_of", "negative_log_likelihood", "stacked"]
 
@@ -49,10 +51,22 @@ PRIOR_ERRORS = 5.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trained algorithm, and the solver by which clients adapt before it serves them."""
+    """A trained algorithm, and how clients adapt before it serves them.
+
+    Args:
+        algorithm: the algorithm.
+        solver: the solver of the adaptation.
+        serving: fine-tuning of the models that serve a client.
+    """
 
     algorithm: Algorithm
     solver: LocalSolver
+    serving: FineTuning = FineTuning()  # noqa: RUF009 - frozen
+
+    @property
+    def served(self) -> Any:
+        """The algorithm with its fine-tuning."""
+        return ServingFeature(self.serving).around(self.algorithm)
 
 
 class BlendShared(NamedTuple):
@@ -74,6 +88,7 @@ class NewState(NamedTuple):
     """State of an unseen client whose weights are to be found."""
 
     each: tuple[Any, ...]
+    without: tuple[tuple[Any, ...], ...]  # [folds][K] states after adapting without each fold; () before
     mixture: Tensor  # w̄, [K]
 
 
@@ -114,11 +129,11 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
 
     @property
     def adapts_without_samples(self) -> bool:  # type: ignore[override]
-        return all(one.algorithm.adapts_without_samples for one in self.candidates)
+        return all(one.served.adapts_without_samples for one in self.candidates)
 
     @property
     def state_reads_data(self) -> bool:  # type: ignore[override]
-        return any(one.algorithm.state_reads_data for one in self.candidates)
+        return any(one.served.state_reads_data for one in self.candidates)
 
     def contexts(self, ctx: Context) -> list[Context]:
         """The context of each candidate, with its solver and its rate of adaptation."""
@@ -132,13 +147,13 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         """Untrained candidates without weights, which those of the runs replace."""
         each = zip(self.candidates, self.contexts(ctx), strict=True)
         zeros = torch.zeros(len(self.candidates), dtype=ctx.task.dtype)
-        return BlendShared(tuple(one.algorithm.shared_init(own) for one, own in each), zeros, zeros)
+        return BlendShared(tuple(one.served.shared_init(own) for one, own in each), zeros, zeros)
 
     def state_init(self, ctx: Context, shared: BlendShared, data: ClientData) -> BlendState | NewState:
         """The state under each candidate, with the common weights."""
         each = zip(self.candidates, self.contexts(ctx), shared.each, strict=True)
-        states = tuple(one.algorithm.state_init(own, part, data) for one, own, part in each)
-        return (NewState if ctx.phase == "adapt" else BlendState)(states, shared.prior)
+        states = tuple(one.served.state_init(own, part, data) for one, own, part in each)
+        return NewState(states, (), shared.prior) if ctx.phase == "adapt" else BlendState(states, shared.prior)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """A round in which nothing changes."""
@@ -156,17 +171,25 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """That of each candidate, as stages; an unseen client adapts once more without each fold."""
-        works = [
-            one.algorithm.adapt_work(own, seen) for one, own in zip(self.candidates, self.contexts(ctx), strict=True)
-        ]
+        """That of each candidate, as stages; an unseen client adapts as often without each fold."""
+        works = [one.served.adapt_work(own, seen) for one, own in zip(self.candidates, self.contexts(ctx), strict=True)]
         if seen and not any(works):
             return None
+        return self.staged(works, 0 if seen else self.folds)
+
+    @property
+    def tune_work(self) -> LocalWork | None:
+        """That of each candidate, likewise; seen clients take no steps in the stages of folds."""
+        works = [one.served.tune_work for one in self.candidates]
+        return self.staged(works, self.folds) if any(works) else None
+
+    def staged(self, works: list[LocalWork | None], folds: int) -> LocalWork:
+        """The work of each candidate, and as often without each fold."""
         stages = tuple(
             Stage(f"{fold}/{k}/{name}", work.epochs, work.steps, work.is_whole)
-            for fold in range(1 if seen else self.folds + 1)
+            for fold in range(folds + 1)
             for k, whole in enumerate(works)
-            for name, work in ((LocalWork() if whole is None else whole).by_stage)
+            for name, work in (LocalWork() if whole is None else whole).by_stage
             if work.trains
         )
         return LocalWork(stages=stages) if stages else LocalWork()
@@ -175,63 +198,75 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         self, ctx: Context, shared: BlendShared, state: BlendState | NewState, data: ClientData, losses: None
     ) -> BlendWork:
         """Each candidate's start of adapting, on all samples, and for an unseen client without each fold."""
-        folds = range(1, self.folds + 1) if isinstance(state, NewState) else ()
-        without = tuple(self.begun(ctx, shared, state, self.outside(data, fold)) for fold in folds)
-        return BlendWork(self.begun(ctx, shared, state, data), without, state.mixture)
+        seen, without = isinstance(state, BlendState), tuple[tuple[Any, ...], ...]()
+        if isinstance(state, NewState):
+            starts = state.without or (state.each,) * self.folds
+            parts = ((one, self.outside(data, fold)) for fold, one in enumerate(starts, 1))
+            without = tuple(self.begun(ctx, shared, one, part, seen=seen) for one, part in parts)
+        return BlendWork(self.begun(ctx, shared, state.each, data, seen=seen), without, state.mixture)
 
-    def begun(self, ctx: Context, shared: BlendShared, state: Any, data: ClientData) -> tuple[Any, ...]:
-        """The work of each candidate."""
+    def begun(
+        self, ctx: Context, shared: BlendShared, states: tuple[Any, ...], data: ClientData, *, seen: bool
+    ) -> tuple[Any, ...]:
+        """The work of each candidate; one that does not adapt, or is not tuned, keeps its state."""
         works: list[Any] = []
-        each = zip(self.candidates, self.contexts(ctx), shared.each, state.each, strict=True)
-        for one, own, part, kept in each:
-            keeps = ctx.phase != "adapt" or one.algorithm.adapt_work(own, seen=True) is None
-            if isinstance(state, BlendState) and keeps:
-                works.append(Kept(kept))
+        for one, own, part, state in zip(self.candidates, self.contexts(ctx), shared.each, states, strict=True):
+            work = one.served.tune_work if ctx.tunes else one.served.adapt_work(own, seen)
+            if work is None or ctx.phase != "adapt":
+                works.append(Kept(state))
                 continue
-            losses = one.algorithm.shared_losses(own, part, data.batch) if one.algorithm.reads_losses else None
-            works.append(one.algorithm.client_init(own, part, kept, data, losses))
+            losses = one.served.shared_losses(own, part, data.batch) if one.served.reads_losses else None
+            works.append(one.served.client_init(own, part, state, data, losses))
         return tuple(works)
 
     def client_step(self, ctx: Context, shared: BlendShared, work: BlendWork, batch: Batch) -> BlendWork:
         """A step of the candidate whose stage it is."""
         fold, k, name = ctx.stage.split("/", 2)
+        if int(fold) > len(work.without):  # a seen client
+            return work
         works, place = [list(one) for one in (work.each, *work.without)], int(k)
         if int(fold):
             batch = batch._replace(mask=batch.mask * (self.fold_of(batch.index) != int(fold)))
         own = self.contexts(ctx)[place]._replace(stage=name)
-        algorithm, before = self.candidates[place].algorithm, works[int(fold)][place]
+        algorithm, before = self.candidates[place].served, works[int(fold)][place]
         works[int(fold)][place] = algorithm.client_step(own, shared.each[place], before, batch)
         return work._replace(each=tuple(works[0]), without=tuple(map(tuple, works[1:])))
 
     def client_final(self, ctx: Context, shared: BlendShared, work: BlendWork, data: ClientData) -> ClientResult:
         """The states that serve the client, and the weights of an unseen one."""
-        mixture = work.mixture
-        if work.without:
-            rows = self.fold_of(torch.arange(len(data.mask), device=data.mask.device))
-            outputs: Tensor | None = None
-            for fold, works in enumerate(work.without, 1):
-                states = self.adapted(ctx, shared, works, self.outside(data, fold))
-                found = self.outputs(ctx, shared, states, data.x, [None] * len(works))
-                inside = (rows == fold).view(-1, *[1] * (found.ndim - 1))
-                outputs = found if outputs is None else torch.where(inside, found, outputs)
-            assert outputs is not None
-            target = ctx.task.target
-            losses = negative_log_likelihood(target, outputs, data.y, data.mask, shared.spread)
-            mixture = stacked(losses, data.mask, shared.prior, self.prior_weight)
-        state = BlendState(self.adapted(ctx, shared, work.each, data), mixture)
+        each = self.adapted(ctx, shared, work.each, data)
+        without = tuple(
+            self.adapted(ctx, shared, one, self.outside(data, fold)) for fold, one in enumerate(work.without, 1)
+        )
+        state: BlendState | NewState = BlendState(each, work.mixture)
+        if without and not ctx.tunes and self.tune_work is not None:
+            state = NewState(each, without, work.mixture)
+        elif without:
+            state = BlendState(each, self.weights(ctx, shared, without, data))
         return ClientResult(Message((), data.num_samples), state, {})
+
+    def weights(self, ctx: Context, shared: BlendShared, without: tuple[Any, ...], data: ClientData) -> Tensor:
+        """Weights of an unseen client by its samples, each predicted without its fold."""
+        rows = self.fold_of(torch.arange(len(data.mask), device=data.mask.device))
+        nothing = (None,) * len(self.candidates)
+        outputs = [self.outputs(ctx, shared, states, data.x, nothing) for states in without]
+        found = outputs[0]
+        for fold, one in enumerate(outputs, 1):
+            found = torch.where((rows == fold).view(-1, *[1] * (found.ndim - 1)), one, found)
+        losses = negative_log_likelihood(ctx.task.target, found, data.y, data.mask, shared.spread)
+        return stacked(losses, data.mask, shared.prior, self.prior_weight)
 
     def adapted(self, ctx: Context, shared: BlendShared, works: tuple[Any, ...], data: ClientData) -> tuple[Any, ...]:
         """The state under each candidate after its work."""
         each = zip(self.candidates, self.contexts(ctx), shared.each, works, strict=True)
         return tuple(
-            work.state if isinstance(work, Kept) else one.algorithm.client_final(own, part, work, data).state
+            work.state if isinstance(work, Kept) else one.served.client_final(own, part, work, data).state
             for one, own, part, work in each
         )
 
     def shared_outputs(self, ctx: Context, shared: BlendShared, x: Tensor) -> tuple[Tree | None, ...]:
         each = zip(self.candidates, self.contexts(ctx), shared.each, strict=True)
-        return tuple(one.algorithm.shared_outputs(own, part, x) for one, own, part in each)
+        return tuple(one.served.shared_outputs(own, part, x) for one, own, part in each)
 
     def log_prob(self, ctx: Context, shared: BlendShared, state: BlendState, x: Tensor, outputs: Any) -> Tensor:
         """Log Σ_k w_tk·p_k(y | x), or the mean of the predictions."""
@@ -243,8 +278,8 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         parts = zip(self.candidates, self.contexts(ctx), shared.each, states, given, strict=True)
         each = []
         for one, own, part, state, known in parts:
-            known = one.algorithm.shared_outputs(own, part, x) if known is None else known
-            each.append(ctx.task.target.as_outputs(one.algorithm.log_prob(own, part, state, x, known)))
+            known = one.served.shared_outputs(own, part, x) if known is None else known
+            each.append(ctx.task.target.as_outputs(one.served.log_prob(own, part, state, x, known)))
         return torch.stack(each, 1)
 
     # ------------------------------------------------------------------ folds
@@ -260,11 +295,11 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
     # ------------------------------------------------------------------ clients on separate machines
     def sent(self, ctx: Context, shared: BlendShared, client_id: int) -> Tree:
         each = zip(self.candidates, self.contexts(ctx), shared.each, strict=True)
-        return shared._replace(each=tuple(one.algorithm.sent(own, part, client_id) for one, own, part in each))
+        return shared._replace(each=tuple(one.served.sent(own, part, client_id) for one, own, part in each))
 
     def received(self, ctx: Context, sent: Tree, client_id: int) -> BlendShared:
         each = zip(self.candidates, self.contexts(ctx), sent.each, strict=True)
-        parts = tuple(one.algorithm.received(own, part, client_id) for one, own, part in each)
+        parts = tuple(one.served.received(own, part, client_id) for one, own, part in each)
         return sent._replace(each=parts)  # type: ignore[no-any-return]
 
 

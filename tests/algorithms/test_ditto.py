@@ -89,8 +89,8 @@ def test_without_a_pull_the_personal_models_are_those_of_local(problem, solver, 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_without_a_pull_an_unseen_client_trains_alone_from_the_global_model(steps, client_trainer):
     data, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=4)
-    ditto = run_rounds(Ditto(0.0, unseen_epochs=steps), client_trainer, data)
-    alone = run_rounds(Local(unseen_epochs=steps), client_trainer, data)
+    solver = LocalSolver(local_epochs=steps)
+    ditto, alone = (run_rounds(one, client_trainer, data, solver=solver) for one in (Ditto(0.0), Local()))
     alone.shared = ditto.shared
     assert same_bits(ditto.serve(unseen, seen=False), alone.serve(unseen, seen=False).models)
 
@@ -150,8 +150,8 @@ def test_one_step_with_the_inverse_of_the_pull_starts_from_the_received_model(cl
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_starts_from_the_global_model(epochs, client_trainer):
     data, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=4)
-    algorithm = Ditto(2.0, 0.3, unseen_epochs=epochs)
-    federation = run_rounds(algorithm, client_trainer, data, solver=LocalSolver(momentum=0.5))
+    solver = LocalSolver(momentum=0.5, local_epochs=epochs)
+    federation = run_rounds(Ditto(2.0, 0.3), client_trainer, data, solver=solver)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     w = federation.weights[0].numpy()
     expected = [

@@ -86,7 +86,7 @@ def test_layers_below_are_the_global_ones():
 
 def test_an_unseen_client_trains_from_the_global_model(client_trainer):
     unseen = make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(FedALA(unseen_epochs=2), client_trainer, make_clients(SIZES), rounds=2)
+    federation = run_rounds(FedALA(), client_trainer, make_clients(SIZES), rounds=2, solver=LocalSolver(local_epochs=2))
     orders = batch_orders(federation, "adapt", LocalWork(epochs=2), unseen)
     theta, found = federation.weights[0].numpy(), flat(federation.serve(unseen, seen=False).models.parameters)
     for own, order, (x, y) in zip(found, orders, as_arrays(unseen), strict=True):

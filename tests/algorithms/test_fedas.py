@@ -12,7 +12,7 @@ from lit_fed.core.types import LocalWork
 
 def test_rounds_are_those_of_the_reference(client_trainer):
     """Cohorts that come back align the body with the features of their last model."""
-    federation, clients = started(FedAS(2, 0.2, unseen_epochs=2), client_trainer)
+    federation, clients = started(FedAS(2, 0.2), client_trainer, epochs=2)
     body = federation.weights[0].numpy()
     head = flat(federation.shared.head)[0].numpy()
     own = [np.concatenate([body, head])] * 3

@@ -53,7 +53,7 @@ def test_without_rounds_it_is_one_local_epoch():
         run_rounds(FedAvgPlus(), None, train, rounds=0, **options),
         run_rounds(Local(), None, train, rounds=1, **options),
     )
-    assert distance(tuned.serve(), alone.states.models) < 1e-14
+    assert distance(tuned.serve().models, alone.states.models) < 1e-14
     assert distance(tuned.predictions(), alone.predictions()) < 1e-14
 
 

@@ -43,7 +43,7 @@ def test_the_head_stays_at_its_start_and_is_never_sent(client_trainer):
     assert federation.bits.tolist() == [3 * body] * 2
     sent = federation.algorithm.sent(federation.context("train"), federation.shared, 1)
     assert not any(leaf.numel() for leaf in tree.leaves(sent.own))
-    served = federation.serve()
+    served = federation.serve().models
     assert distance(served.parameters["layers.3.weight"], start["layers.3.weight"].expand(3, 1, 1, 3)) > 1e-3
 
 

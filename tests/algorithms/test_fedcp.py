@@ -14,7 +14,7 @@ def served_as(federation, data, seen, heads, sent):
 
 
 def test_rounds_are_those_of_the_reference(client_trainer):
-    federation, clients = started(FedCP(3.0, unseen_epochs=1), client_trainer)
+    federation, clients = started(FedCP(3.0), client_trainer)
     sent = federation.weights[0].numpy()
     heads, settings = [sent[BODY : BODY + HEAD]] * 3, {"weight": 3.0} | HEAVY
     for cohort in ([0], [1, 0]):

@@ -15,7 +15,7 @@ def served_as(federation, data, seen, biases, theta):
 
 def test_rounds_are_those_of_the_reference(client_trainer):
     """The first round with clients is without biases and gives the global mean."""
-    federation, clients = started(FedDBE(3.0, 0.7, unseen_epochs=2), client_trainer)
+    federation, clients = started(FedDBE(3.0, 0.7), client_trainer, epochs=2)
     theta, biases, wanted = federation.weights[0].numpy(), [np.zeros(5)] * 3, None
     settings = {"kappa": 3.0, "mu": 0.7} | HEAVY
     federation.round([])

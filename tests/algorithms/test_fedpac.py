@@ -19,7 +19,7 @@ def test_rounds_are_those_of_the_reference(client_trainer):
     """One client lacks a class; another one is not in the first round, after which a class has no centroid yet."""
     data = samples()
     data.y[:5], data.y[5:7] = data.y.new_tensor([0, 0, 2, 2, 0]), 2
-    federation, clients = started(FedPAC(0.7, 2, 0.2, unseen_epochs=2), client_trainer, train=data)
+    federation, clients = started(FedPAC(0.7, 2, 0.2), client_trainer, train=data, epochs=2)
     body, heads = federation.weights[0].numpy(), list(flat(federation.shared.heads.parameters).numpy())
     centroids, settings = {}, {"weight": 0.7, "head_lr": 0.2} | HEAVY
     (phase,) = federation.algorithm.phases(federation.context("train"), torch.arange(3))

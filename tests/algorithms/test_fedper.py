@@ -147,8 +147,8 @@ def test_normalisation_of_the_base_may_stay_with_the_clients(layers):
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_trains_a_head_on_the_frozen_base(options, epochs, client_trainer):
     data, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    run = {"task": make_task(network=small_mlp), "solver": LocalSolver(**options)}
-    federation = run_rounds(FedPer(unseen_epochs=epochs), client_trainer, data, **run)
+    run = {"task": make_task(network=small_mlp), "solver": LocalSolver(local_epochs=epochs, **options)}
+    federation = run_rounds(FedPer(), client_trainer, data, **run)
     base, head = arrays(federation.shared.models), arrays(Federation(FedPer(), data, **run).states.own, 0)
     states = federation.serve(unseen, seen=False)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)

@@ -26,7 +26,7 @@ def test_rounds_are_those_of_the_reference(distance, client_trainer):
     data = samples()
     data.y[5:7], data.y[7:] = 2, data.y.new_tensor([0, 0, 2, 1, 1, 1, 2, 0])
     data.y[:5] = data.y.new_tensor([0, 0, 2, 2, 0])
-    federation, clients = started(FedProto(0.6, distance, unseen_epochs=2), client_trainer, train=data)
+    federation, clients = started(FedProto(0.6, distance), client_trainer, train=data, epochs=2)
     start = flat(federation.shared.models.parameters)[0].numpy()
     own, prototypes, settings = [start] * 3, [None] * 3, {"weight": 0.6, "distance": distance} | HEAVY
     for cohort in ([0, 1], [0, 2], [1]):

@@ -14,7 +14,7 @@ from lit_fed.core.types import LocalWork
 def test_rounds_are_those_of_the_reference(solver, body_steps, client_trainer):
     options, lr = settings(epochs=2, **solver), solver["lr"]
     rest = {name: value for name, value in solver.items() if name != "lr"}
-    algorithm = FedRep(head_epochs=3, body_steps=body_steps, unseen_epochs=2)
+    algorithm = FedRep(head_epochs=3, body_steps=body_steps)
     federation = Federation(algorithm, trainer=client_trainer, **options)
     base, first = tuple(arrays(federation.shared.models)), tuple(arrays(federation.states.own, 0))
     heads = [first] * 3
@@ -32,7 +32,7 @@ def test_rounds_are_those_of_the_reference(solver, body_steps, client_trainer):
             for leaf, expected in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(leaf, expected, rtol=0, atol=1e-12)
     unseen = unseen_clients()
-    orders = batch_orders(federation, "adapt", LocalWork(epochs=2), unseen, stage="personal")
+    orders = batch_orders(federation, "adapt", LocalWork(epochs=3), unseen, stage="personal")
     for prediction, own, (x, y) in zip(
         federation.predictions(unseen, seen=False), orders, as_arrays(unseen), strict=True
     ):

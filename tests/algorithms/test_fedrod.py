@@ -17,7 +17,7 @@ def test_rounds_are_those_of_the_reference(client_trainer):
     """One client lacks a class; its balanced softmax is over the others."""
     data = samples()
     data.y[:5] = data.y.new_tensor([0, 0, 2, 2, 0])
-    federation, clients = started(FedRoD(0.8, unseen_epochs=2), client_trainer, train=data)
+    federation, clients = started(FedRoD(0.8), client_trainer, train=data, epochs=2)
     theta, phis = federation.weights[0].numpy(), [np.zeros(18)] * 3
     for cohort in COHORTS:
         orders = batch_orders(federation)

@@ -288,7 +288,8 @@ def test_clients_under_other_numbers(tmp_path, client_trainer):
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_an_unseen_client_trains_from_the_mean(epochs, weighting, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=4)
-    federation = run_rounds(FedU(0.3, unseen_epochs=epochs), client_trainer, train, weighting=weighting)
+    solver = LocalSolver(local_epochs=epochs)
+    federation = run_rounds(FedU(0.3), client_trainer, train, weighting=weighting, solver=solver)
     mean = rows(federation).mean(axis=0)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     expected = local_round([mean] * 2, as_arrays(unseen), orders, lr=0.1)

@@ -228,8 +228,8 @@ def test_running_statistics_are_sent_with_the_models(client_trainer):
 @pytest.mark.parametrize("local_solve", ["exact", "inexact"])
 def test_an_unseen_client_is_attached_to_the_end_of_the_chain(local_solve, every, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=5)
-    solver = LocalSolver(lr=0.3, momentum=0.5)
-    algorithm = GADMM(0.7, every, local_solve=local_solve, unseen_epochs=2)
+    solver = LocalSolver(lr=0.3, momentum=0.5, local_epochs=2)
+    algorithm = GADMM(0.7, every, local_solve=local_solve)
     federation = run_rounds(algorithm, client_trainer, train, solver=solver, batch_size=2)
     last = chain(5, 0, 3 // 2 if every else None).order[-1]
     end = models(federation)[last].numpy()

@@ -23,7 +23,7 @@ def test_rounds_are_those_of_the_reference(client_trainer):
     """One client lacks a class."""
     data = samples()
     data.y[:5] = data.y.new_tensor([0, 0, 2, 2, 0])
-    federation, clients = started(GPFL(0.3, 0.2, unseen_epochs=1), client_trainer, train=data)
+    federation, clients = started(GPFL(0.3, 0.2), client_trainer, train=data)
     settings = {"pull": 0.3, "mu": 0.2} | HEAVY
     sent, start = federation.weights[0].numpy(), flat(federation.states.own.parameters)[0].numpy()
     assert len(sent) == BODY + GUIDES

@@ -124,8 +124,8 @@ def test_control_variates_lead_to_the_solution_at_a_constant_rate():
 @pytest.mark.parametrize(("scaling", "divisor"), [("paper", 3), ("slides", 1)])
 def test_an_unseen_client_is_tuned_near_the_mean(scaling, divisor, client_trainer):
     train, unseen = make_clients([5, 5, 5]), make_clients([6, 3], seed=2, first_id=3)
-    algorithm = L2GD(0.5, 0.8, flips_per_round=8, scaling=scaling, unseen_epochs=2)
-    solver = LocalSolver(lr=0.4, schedule="multi_step")
+    algorithm = L2GD(0.5, 0.8, flips_per_round=8, scaling=scaling)
+    solver = LocalSolver(lr=0.4, schedule="multi_step", local_epochs=2)
     federation = run_rounds(algorithm, client_trainer, train, solver=solver, rounds=4)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=2), unseen)
     mean, found = federation.weights[0].numpy(), flat(federation.serve(unseen, seen=False).models)
@@ -134,7 +134,8 @@ def test_an_unseen_client_is_tuned_near_the_mean(scaling, divisor, client_traine
 
 
 def test_before_the_first_averaging_the_mean_is_the_initial_model():
-    federation = run_rounds(L2GD(0.0, unseen_epochs=0), None, make_clients([5, 2]), rounds=2)
+    federation = run_rounds(L2GD(0.0), None, make_clients([5, 2]), rounds=2)
+    federation.solver = LocalSolver(local_epochs=0)
     start = Federation(L2GD(0.0), make_clients([5, 2])).shared
     unseen = make_clients([6], first_id=2)
     assert same_bits(tree.index(federation.serve(unseen, seen=False).models, 0), start.models)

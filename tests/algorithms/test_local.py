@@ -55,7 +55,7 @@ def test_one_client_is_fedavg(client_trainer):
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_trains_from_the_common_start(epochs, client_trainer):
     train, unseen = make_clients([5, 2, 8]), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(Local(unseen_epochs=epochs), client_trainer, train)
+    federation = run_rounds(Local(), client_trainer, train, solver=LocalSolver(local_epochs=epochs))
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     expected = local_round([federation.weights[0].numpy()] * 2, as_arrays(unseen), orders, lr=0.1)
     np.testing.assert_allclose(flat(federation.serve(unseen, seen=False)).numpy(), expected, rtol=0, atol=1e-10)

@@ -268,8 +268,9 @@ def test_an_unseen_client_takes_the_proximal_point_of_z(form, client_trainer):
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_an_inexact_unseen_client_trains_towards_it(epochs, client_trainer):
     unseen = make_clients([6, 3], seed=2, first_id=3)
-    algorithm = MixtureADMM(0.7, "jacobi", unseen_epochs=epochs)
-    federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=1)
+    algorithm = MixtureADMM(0.7, "jacobi")
+    solver = LocalSolver(local_epochs=epochs)
+    federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=1, solver=solver)
     z, clients = federation.weights[0].numpy(), as_arrays(unseen)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     solve = Solver(clients, orders, sgd={"lr": 0.1})

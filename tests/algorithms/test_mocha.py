@@ -18,7 +18,7 @@ from references.logistic import predict
 from references.mocha_numpy import mocha_round, objectives
 from scipy.optimize import minimize
 
-from lit_fed.algorithms import MOCHA
+from lit_fed.algorithms import MOCHA, mocha
 from lit_fed.algorithms.mocha import _damping_of
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
@@ -226,10 +226,11 @@ def test_clients_under_other_numbers_get_the_same_models(client_trainer):
 
 # ---------------------------------------------------------------------- unseen clients
 @pytest.mark.parametrize("size", [3, 12])
-def test_an_unseen_client_solves_its_own_problem_around_the_mean(size, client_trainer):
+def test_an_unseen_client_solves_its_own_problem_around_the_mean(size, client_trainer, monkeypatch):
     """Also where it has more samples than any client of the training."""
     unseen = make_clients([size, 2], seed=7, first_id=4)
-    federation = run_rounds(MOCHA(0.02, 2, unseen_epochs=400), client_trainer, make_clients(SIZES))
+    monkeypatch.setattr(mocha, "UNSEEN_EPOCHS", 400)
+    federation = run_rounds(MOCHA(0.02, 2), client_trainer, make_clients(SIZES))
     before = tree.map_leaves(torch.clone, federation.shared)
     states = federation.serve(unseen, seen=False)
     assert same_bits(federation.shared, before)
@@ -251,9 +252,10 @@ def test_an_unseen_client_solves_its_own_problem_around_the_mean(size, client_tr
     np.testing.assert_allclose(prediction.exp().numpy(), predict(own, x), rtol=0, atol=1e-12)
 
 
-def test_an_unseen_client_without_training_gets_the_mean():
+def test_an_unseen_client_without_training_gets_the_mean(monkeypatch):
+    monkeypatch.setattr(mocha, "UNSEEN_EPOCHS", 0)
     unseen = make_clients([6, 3], seed=2, first_id=4)
-    federation = run_rounds(MOCHA(unseen_epochs=0), None, make_clients(SIZES))
+    federation = run_rounds(MOCHA(), None, make_clients(SIZES))
     states = federation.serve(unseen, seen=False)
     assert same_bits(tree.index(states.models, 1), federation.shared.peers.mean)
     work = federation.algorithm.adapt_work(federation.context("adapt"), seen=False)

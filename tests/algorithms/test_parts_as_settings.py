@@ -13,11 +13,11 @@ from lit_fed.wrappers.personal.parts import PersonalParts
 
 HEAD = ("head",)
 PAIRS = {
-    "FedRep": (FedRep(head_epochs=3, body_steps=None, unseen_epochs=2), (HEAD, "alternating", 3, None, 2)),
-    "FedAlt": (FedAlt(personal_epochs=3, personal_lr=0.1, unseen_epochs=2), (HEAD, "alternating", 3, 0.1, 2)),
-    "FedSim": (FedSim(unseen_epochs=2), (HEAD, "joint", 1, None, 2)),
-    "LGFedAvg": (LGFedAvg(unseen_epochs=2), (("body",), "joint", 1, None, 2)),
-    "FedSALoRA": (FedSALoRA(("*.bias",), unseen_epochs=2), (("*.bias",), "joint", 1, None, 2)),
+    "FedRep": (FedRep(head_epochs=3, body_steps=None), (HEAD, "alternating", 3)),
+    "FedAlt": (FedAlt(personal_epochs=3, personal_lr=0.1), (HEAD, "alternating", 3, 0.1)),
+    "FedSim": (FedSim(), (HEAD,)),
+    "LGFedAvg": (LGFedAvg(), (("body",),)),
+    "FedSALoRA": (FedSALoRA(("*.bias",)), (("*.bias",),)),
 }
 
 
@@ -41,7 +41,7 @@ def test_fedavg_plus_tunes_named_leaves_alone(tune, client_trainer):
     options = settings(epochs=2, lr=0.3, momentum=0.9)
     part, whole = (run_rounds(FedAvgPlus(2, tune=given), client_trainer, **options) for given in ((tune,), None))
     assert same_bits(part.shared, whole.shared)
-    served, start = part.serve().parameters, part.shared.models.parameters
+    served, start = part.serve().models.parameters, part.shared.models.parameters
     moved = {name for name, leaf in served.items() if not torch.equal(leaf, start[name].expand_as(leaf))}
     assert (
         moved

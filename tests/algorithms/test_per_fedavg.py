@@ -209,7 +209,7 @@ def test_the_global_model_is_sent_and_the_adapted_one_thrown_away(client_trainer
 def test_a_client_without_samples_is_served_by_the_global_model(client_trainer):
     federation = run_rounds(PerFedAvg(), client_trainer, make_clients([5, 2]))
     states = federation.serve(make_clients([0], first_id=2), seen=False)
-    assert same_bits(tree.index(states, 0), federation.shared.models)
+    assert same_bits(tree.index(states.models, 0), federation.shared.models)
 
 
 # ---------------------------------------------------------------------- server

@@ -51,8 +51,9 @@ def test_rounds_are_those_of_the_reference(client_trainer, clip):
 
 def test_an_unseen_client_descends_in_its_embedding():
     """From the mean embedding, by the chain rule through the fixed hypernetwork."""
-    federation = Federation(PFedHN(unseen_epochs=2, **SMALL), make_clients(SIZES), **SETTING)
+    federation = Federation(PFedHN(**SMALL), make_clients(SIZES), **SETTING)
     federation.round()
+    federation.solver = LocalSolver(lr=0.5, local_epochs=2)
     unseen = make_clients([6], seed=4, first_id=4)
     layers, v = layers_of(federation.shared), federation.shared.embeddings.numpy().mean(0)
     x, y = unseen.x.numpy(), unseen.y.numpy()

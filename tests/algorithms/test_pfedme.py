@@ -203,8 +203,8 @@ def test_clients_are_served_by_their_own_or_by_the_global_model(client_trainer):
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_takes_local_updates_from_the_global_model(epochs, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=4)
-    solver = LocalSolver(lr=0.05, momentum=0.5)
-    federation = run_rounds(PFedMe(unseen_epochs=epochs), client_trainer, train, solver=solver)
+    solver = LocalSolver(lr=0.05, momentum=0.5, local_epochs=epochs)
+    federation = run_rounds(PFedMe(), client_trainer, train, solver=solver)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     settings = {"prox_weight": 15.0, "inner_steps": 5, "inner_lr": 0.05, "exact": False, "warm_start": True}
     w = federation.weights[0].numpy()

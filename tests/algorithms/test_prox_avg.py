@@ -169,7 +169,7 @@ def test_both_aggregations_agree_if_all_take_part(weighting, client_trainer):
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_trains_from_and_towards_the_average(epochs, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(ProxAvg(0.7, unseen_epochs=epochs), client_trainer, train)
+    federation = run_rounds(ProxAvg(0.7), client_trainer, train, solver=LocalSolver(local_epochs=epochs))
     z = federation.weights[0].numpy()
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
     expected = [prox_sgd(z, z, x, y, own, 0.7, 0.1) for own, (x, y) in zip(orders, as_arrays(unseen), strict=True)]

@@ -75,10 +75,9 @@ def test_a_full_time_client_is_not_touched_by_stragglers(client_trainer):
 
 
 def test_adaptation_before_serving_has_no_stragglers(client_trainer):
-    solvers = [LocalSolver(straggler_fraction=fraction) for fraction in (1.0, 0.0)]
+    solvers = [LocalSolver(local_epochs=3, straggler_fraction=fraction) for fraction in (1.0, 0.0)]
     unseen = make_clients(RAGGED, seed=3, first_id=8)
     one, other = (
-        Federation(Local(unseen_epochs=3), make_clients(RAGGED), solver=solver, trainer=client_trainer)
-        for solver in solvers
+        Federation(Local(), make_clients(RAGGED), solver=solver, trainer=client_trainer) for solver in solvers
     )
     assert distance(one.serve(unseen, seen=False), other.serve(unseen, seen=False)) == 0

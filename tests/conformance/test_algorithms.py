@@ -58,7 +58,7 @@ ROOT = Path(__file__).parents[2]
 SMALL: dict[str, dict] = {
     "UCFL": {"warmup_rounds": 1},
     "PFedHNPC": {"head": ("*bias",), "width": 5, "depth": 2},
-    "FedRep": {"head_epochs": 2, "unseen_epochs": 2},
+    "FedRep": {"head_epochs": 2},
     "FedBABU": {"adapt_epochs": 2},
     "FedGen": {"generated": 7, "noise_size": 3, "width": 4, "server_steps": 3, "server_batch_size": 8},
     "PFedHN": {"width": 5, "depth": 2},

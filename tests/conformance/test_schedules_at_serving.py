@@ -1,8 +1,8 @@
 """What a schedule of the learning rate does to clients that are served: nothing, with every algorithm.
 
 Whoever trains before being served takes the rate of adaptation, however far training has decayed its own. An algorithm
-either adapts by local steps of this rate, or `STEPS_WITHOUT_A_RATE` says why its steps have none, or its `adapt_work`
-asks for no steps, and then no rate may count.
+either adapts or tunes by local steps of this rate, or `STEPS_WITHOUT_A_RATE` says why its steps have none, or it takes
+none, and then no rate may count.
 """
 
 from dataclasses import replace
@@ -18,9 +18,6 @@ pytestmark = pytest.mark.every_combination
 ROUNDS = 5
 SOLVER = LocalSolver(lr=0.2, momentum=0.5)
 
-VARIANTS = {"APFL": {"unseen_epochs": 2}}
-"""Settings with which an unseen client takes local steps, where the defaults take none."""
-
 STEPS_WITHOUT_A_RATE = {
     **dict.fromkeys(["PerFedAvg"], "its inner steps have the rate `inner_lr`"),
     "MOCHA": "coordinate ascent takes exact steps",
@@ -30,7 +27,7 @@ STEPS_WITHOUT_A_RATE = {
 @pytest.fixture(params=all_algorithms(), ids=lambda one: one.__name__)
 def algorithm(request):
     name = request.param.__name__
-    return request.param(**SMALL.get(name, {}) | VARIANTS.get(name, {}))
+    return request.param(**SMALL.get(name, {}))
 
 
 def served(federation):
@@ -53,8 +50,8 @@ def test_steps_of_adaptation_are_of_its_rate(algorithm):
     federation = after_rounds(
         algorithm, make_clients(SIZES), rounds=2, num_rounds=2, solver=SOLVER, network=network_of(algorithm)
     )
-    work = algorithm.adapt_work(federation.context("adapt"), seen=False)
-    steps = work is not None and work.trains
+    works = algorithm.adapt_work(federation.context("adapt"), seen=False), algorithm.tune_work
+    steps = any(work is not None and work.trains for work in works)
     found = []
     for adapt_lr in (0.02, 0.4):
         federation.solver = replace(SOLVER, adapt_lr=adapt_lr)

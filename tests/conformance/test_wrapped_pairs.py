@@ -10,6 +10,7 @@ from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import IFCA, FedEM
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
 from lit_fed.wrappers.faults.wrapper import Faults
@@ -36,6 +37,7 @@ WRAPPERS = {
     "secure sum": {"secure_aggregation": SecureSum()},
     "robust rule": {"robust_aggregation": CenteredClipping(0.05, 2)},
     "lost messages": {"faults": Faults([0.0, 0.0, 0.9, 0.9], "after")},
+    "fine-tuning": {"serving": FineTuning(2, 0.1)},
 }
 
 REFUSED = {
@@ -91,13 +93,21 @@ def test_a_pair_runs_or_is_refused(pair):
 
 def test_who_is_inside_whom():
     """Clipping comes last before messages are added up, and rules judge what is added."""
-    names = ("FedBN", "lost messages", "QSGD", "client privacy", "secure sum", "robust rule")
+    names = ("fine-tuning", "FedBN", "lost messages", "QSGD", "client privacy", "secure sum", "robust rule")
     options = {key: value for name in names for key, value in WRAPPERS[name].items()}
     wrapped = surrounded(FedEM(2), **options | {"compression": QSGD(), "downlink_compression": QSGD()})
     found = []
     while not isinstance(wrapped, FedEM):
         found, wrapped = [type(wrapped).__name__, *found], wrapped.inner
-    order = ["PersonalParts", "Unreliable", "Compressed", "PrivateAverage", "SecureAverage", "RobustAverage"]
+    order = [
+        "FineTuned",
+        "PersonalParts",
+        "Unreliable",
+        "Compressed",
+        "PrivateAverage",
+        "SecureAverage",
+        "RobustAverage",
+    ]
     assert found == [*order, "CompressedBroadcast"]
 
 

@@ -20,6 +20,7 @@ from lit_fed.algorithms import SCAFFOLD, UCFL, Ditto, FedEM, FedFOMO, MixtureADM
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Sequences
 from lit_fed.core.types import ServingBlock
@@ -227,6 +228,8 @@ CASES = {
     "FedBN": Case(MIXTURE, {"batch_norm": "local", "network": NormalisedMLP}),
     "own heads": Case(MIXTURE, OWN_HEADS | {"personal_epochs": 2, "personal_lr": 0.2}),
     "own heads beside codecs": Case(SCAFFOLD(), OWN_HEADS | ENCODED),
+    "fine-tuned serving": Case(MIXTURE, {"serving": FineTuning(2, 0.2)}),
+    "fine-tuned own heads": Case(MIXTURE, OWN_HEADS | {"serving": FineTuning(2, 0.2, "head")}),
     "averaged statistics": Case(MIXTURE, {"network": NormalisedMLP}),
     "weights by chances": Case(MIXTURE, {"faults": Faults(0.4, "after", average="importance", commits="always")}),
     "too many are asked": Case(MIXTURE, {"faults": Faults(over_selection=0.3, compute_mean=1.0, deadline=2.0)}),

@@ -14,13 +14,15 @@ from test_runs import fit
 from lit_fed import MLP, FedAvgPlus, FedEM, FederatedModule, FedPer
 from lit_fed.command_line import client
 from lit_fed.command_line.deployed import main
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.kept import KeptTraining
 from lit_fed.errors import ConfigError
 
 
-def module_of(algorithm):
-    return FederatedModule(algorithm, LocalSolver(lr=0.1, local_epochs=3), network=MLP, client_trainer="sequential")
+def module_of(algorithm, **serving):
+    solver, how = LocalSolver(lr=0.1, local_epochs=3), {"client_trainer": "sequential"} | serving
+    return FederatedModule(algorithm, solver, network=MLP, **how)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +78,14 @@ def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
     assert torch.equal(kept_of(trained, folders).measure([2, 3], "test").rows(), before)
 
 
-@pytest.mark.parametrize("algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__)
-def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("algorithm", "serving"),
+    [(FedEM(), {}), (FedEM(), {"serving": FineTuning(2)}), (FedAvgPlus(), {}), (FedPer(), {})],
+    ids=["FedEM", "FedEM tuned", "FedAvgPlus", "FedPer"],
+)
+def test_commands_of_a_node(algorithm, serving, folders, tmp_path, monkeypatch, capsys):
     """Measured, predicted and exported: three ways to the same numbers, also for an unseen client."""
-    module = module_of(algorithm)
+    module = module_of(algorithm, **serving)
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     fit(tmp_path / "run", InProcessFederation(transport), module, rounds=2)
     monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))

@@ -17,6 +17,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, UNet, algori
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, MessageSpec
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Outlines, Synthetic
 from lit_fed.data.module import FederatedDataModule
@@ -52,9 +53,9 @@ BINARY = ["MixedEffects", "Oracle"]
 
 OPTIONS = {
     "UCFL": {"warmup_rounds": 1, "num_streams": 2},
-    "MOCHA": {"rounds_per_relation": 2, "unseen_epochs": 1},
+    "MOCHA": {"rounds_per_relation": 2},
     "PFedHNPC": {"head": ("*.bias",)},
-    "FedRep": {"head_epochs": 1, "unseen_epochs": 1},
+    "FedRep": {"head_epochs": 1},
     "FedSALoRA": {"personal": ("*.bias",)},
     "FFALoRA": {"frozen": ("*.bias",)},
 }
@@ -176,6 +177,9 @@ WRAPPED = {
     },
     "faults": {"model": {"faults": ABSENT}},
     "selection": {"model": {"selection": PowerOfChoice(5)}},
+    "fine-tuned serving": {
+        "model": {"serving": FineTuning(2, 0.02), "network": NormalisedMLP, "personal": ["head"]},
+    },
     "masks": {
         "model": {"network": partial(UNet, channels=(2, 3))},
         "data": {

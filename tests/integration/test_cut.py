@@ -12,7 +12,7 @@ from without_a_room import COMMANDS, ROOMS
 
 ROOT = Path(__file__).parents[2]
 
-OPTIONS = {"personal": ("personal", "batch_norm"), "faults": ("faults",)}
+OPTIONS = {"personal": ("personal", "batch_norm"), "faults": ("faults",), "serving": ("serving",)}
 """Options of a room that take more than objects of its classes, so that no test has to name one."""
 
 

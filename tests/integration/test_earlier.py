@@ -75,7 +75,8 @@ def test_a_configuration_gets_the_lines_to_write_and_is_taken_with_them(tmp_path
     for option in ("average", "min_weight", "most_components", "shuffle_per_component", "refresh_mixture_at_eval"):
         assert option in refused.stderr
         del config["model"]["algorithm"]["init_args"][option]
-    del config["data"]["public"]
+    assert "data.public and model.personal_unseen_epochs; leave these out" in refused.stderr
+    del config["data"]["public"], config["model"]["personal_unseen_epochs"]
     config["model"]["algorithm"]["class_path"] = "lit_fed.ResponsibilityFedEM"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     done = run(["fit", "--config", str(tmp_path / "config.yaml"), *short])

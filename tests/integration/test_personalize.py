@@ -119,8 +119,9 @@ def test_kept_states_give_the_predictions(tmp_path, clients, last):
 
     personalize(fit(tmp_path / "runs", "FedAvgPlus"), clients, tmp_path / "tuned")
     state = torch.load(tmp_path / "tuned/states/client_0.pt", weights_only=True)
-    weight, bias = (state["parameters"][f"linear.{name}"][0].double().numpy() for name in ("weight", "bias"))
-    assert state["buffers"] == {}
+    tuned = state["models"]["parameters"]
+    weight, bias = (tuned[f"linear.{name}"][0].double().numpy() for name in ("weight", "bias"))
+    assert state["models"]["buffers"] == {}
     x = np.load(clients / "client_0.npz")["x_test"]
     logits = x.reshape(len(x), -1) @ weight.T + bias
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

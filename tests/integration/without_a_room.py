@@ -30,6 +30,7 @@ ROOMS = {
     "faults": ("wrappers/faults", "callbacks/client_faults.py"),
     "personal": ("wrappers/personal",),
     "selection": ("wrappers/selection",),
+    "serving": ("wrappers/serving",),
     "sums": ("wrappers/secure", "callbacks/secure_rounds.py"),
 }
 """What each room is made of."""

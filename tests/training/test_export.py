@@ -45,6 +45,7 @@ STORED = {
         ],
         3 * MODEL + WEIGHTS,
     ),
+    **dict.fromkeys(["FedAvgPlus", "FedBABU"], MODEL + 4),  # and its weight, 1
     "FedCP": 2 * MODEL + 4 * (64 * 128 + 3 * 128 + 64),  # two heads, a policy, and the sum of a head's rows
     "FedDBE": MODEL + 4 * 64,  # and a bias of its features
     "FedProto": 4 * (64 * 10 + 10) + 10 + 1,  # prototypes, their squares, which are known, and whether any is
@@ -53,13 +54,12 @@ STORED = {
     "FedeRiCo": 5 * MODEL + 4 * 6,  # models that have a weight, and the weights of all
     "IFCA": MODEL + 4 * 4,  # one model, and which of four it is
     "KNNPer": MODEL + 4 + 329 * (4 * 64 + 4 * 10 + 1),  # and as many samples as the largest client has
-    "MixedEffects": 4 * (4 + 1),
-    "Oracle": 4 * (4 + 1) + 8,  # the same of a smaller model
+    **dict.fromkeys(["MixedEffects", "Oracle"], 4 * (4 + 1)),  # a smaller model
     "SharingADMM": 4 * (10 + 1),
 }
 """Bytes of the numbers in a client's file where they are not those of one model."""
 
-TRACED = {*STORED, "FedAvg", "FedAvgPlus", "ClusteredFL"}
+TRACED = {*STORED, "FedAvg", "ClusteredFL"}
 """Algorithms whose programs are written; those of the others are FedAvg's with other numbers in it."""
 
 

@@ -9,6 +9,7 @@ from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.plan import plan_of
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.errors import ConfigError
@@ -21,11 +22,13 @@ from lit_fed.wrappers.blend import (
     negative_log_likelihood,
     stacked,
 )
+from lit_fed.wrappers.serving.wrapper import FineTuned
 
 SOLVER = LocalSolver(lr=0.3)
 TARGETS = {"binary": Binary(), "multiclass": Multiclass(num_classes=2), "regression": Regression()}
-ALGORITHMS = [FedAvg(), Local(), FedEM(num_components=2), FedAvgPlus(fine_tune_epochs=2)]
-NUM_SEEN, NUM_UNSEEN, TUNED = 4, 3, 2
+TUNED = 2
+ALGORITHMS = [FedAvg(), Local(), FedEM(num_components=2), FedAvgPlus(fine_tune_epochs=TUNED)]
+NUM_SEEN, NUM_UNSEEN = 4, 3
 
 
 def split(size, seed, kind, num_clients=NUM_SEEN, first_id=0):
@@ -201,7 +204,7 @@ def test_an_unseen_client_is_weighed_by_samples_that_did_not_tune(kind, trainer)
             rows = fold == held_out
             predicted[rows] = np.stack([x @ start[0], x @ tuned], 1)[rows]
             if not held_out:
-                served = tree.row(states.each[1], row).parameters
+                served = tree.row(states.each[1], row).models.parameters
                 found = torch.cat([served[name].flatten() for name in ("linear.weight", "linear.bias")]).numpy()
                 np.testing.assert_allclose(found, tuned, atol=1e-5)
         losses = likelihoods_by_numpy(
@@ -209,6 +212,26 @@ def test_an_unseen_client_is_weighed_by_samples_that_did_not_tune(kind, trainer)
         )
         wanted = weights_by_numpy(losses, np.full(2, 0.5), 1.0)
         np.testing.assert_allclose(states.mixture[row].numpy(), wanted, atol=5e-3)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+def test_a_candidate_is_fine_tuned_as_alone(seen):
+    """Its options go with it: all weight on FedEM with fine-tuned components is this FedEM."""
+    tuned = FineTuning(TUNED, 0.1)
+    each, blend, train = blended("binary", [FedAvg(), FedEM(num_components=2)], prior_weight=1e9)
+    both = [Candidate(FedAvg(), SOLVER), Candidate(FedEM(num_components=2), SOLVER, tuned)]
+    blend.algorithm = Blend(both, prior_weight=1e9)
+    alone = each[1]
+    alone.algorithm = FineTuned(alone.algorithm, tuned)
+    one_hot = torch.tensor([0.0, 1.0])
+    blend.server.shared = blend.shared._replace(prior=one_hot)
+    ids = torch.arange(NUM_SEEN)
+    blend.store.stage(ids, blend.store.gather(ids)["state"]._replace(mixture=one_hot.expand(NUM_SEEN, -1)))
+    blend.store.commit()
+    number, first = (NUM_SEEN, 0) if seen else (NUM_UNSEEN, NUM_SEEN)
+    test, own = split(15, 1, "binary", number, first), train if seen else split(9, 2, "binary", number, first)
+    found, wanted = (serving.evaluate(one, test, own, seen=seen) for one in (blend, alone))
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5, atol=1e-5)
 
 
 def test_both_client_trainers_serve_alike():

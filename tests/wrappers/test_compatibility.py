@@ -11,6 +11,7 @@ from combination import refuse
 from lit_fed import algorithms
 from lit_fed.algorithms import IFCA, FedAvg, FedEM, FedNova, ResponsibilityFedEM
 from lit_fed.core.algorithm import MessageSpec
+from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.targets import CrossEntropy
 from lit_fed.errors import ConfigError
 from lit_fed.settings import model_settings
@@ -30,6 +31,7 @@ def known_facts():
     given = model_settings(
         algorithm=algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3), secure_aggregation=SecureSum(),
         faults=Faults(0.1), compression=QSGD(), attack=SignFlip(), selection=PowerOfChoice(), personal="head",
+        serving=FineTuning(1),
     )  # fmt: skip
     assert len(given.features) == len(features())
 

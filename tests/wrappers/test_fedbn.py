@@ -101,7 +101,8 @@ def test_an_unseen_client_takes_the_statistics_of_its_own_samples():
 
 
 def test_an_unseen_clients_own_model_starts_under_its_own_statistics():
-    federation = run_rounds(local_norm(Local(unseen_epochs=0)), **settings())
+    federation = run_rounds(local_norm(Local()), **settings())
+    federation.solver = LocalSolver(local_epochs=0)
     state = federation.serve(make_clients([7], seed=5, first_id=3), seen=False)
     kept, own = kept_by(state), norm_leaves(state.inner.models)
     assert same_bits(own, {name: kept[name] for name in own})

@@ -61,13 +61,12 @@ class PenalisedSolve(Algorithm[Shared, State, LocalRun], ABC):
         return work._replace(models=models, loss=ctx.task.full_gradient(models, data)[0].mean())
 
 
-@dataclass(frozen=True)
 class PersonalSolve(PenalisedSolve[Shared, State], Personal[Shared, State, LocalRun]):
     """A `PenalisedSolve` for a personal model of each client."""
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client without a model searches for one before it is served."""
-        return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
+        return None if seen else self.local_work(ctx)._replace(straggler_fraction=0.0)
 
 
 @dataclass(frozen=True)

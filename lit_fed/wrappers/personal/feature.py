@@ -34,8 +34,6 @@ class PersonalFeature(Feature):
         personal_epochs: passes over the local samples for the personal leaves, in `alternating`; null: 1.
         personal_lr: learning rate of the first round for the personal leaves, in `alternating`; null: that of the
             solver.
-        personal_unseen_epochs: passes over its samples in which an unseen client fits its personal leaves before it is
-            served; null: 1.
     """
 
     batch_norm: Literal["average", "local"] = "average"
@@ -43,7 +41,6 @@ class PersonalFeature(Feature):
     personal_training: Literal["joint", "alternating"] = "joint"
     personal_epochs: int | None = None
     personal_lr: float | None = None
-    personal_unseen_epochs: int | None = None
 
     order = 0
     reasons = {
@@ -64,12 +61,12 @@ class PersonalFeature(Feature):
 
     def check(self) -> None:
         """Refuse values out of range, and settings that have no effect."""
-        kinds = {"epochs": "a whole number", "lr": "a number", "unseen_epochs": "a whole number"}
+        kinds = {"epochs": "a whole number", "lr": "a number"}
         given = {name: getattr(self, f"personal_{name}") for name in ("training", *kinds)}
         for name, kind in kinds.items():
             if given[name] is not None and not 0 <= given[name] < math.inf:
                 raise ConfigError(f"--model.personal_{name} is {given[name]}; give {kind} >= 0, or null")
-        for name in ("epochs", "lr"):
+        for name in kinds:
             if given[name] is not None and self.personal_training == "joint" and self.personal is not None:
                 raise ConfigError(
                     f"--model.personal_{name} is {given[name]}, and --model.personal_training is joint, in which all "
@@ -98,15 +95,11 @@ class PersonalFeature(Feature):
         }
 
     def around(self, algorithm: Any) -> Any:
-        """The algorithm inside `PersonalParts`; normalisation alone is not trained by an unseen client."""
+        """The algorithm inside `PersonalParts`."""
         from lit_fed.wrappers.personal.parts import PersonalParts
 
-        usual = 0 if self.personal is None else 1
-        epochs, unseen = self.personal_epochs, self.personal_unseen_epochs
-        return PersonalParts(
-            algorithm, self.parts, self.personal_training, 1 if epochs is None else epochs, self.personal_lr,
-            usual if unseen is None else unseen,
-        )  # fmt: skip
+        epochs = 1 if self.personal_epochs is None else self.personal_epochs
+        return PersonalParts(algorithm, self.parts, self.personal_training, epochs, self.personal_lr)
 
     def terms(self, terms: Context) -> Context:
         """The same; refuse normalisation that is not there."""

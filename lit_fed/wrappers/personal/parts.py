@@ -13,8 +13,8 @@ Symbols:
 Deviations:
     The inner algorithm decides how u is averaged; the papers use FedAvg with a server optimizer.
     Each of M models has its own personal part: a mixture has personal heads on shared bodies.
-    An unseen client has no personal part in the papers. Ours: the initial one, fitted for `unseen_epochs` passes while
-    everything else is fixed; BatchNorm statistics first take one pass over its samples.
+    An unseen client has no personal part in the papers. Ours: the initial one, fitted as in a round while everything
+    else is fixed, unless it is normalisation alone; BatchNorm statistics first take one pass over its samples.
     Trees of leaves beside models, such as control variates, are 0 at personal leaves: nothing is averaged there, so a
     client does not drift from an average.
 """
@@ -87,14 +87,12 @@ class PersonalParts(AlgorithmWrapper):
         training: `joint`, one step moves all leaves; `alternating`, personal leaves are trained ahead of the others.
         epochs: passes of the personal stage.
         lr: learning rate of the first round in the personal stage; None: that of the solver.
-        unseen_epochs: passes over its samples in which an unseen client fits its personal leaves.
     """
 
     parts: tuple[str, ...] = ("head",)
     training: Training = "joint"
     epochs: int = 1
     lr: float | None = None
-    unseen_epochs: int = 1
 
     has_server_state = True  # the initial personal leaves, for clients that have none yet
 
@@ -130,7 +128,7 @@ class PersonalParts(AlgorithmWrapper):
         if self.training == "joint":
             return phases
         return tuple(
-            one._replace(work=_ahead_of(one.work, self.epochs, SHARED)) if one.work.is_training else one
+            one._replace(work=_ahead_of(one.work, Stage(OWN, self.epochs), SHARED)) if one.work.is_training else one
             for one in phases
         )
 
@@ -171,8 +169,8 @@ class PersonalParts(AlgorithmWrapper):
         names, inner = frozenset(_names(work.personal)), _optimized(work.inner, work.optimizer.shared)
         ctx, whole = ctx._replace(private=names), _whole(ctx, shared.inner, work.personal)
         result: ClientResult = self.inner.client_final(ctx, whole, inner, data)
-        personal = self._trained(inner, result, work.personal)
-        if ctx.phase == "adapt" and not self._inner_adapts(ctx):  # what it keeps follows from the fitted leaves
+        personal = work.personal if ctx.tunes else self._trained(inner, result, work.personal)
+        if ctx.phase == "adapt" and not (ctx.tunes or self._inner_adapts(ctx)):  # its state follows the fitted leaves
             whole = _whole(ctx, shared.inner, personal)
             result = self.inner.client_final(ctx, whole, self._begun(ctx, whole, work.state, data), data)
         message = result.message._replace(value=_without(result.message.value, names, _names(whole)))
@@ -184,7 +182,14 @@ class PersonalParts(AlgorithmWrapper):
 
     def _has_stages(self, ctx: Context) -> bool:
         """Whether the personal leaves have a stage of their own in a phase."""
-        return self.unseen_epochs > 0 if ctx.phase == "adapt" else self.training == "alternating"
+        if ctx.phase == "adapt":
+            return self._fits and not ctx.tunes
+        return self.training == "alternating"
+
+    @property
+    def _fits(self) -> bool:
+        """Whether an unseen client trains its personal leaves; normalisation alone is measured."""
+        return self.parts != ("norm",)
 
     def _trained(self, work: Any, result: ClientResult, kept: ModelState) -> ModelState:
         """The personal leaves after a phase; those of a model that is not trained or not sent stay as they were."""
@@ -210,18 +215,15 @@ class PersonalParts(AlgorithmWrapper):
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """The algorithm's; an unseen client fits its personal leaves first."""
         work: LocalWork | None = self.inner.adapt_work(ctx, seen)
-        if seen or not self.unseen_epochs:
+        if seen or not self._fits:
             return work
-        return _ahead_of(work or LocalWork(), self.unseen_epochs, "")
+        of_round = ctx.solver.work
+        own = Stage(OWN, of_round.epochs, of_round.steps) if self.training == "joint" else Stage(OWN, self.epochs)
+        return _ahead_of(work or LocalWork(), own, "")
 
     def _inner_adapts(self, ctx: Context) -> bool:
         work = self.inner.adapt_work(ctx, False)
         return work is not None and work.trains
-
-    @property
-    def serving_settings(self) -> tuple[str, ...]:
-        """The algorithm's, and the epochs of unseen clients."""
-        return (*self.inner.serving_settings, "unseen_epochs")
 
     @property
     def adapts_statistics(self) -> bool:
@@ -265,9 +267,9 @@ class _PartSolver(LocalSolver):
         return gradient | super()._clip(moving) if moving else gradient
 
 
-def _ahead_of(work: LocalWork, epochs: int, second: str) -> LocalWork:
+def _ahead_of(work: LocalWork, own: Stage, second: str) -> LocalWork:
     """Local work after a stage of personal leaves."""
-    return in_turn(work, epochs, Stage(second, work.epochs, work.steps) if work.is_training else None)
+    return in_turn(work, own, *([Stage(second, work.epochs, work.steps)] if work.is_training else []))
 
 
 def _optimized(work: Any, optimizer: Any) -> Any:
