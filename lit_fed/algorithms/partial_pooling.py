@@ -1,33 +1,33 @@
 """Partial pooling of any network: leaves of each client around common ones, with variances learned by all clients.
 
-A mixed-effects model (Laird, Ware, "Random-Effects Models for Longitudinal Data", Biometrics 38(4), 1982,
-https://doi.org/10.2307/2529876) whose coefficients are the leaves of a network, trained by local steps. A variance for
-each client, `variance: client`, is that of Zhu, Cao, Li, Ge, Yan. "Confidence-aware Personalized Federated Learning via
+A mixed-effects model (Laird, Ware. "Random-Effects Models for Longitudinal Data". Biometrics 38(4), 1982.
+https://doi.org/10.2307/2529876) whose coefficients are the leaves of a network, trained by local steps. `variance:
+client` has a variance for each client, as Zhu, Cao, Li, Ge, Yan. "Confidence-aware Personalized Federated Learning via
 Variational Expectation Maximization". CVPR 2023. https://arxiv.org/abs/2305.12557.
 
-    θ_t ~ N(μ, τ_g²) in each leaf g;  σ²: variance of the labels about a regression, 1 for classes
-    client:     θ_t ← argmin mean loss + σ²/(2·n_t)·Σ_g ‖θ_g − μ_g‖²/τ_g², by local steps from its last θ_t
-                F = Fisher information of its n_t samples at θ_t,  k = F·τ²/(F·τ² + σ²)  of each number; v = τ²·(1 − k)
-    server:     μ = Σ_t θ_t / T,  τ_g² = Σ_t ‖θ_t − μ‖²_g / Σ_t Σ k_g,  σ² = Σ_t Σ (ŷ − y)² / Σ_t (n_t − Σ k)
-    `client`:   ρ_t² = (Σ v + ‖θ_t − μ‖²)/d at the client in place of τ_g²;  μ = Σ_t θ_t/ρ_t² / Σ_t 1/ρ_t²
+    θ_t = μ + b_t,  b_t ~ N(0, τ_g²) in leaf g;  σ²: variance of the labels of a regression, 1 for classes
+    client:    θ_t ← argmin mean loss + σ²/(2·n_t)·Σ_g ‖θ_g − μ_g‖²/τ_g², by local steps from μ + b_t
+               V = (F/σ² + diag 1/τ²)⁻¹, F the Fisher information of its n_t samples at θ_t;  k_g = Σ_g (1 − V_jj/τ_g²)
+    server:    μ = Σ_t θ_t/T,  τ_g² = Σ_t ‖θ_t − μ‖²_g / Σ_t k_tg,  σ² = Σ_t Σ (ŷ − y)² / Σ_t (n_t − Σ_g k_tg)
+    `client`:  ρ_t² = (tr V + ‖θ_t − μ‖²)/d in place of τ_g², at the client;  μ = Σ_t θ_t/ρ_t² / Σ_t 1/ρ_t²
 
 Symbols:
-    μ      -> shared.models   pooled leaves; the others are shared by all clients (τ = 0), [1, ...]
-    τ_g²   -> shared.tau2     one for each pooled leaf, [G]; with `client` the harmonic mean of the ρ_t²
-    σ²     -> shared.noise
-    θ_t    -> state.models    pooled leaves of client t, [1, ...]
-    ρ_t²   -> state.tau2
-    k      -> share of a number that the client's samples determine; its sums over leaves are `Sums.slope`
+    μ     -> shared.models   pooled leaves; the others are the same for all clients (τ = 0), [1, ...]
+    τ_g²  -> shared.tau2     one for each pooled leaf, [G]; with `client` the harmonic mean of the ρ_t²
+    σ²    -> shared.noise
+    b_t   -> state.effects   of the pooled leaves, [1, ...]
+    ρ_t²  -> state.tau2
+    k_g   -> `determined`    number of coefficients of leaf g that the client's samples determine, [G]
 Deviations:
-    v is the diagonal of Laplace's approximation. The paper learns a diagonal Gaussian by reparametrised steps, and has
-    no σ²; it pools the head, `leaves: head`.
-    Of several outputs F is an unbiased estimate from one backward pass for each sample: that of the outputs times
-    random signs. The posterior of a client has no correlations.
+    V is Laplace's approximation. The paper learns a diagonal Gaussian by reparametrised steps, has no σ², and pools the
+    head, `leaves: head`.
     Each gradient is (∇ loss + w·(θ − μ))/(1 + η·w), w = σ²/(n_t·τ²): a step of SGD is then the proximal one, which is
-    stable for any w, and other optimizers have the same fixed points.
-    The server keeps moving sums. A cohort of C of the T clients replaces a share C/T of them and of μ.
-    Variances stay within [1e-8, 1e4].
-    The first `common_rounds` are those of FedAvg with equal weights, since μ moves slowly under small variances.
+    stable for any w, and other optimizers keep their fixed points.
+    Of several outputs F is estimated by a random direction of each sample; it is unbiased, and k_g is up to a third too
+    small. Clients with more samples than `MOST_ROWS`, or large networks, take evenly spaced ones, scaled.
+    Of a cohort of C of T clients, μ is the mean of the cohort, and the sums of τ² and σ² move to its sums by a share of
+    C/T. Variances stay within [1e-8, 1e4].
+    The first `common_rounds` are those of FedAvg with equal weights, since μ moves slowly while variances are small.
     A client without training samples, or that was not sampled yet, is served μ. An unseen client trains
     `unseen_epochs` passes from μ under the prior; shared leaves are fixed.
 """
@@ -51,22 +51,22 @@ from lit_fed.core.targets import Multiclass, Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import ConfigError
 
-__all__ = ["OwnLeaves", "PartialPooling", "PooledModels", "WeighedModels"]
+__all__ = ["Effects", "PartialPooling", "PooledModels", "Sums", "WeighedModels"]
 
 LOWEST, HIGHEST = 1e-8, 1e4
 """Bounds of variances."""
 
-NUMBERS_AT_ONCE = 2**21
-"""Numbers of the gradients of single samples that are held at once."""
+MOST_ROWS, FEWEST_ROWS, MOST_NUMBERS = 256, 16, 2**22
+"""Samples of a client whose gradients are held at once, and numbers of these gradients, if those are more samples."""
 
 
 class Sums(NamedTuple):
-    """Means over clients of what variances are made of."""
+    """Means over clients of what variances are made of; `client` sends 1 and 1/ρ_t² in place of the first two."""
 
-    score: Tensor  # ‖θ − μ‖²_g, [G]; with `client` 1
-    slope: Tensor  # Σ k_g, [G]; with `client` 1/ρ²
+    score: Tensor  # ‖θ − μ‖²_g, [G]
+    determined: Tensor  # k_g, [G]
     squares: Tensor  # Σ (ŷ − y)², []
-    freedom: Tensor  # labels − Σ k, []
+    freedom: Tensor  # labels − Σ_g k_g, []
     labels: Tensor  # []
 
 
@@ -76,15 +76,14 @@ class PooledModels(NamedTuple):
     models: ModelState  # μ and the shared leaves, [1, ...]
     tau2: Tensor  # τ_g², [G]
     noise: Tensor  # σ², []
-    sums: Sums
+    sums: Sums  # moving means
 
 
-class OwnLeaves(NamedTuple):
+class Effects(NamedTuple):
     """A client's state."""
 
-    models: ModelState  # θ_t of the pooled leaves, [1, ...]
-    tau2: Tensor  # τ_g², or ρ_t² for each leaf, [G]
-    known: Tensor  # [] bool, whether θ_t was trained; otherwise it is μ
+    effects: Leaves  # b_t of the pooled parameters and buffers, [1, ...]
+    tau2: Tensor  # ρ_t² for each leaf, [G]; 0: not known yet
 
 
 class Pull(NamedTuple):
@@ -97,18 +96,18 @@ class Pull(NamedTuple):
 class WeighedModels(NamedTuple):
     """A client's message value."""
 
-    models: ModelState  # leaves [1, ...] float64, pooled ones times weight[0], the others times weight[1]
+    models: ModelState  # pooled leaves times weight[0], the others times weight[1], [1, ...] float64
     weight: Tensor  # 1, or 1/ρ_t²; and n_t, [2]
     sums: Sums
 
 
 @dataclass(frozen=True)
-class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
+class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
     """A network for each client, pulled towards a common one as far as the clients' samples say.
 
     Args:
-        leaves: patterns of names of the pooled leaves, or `head`, `body`, `norm`; the others are shared by all clients.
-        variance: one for each `leaf`, learned by all clients, or for each `client`.
+        leaves: patterns of names of the pooled leaves, or `head`, `body`, `norm`; the others are the same for all.
+        variance: of each `leaf`, learned by all clients together, or of each `client`.
         common_rounds: first rounds in which all clients train the common model, without a pull.
     """
 
@@ -122,55 +121,58 @@ class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
     adapts_without_samples = True
     incompatible = {
         "loss": "learns variances from the likelihood of the labels",
-        "size_sampling": "has a mean over clients in which each counts the same",
+        "size_sampling": "takes a mean in which each client counts the same",
         "noise_in_steps": "the personal leaves and the variances",
         "personal_parts": "keeps personal leaves itself; give --model.algorithm.leaves",
         "local_norm": "keeps personal leaves itself; give --model.algorithm.leaves",
     }
-
-    def pooled(self, ctx: Context) -> frozenset[str]:
-        """Names of the pooled leaves."""
-        return named_leaves(ctx.task, self.leaves, "--model.algorithm.leaves")
 
     def shared_init(self, ctx: Context) -> PooledModels:
         """A fresh network; variances are large at first, since they grow slowly from small ones."""
         target = ctx.task.target
         if isinstance(target, Likelihood) or ctx.task.own is not None:
             raise ConfigError(
-                f"PartialPooling needs the Fisher information of the labels, and these are {target.name}; give another "
-                "--model.target or --model.algorithm"
+                f"PartialPooling needs the Fisher information of the labels, and that of {target.name} labels is not "
+                "known; give another --model.target or --model.algorithm"
             )
         models = ctx.task.init(1, ctx.seed)
-        G = len(self.parameters(ctx, models))
+        if not (G := len(self.pooled(ctx, models))):
+            raise ConfigError(
+                f"--model.algorithm.leaves is {self.leaves}, which matches no parameter; give *, head, or patterns of "
+                "their names"
+            )
         zeros, zero = torch.zeros(G, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         sums = Sums(zeros, zeros.clone(), zero, zero.clone(), zero.clone())
         return PooledModels(models, zeros + 0.1, zero + (0.5 if target.continuous else 1.0), sums)
 
-    def parameters(self, ctx: Context, models: ModelState) -> Leaves:
+    def names(self, ctx: Context) -> frozenset[str]:
+        """Names of the pooled parameters and buffers."""
+        return named_leaves(ctx.task, self.leaves, "--model.algorithm.leaves")
+
+    def pooled(self, ctx: Context, models: ModelState) -> Leaves:
         """The pooled parameters, in the order of the network."""
-        names = self.pooled(ctx) & models.parameters.keys()
+        names = self.names(ctx) & models.parameters.keys()
         return {name: models.parameters[name] for name in leaf_order(ctx.task.network) if name in names}
 
-    def state_init(self, ctx: Context, shared: PooledModels, data: ClientData) -> OwnLeaves:
-        """Μ, since nothing is known of the client."""
-        known = torch.zeros((), dtype=torch.bool, device=ctx.lr.device)
-        return OwnLeaves(named_part(shared.models, self.pooled(ctx)), shared.tau2, known)
-
     def is_common(self, ctx: Context) -> bool:
-        """Whether the phase is one of a round without a pull."""
+        """Whether it is a round without a pull."""
         return ctx.phase != "adapt" and ctx.round_idx < self.common_rounds
 
+    def state_init(self, ctx: Context, shared: PooledModels, data: ClientData) -> Effects:
+        """b_t = 0."""
+        mean = named_part(shared.models, self.names(ctx))
+        return Effects(tree.zeros_like(mean.parameters | mean.buffers), torch.zeros_like(shared.tau2))
+
     def client_init(
-        self, ctx: Context, shared: PooledModels, state: OwnLeaves, data: ClientData, losses: None
+        self, ctx: Context, shared: PooledModels, state: Effects, data: ClientData, losses: None
     ) -> LocalRun:
-        """Θ_t with the shared leaves, and the pulls w."""
-        models = self.served(ctx, shared, state)
-        own_tau2 = torch.where(state.known, state.tau2, shared.tau2)
-        tau2 = own_tau2 if self.variance == "client" else shared.tau2
-        weight = shared.noise / (data.num_samples.clamp(min=1) * tau2) * float(not self.is_common(ctx))
-        names = self.parameters(ctx, models)
-        run = local_run(ctx, models, Pull(tau2, dict(zip(names, weight.to(ctx.task.dtype), strict=True))))
-        return run._replace(optimizer=ctx.solver.init(ModelState(names, {}))) if ctx.phase == "adapt" else run
+        """μ + b_t with the shared leaves, and the pulls w."""
+        models, common = self.served(ctx, shared, state), self.is_common(ctx)
+        own, known = self.pooled(ctx, models), state.tau2 > 0
+        tau2 = torch.where(known, state.tau2, shared.tau2) if self.variance == "client" else shared.tau2
+        weight = (shared.noise / (data.num_samples.clamp(min=1) * tau2) * (not common)).to(ctx.task.dtype)
+        run = local_run(ctx, models, Pull(tau2, dict(zip(own, weight, strict=True))))
+        return run._replace(optimizer=ctx.solver.init(ModelState(own, {}))) if ctx.phase == "adapt" else run
 
     def client_step(self, ctx: Context, shared: PooledModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step on the loss with the pulls; while adapting, of the pooled leaves only."""
@@ -186,102 +188,113 @@ class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
         return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
 
     def client_final(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """Send the models, weighed leaf by leaf, and the sums; keep θ_t."""
-        models, names, n, one = work.models, self.pooled(ctx), data.num_samples, torch.ones_like(data.num_samples)
+        """Send the models, weighed leaf by leaf, and the sums; keep b_t."""
+        names, n, one = self.names(ctx), data.num_samples, torch.ones_like(data.num_samples)
+        kept, mean = (named_part(models, names) for models in (work.models, shared.models))
+        effects = tree.sub(kept.parameters | kept.buffers, mean.parameters | mean.buffers)
         sums, weight, tau2 = shared.sums, one, work.extra.tau2
-        if not self.is_common(ctx):
-            own = self.parameters(ctx, models)
+        if self.is_common(ctx):
+            effects = tree.zeros_like(effects)
+        else:
             sums = self.sums(ctx, shared, work, data)
-            if self.variance == "client":
-                sizes = torch.tensor([leaf.numel() for leaf in own.values()]).to(tau2)
-                rho2 = (sums.score + tau2 * (sizes - sums.slope)).sum() / sizes.sum()
-                tau2 = rho2.clamp(LOWEST, HIGHEST).expand_as(tau2)
-                weight = 1 / tau2[0]
-                sums = sums._replace(score=torch.ones_like(tau2), slope=1 / tau2)
-        weighed = ModelState(
-            *(
-                {name: leaf.double() * (weight if name in names else n) for name, leaf in part.items()}
-                for part in models
-            )
+        if self.variance == "client" and not self.is_common(ctx):
+            sizes = torch.tensor([kept.parameters[name].numel() for name in work.extra.weight]).to(tau2)
+            rho2 = (tau2 * (sizes - sums.determined) + sums.score).sum() / sizes.sum()
+            tau2 = rho2.clamp(LOWEST, HIGHEST).expand_as(tau2)
+            weight, sums = 1 / tau2[0], sums._replace(score=torch.ones_like(tau2), determined=1 / tau2)
+        weighed = (
+            {name: leaf.double() * (weight if name in names else n) for name, leaf in part.items()}
+            for part in work.models
         )
-        value = WeighedModels(weighed, torch.stack([weight, n]), sums)
-        state = OwnLeaves(named_part(models, names), tau2, (n > 0) & (not self.is_common(ctx)))
-        up = tree.bits((models, value.weight, sums), ctx.private)
-        return local_result(ctx, work, data, value, state, weight=one, up=up)
+        value = WeighedModels(ModelState(*weighed), torch.stack([weight, n]), sums)
+        up = tree.bits((work.models, value.weight, sums), ctx.private)
+        return local_result(ctx, work, data, value, Effects(effects, tau2), weight=one, up=up)
 
     def sums(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> Sums:
         """Of one client."""
-        own, mean = self.parameters(ctx, work.models), shared.models.parameters
+        own, mean, target = self.pooled(ctx, work.models), shared.models.parameters, ctx.task.target
         score = torch.stack([(leaf - mean[name]).double().square().sum() for name, leaf in own.items()])
-        told = tree.leaves(fisher(ctx, work.models, data, own))
-        shares = (F.double() * tau2 for F, tau2 in zip(told, work.extra.tau2, strict=True))
-        slope = torch.stack([(one / (one + shared.noise)).sum() for one in shares])
-        labels, squares = data.num_samples * ctx.task.target.num_outputs, torch.zeros_like(shared.noise)
-        if ctx.task.target.continuous:
+        found = determined(ctx, work.models, data, dict(zip(own, work.extra.tau2, strict=True)), shared.noise)
+        labels, squares = data.num_samples * target.num_outputs, torch.zeros_like(shared.noise)
+        if target.continuous:
             squares = 2 * (ctx.task.sample_losses(work.models, data)[:, 0].double() * data.mask).sum()
-        return Sums(score, slope, squares, labels - slope.sum(), labels)
+        return Sums(score, found, squares, labels - found.sum(), labels)
 
     def server_step(self, ctx: Context, shared: PooledModels, reduced: Reduced, client_ids: Tensor) -> PooledModels:
         """The new μ and shared leaves; then τ² and σ²."""
-        names, common = self.pooled(ctx), self.is_common(ctx)
-        share = torch.ones_like(reduced.weight) if common else (reduced.weight / ctx.num_clients).clamp(max=1)
-        weights, old = reduced.value.weight, shared.models
+        names, (own, others) = self.names(ctx), reduced.value.weight
+        share = (reduced.weight / ctx.num_clients).clamp(max=1)
 
-        def average(name: str, leaf: Tensor, before: Tensor) -> Tensor:
-            weight = weights[0] if name in names else weights[1]
-            mean = torch.where(weight > 0, leaf / weight.clamp(min=LOWEST), before.double())
-            return torch.lerp(before.double(), mean, share) if name in names else mean
+        def mean(name: str, total: Tensor, old: Tensor) -> Tensor:
+            weight = own if name in names else others
+            return torch.where(weight > 0, total / torch.where(weight > 0, weight, 1.0), old.double())
 
-        found = (
-            {name: average(name, leaf, before[name]) for name, leaf in part.items()}
-            for part, before in zip(reduced.value.models, old, strict=True)
+        old, new = shared.models, reduced.value.sums
+        parts = zip(reduced.value.models, old, strict=True)
+        models = ModelState(
+            *({name: mean(name, leaf, before[name]) for name, leaf in part.items()} for part, before in parts)
         )
-        models = ModelState(*found)
-        if common:
+        if self.is_common(ctx):
             return shared._replace(models=models)
-        new = reduced.value.sums
-        if self.variance == "leaf":  # about the new μ
-            moved = [
-                (leaf - old.parameters[name].double()).square().sum()
-                for name, leaf in self.parameters(ctx, models).items()
-            ]
-            new = new._replace(score=(new.score - torch.stack(moved) * (2 - share) / share).clamp(min=0))
+        if self.variance == "leaf":  # about μ after a step of this share
+            moved = tree.sub(self.pooled(ctx, models), tree.map_leaves(Tensor.double, self.pooled(ctx, old)))
+            squares = torch.stack([leaf.square().sum() for leaf in moved.values()])
+            new = new._replace(score=(new.score - share * (2 - share) * squares).clamp(min=0))
         sums = tree.lerp(shared.sums, new, share)
-        tau2 = torch.where(sums.slope > 0, sums.score / sums.slope, shared.tau2).clamp(LOWEST, HIGHEST)
-        noise = sums.squares / torch.maximum(sums.freedom, sums.labels / 50)
+        tau2 = torch.where(sums.determined > 0, sums.score / sums.determined, shared.tau2).clamp(LOWEST, HIGHEST)
+        noise = (sums.squares / torch.maximum(sums.freedom, sums.labels / 50)).clamp(min=LOWEST)
         return PooledModels(models, tau2, noise if ctx.task.target.continuous else shared.noise, sums)
 
-    def served(self, ctx: Context, shared: PooledModels, state: OwnLeaves) -> ModelState:
-        """Θ_t, or μ, with the shared leaves."""
-        mean = named_part(shared.models, self.pooled(ctx))
-        own = tree.map_leaves(lambda leaf, common: torch.where(state.known, leaf, common), state.models, mean)
-        return whole_models(ctx.task.network, shared.models, own)
+    def served(self, ctx: Context, shared: PooledModels, state: Effects) -> ModelState:
+        """μ + b_t with the shared leaves."""
+        mean = named_part(shared.models, self.names(ctx))
+        own = ({name: leaf + state.effects[name] for name, leaf in part.items()} for part in mean)
+        return whole_models(ctx.task.network, shared.models, ModelState(*own))
 
 
-def fisher(ctx: Context, models: ModelState, data: ClientData, names: Leaves) -> Leaves:
-    """The diagonal of the Fisher information of a client's samples, leaves [1, ...] of these names."""
-    task, N, x, y = ctx.task.of_clients, len(data.mask), data.x, data.y
-    shape = task.target.output_shape(tuple(y.shape[1:]))
-    numbers = uniforms(ctx.seed, ctx.round_idx, data.client_id, "fisher", N * torch.Size(shape).numel())
-    signs = (2 * (numbers < 0.5) - 1).to(task.dtype).view(N, *shape) * data.mask.view(N, *[1] * len(shape))
+def determined(ctx: Context, models: ModelState, data: ClientData, tau2: Leaves, noise: Tensor) -> Tensor:
+    """k_g = tr (Σ_h K_h + σ²·I)⁻¹·K_g of the leaves in `tau2`, with K_g = τ_g²·Z_g·Z_gᵀ and F = ZᵀZ, [G] float64.
 
-    def squares(x: Tensor, y: Tensor, signs: Tensor) -> Leaves:
-        one = torch.ones(1, dtype=data.mask.dtype, device=x.device)
-        batch = Batch(x.unsqueeze(0), y.unsqueeze(0), torch.zeros_like(one, dtype=torch.int64), one)
+    The rows of Z are gradients of samples, one for each.
+    """
+    task, N, size = ctx.task.of_clients, len(data.mask), sum(models.parameters[name].numel() for name in tau2)
+    shape = torch.Size(task.target.output_shape(tuple(data.y.shape[1:])))
+    numbers = uniforms(ctx.seed, ctx.round_idx, data.client_id, "directions", N * shape.numel())
+    signs = torch.where(numbers < 0.5, 1.0, -1.0).to(task.dtype).view(N, *shape)
+    scale, most = torch.ones_like(noise), max(FEWEST_ROWS, min(MOST_ROWS, MOST_NUMBERS // size))
+    x, y, mask = data.x, data.y, data.mask
+    if most < N:
+        count = data.num_samples.clamp(min=most)
+        places = (torch.arange(most, device=mask.device) * count / most).long()
+        rows = torch.argsort(mask, descending=True, stable=True).index_select(0, places)
+        x, y, mask, signs = (leaf.index_select(0, rows) for leaf in (x, y, mask, signs))
+        scale = count / most
+
+    def slopes(x: Tensor, y: Tensor, mask: Tensor, signs: Tensor) -> Leaves:
+        batch = Batch(x.unsqueeze(0), y.unsqueeze(0), torch.zeros_like(mask, dtype=torch.int64).view(1), mask.view(1))
         objective = Objective(projection, rows=signs.view(1, 1, *shape))
-        _, gradient, _ = task.value_and_grad(models, batch, training=False, objective=objective, moving=names.keys())
-        return {name: leaf.square() for name, leaf in gradient.items()}
+        gradient: Leaves = task.value_and_grad(models, batch, training=False, objective=objective, moving=tau2.keys())[
+            1
+        ]
+        return gradient
 
-    total, rows = tree.zeros_like(names), max(1, NUMBERS_AT_ONCE // sum(leaf.numel() for leaf in names.values()))
-    for lo in range(0, N, rows):
-        part = torch.func.vmap(squares)(*(leaf[lo : lo + rows] for leaf in (x, y, signs)))
-        total = tree.map_leaves(lambda total, leaf: total + leaf.sum(0), total, part)
-    return total  # type: ignore[no-any-return]
+    if not N:
+        return torch.zeros(len(tau2), dtype=torch.float64, device=noise.device)
+    Z = torch.func.vmap(slopes)(x, y, mask, signs)
+    K = torch.stack([scale * variance * gram(Z[name].flatten(1)) for name, variance in tau2.items()])
+    inverse = torch.linalg.inv(K.sum(0) + noise * torch.eye(len(mask)).to(K))
+    return (inverse * K).sum((1, 2))
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Inner products of rows, float64."""
+    return (rows @ rows.T).double()
 
 
 def projection(view: ModelView) -> Tensor:
-    """A number of each sample whose squared gradient is on average the diagonal of its Fisher information, [B]."""
-    weights = root(view.trained_on, view.outputs.detach(), view.y, view.rows)  # type: ignore[arg-type]
+    """A number of each sample: the outer product of its gradients is on average the Fisher information, [B]."""
+    assert isinstance(view.trained_on, Target)
+    weights = root(view.trained_on, view.outputs.detach(), view.y, view.rows)
     return (weights * view.outputs).flatten(1).sum(1)
 
 
