@@ -69,15 +69,12 @@ def start(theta, num_clients, leaves, kind):
         "theta": theta, "tau2": np.full(G, 0.1), "s2": 0.5 if kind == "regression" else 1.0,
         "sums": (np.zeros(G), np.zeros(G), 0.0, 0.0, 0.0),
     }  # fmt: skip
-    return server, [{"theta": theta, "tau2": server["tau2"], "known": False} for _ in range(num_clients)]
+    return server, [{"effects": np.zeros_like(theta), "tau2": None} for _ in range(num_clients)]
 
 
-def model_of(server, client, leaves):
-    """The pooled leaves of a client in the server's model."""
-    theta = server["theta"].copy()
-    for leaf in leaves if client["known"] else ():
-        theta[leaf] = client["theta"][leaf]
-    return theta
+def model_of(server, client):
+    """The server's model with the random effects of a client."""
+    return server["theta"] + client["effects"]
 
 
 def descend(server, theta, tau2, data, batches, problem, leaves, *, lr, momentum=0.0, pulls=True, moves=slice(None)):
@@ -100,12 +97,14 @@ def pooling_round(
     """One round; returns the server's and the clients' states."""
     (kind, outputs), T, states = problem, len(clients), list(states)
     present = range(T) if present is None else present
-    mu, s2, sent = server["theta"], server["s2"], []
+    mu, s2, sent, pooled = server["theta"], server["s2"], [], np.zeros(len(server["theta"]), dtype=bool)
+    for leaf in leaves:
+        pooled[leaf] = True
     for i in present:
         x, y = clients[i]
-        own = variance == "client" and states[i]["known"]
+        own = variance == "client" and states[i]["tau2"] is not None
         tau2 = states[i]["tau2"] if own else server["tau2"]
-        theta = model_of(server, states[i], leaves)
+        theta = model_of(server, states[i])
         theta = descend(server, theta, tau2, clients[i], batches[i], problem, leaves, pulls=not common, **solver)
         weight, sums = 1.0, None
         if not common:
@@ -120,12 +119,9 @@ def pooling_round(
                 spread = sum(old * (len(theta[leaf]) - k) for leaf, old, k in zip(leaves, tau2, slope, strict=True))
                 rho2 = np.clip((spread + score.sum()) / d, LOW, HIGH)
                 weight, tau2 = 1 / rho2, np.full(len(leaves), rho2)
-        states[i] = {"theta": theta, "tau2": tau2, "known": not common}
+        states[i] = {"effects": np.where(pooled, theta - mu, 0) * (not common), "tau2": tau2}
         sent.append((theta, len(y), weight, sums))
     share = min(1.0, len(sent) / T)
-    pooled = np.zeros(len(mu), dtype=bool)
-    for leaf in leaves:
-        pooled[leaf] = True
     mean = np.average([one[0] for one in sent], axis=0, weights=[one[2] for one in sent])
     body = np.average([one[0] for one in sent], axis=0, weights=[one[1] for one in sent])
     new = np.where(pooled, mean, body)
