@@ -141,9 +141,8 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
                 f"--model.algorithm.leaves is {self.leaves}, which matches no parameter; give *, head, or patterns of "
                 "their names"
             )
-        zeros, zero = torch.zeros(G, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        sums = Sums(zeros, zeros.clone(), zero, zero.clone(), zero.clone())
-        return PooledModels(models, zeros + 0.1, zero + (0.5 if target.continuous else 1.0), sums)
+        tau2, noise = torch.tensor(0.1).double().repeat(G), torch.tensor(0.5 if target.continuous else 1.0).double()
+        return PooledModels(models, tau2, noise, no_sums(tau2, noise))
 
     def names(self, ctx: Context) -> frozenset[str]:
         """Names of the pooled parameters and buffers."""
@@ -192,7 +191,7 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         names, n, one = self.names(ctx), data.num_samples, torch.ones_like(data.num_samples)
         kept, mean = (named_part(models, names) for models in (work.models, shared.models))
         effects = tree.sub(kept.parameters | kept.buffers, mean.parameters | mean.buffers)
-        sums, weight, tau2 = shared.sums, one, work.extra.tau2
+        sums, weight, tau2 = no_sums(work.extra.tau2, shared.noise), one, work.extra.tau2
         if self.is_common(ctx):
             effects = tree.zeros_like(effects)
         else:
@@ -252,6 +251,11 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         return whole_models(ctx.task.network, shared.models, ModelState(*own))
 
 
+def no_sums(tau2: Tensor, noise: Tensor) -> Sums:
+    """Zeros."""
+    return Sums(*(torch.zeros_like(one) for one in (tau2, tau2, noise, noise, noise)))
+
+
 def determined(ctx: Context, models: ModelState, data: ClientData, tau2: Leaves, noise: Tensor) -> Tensor:
     """k_g = tr (Σ_h K_h + σ²·I)⁻¹·K_g of the leaves in `tau2`, with K_g = τ_g²·Z_g·Z_gᵀ and F = ZᵀZ, [G] float64.
 
@@ -282,7 +286,7 @@ def determined(ctx: Context, models: ModelState, data: ClientData, tau2: Leaves,
         return torch.zeros(len(tau2), dtype=torch.float64, device=noise.device)
     Z = torch.func.vmap(slopes)(x, y, mask, signs)
     K = torch.stack([scale * variance * gram(Z[name].flatten(1)) for name, variance in tau2.items()])
-    inverse = torch.linalg.inv(K.sum(0) + noise * torch.eye(len(mask)).to(K))
+    inverse: Tensor = torch.linalg.inv(K.sum(0) + noise * torch.eye(len(mask)).to(K))
     return (inverse * K).sum((1, 2))
 
 

@@ -49,7 +49,7 @@ def information(kind, outputs, theta, x, signs=None):
     away = np.einsum("nck,nkd->ncd", np.eye(scores.shape[1])[None] - p[:, None], slopes)  # of log p_c, [n, C, d]
     if signs is None:
         return np.einsum("nc,nci,ncj->ij", p, away, away)
-    one = np.einsum("nc,nc,ncd->nd", signs, np.sqrt(p), away)
+    one = np.einsum("nc,nc,nci->ni", signs, np.sqrt(p), away)
     return one.T @ one
 
 
