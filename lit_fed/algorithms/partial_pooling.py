@@ -141,7 +141,8 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
                 f"--model.algorithm.leaves is {self.leaves}, which matches no parameter; give *, head, or patterns of "
                 "their names"
             )
-        tau2, noise = torch.tensor(0.1).double().repeat(G), torch.tensor(0.5 if target.continuous else 1.0).double()
+        tau2 = torch.full((G,), 0.1, dtype=torch.float64)
+        noise = torch.tensor(0.5 if target.continuous else 1.0, dtype=torch.float64)
         return PooledModels(models, tau2, noise, no_sums(tau2, noise))
 
     def names(self, ctx: Context) -> frozenset[str]:
