@@ -5,8 +5,8 @@ https://doi.org/10.2307/2529876) whose coefficients are the leaves of a network,
 client` has a variance for each client, as Zhu, Cao, Li, Ge, Yan. "Confidence-aware Personalized Federated Learning via
 Variational Expectation Maximization". CVPR 2023. https://arxiv.org/abs/2305.12557.
 
-    θ_t = μ + b_t,  b_t ~ N(0, τ_g²) in leaf g;  σ²: variance of the labels of a regression, 1 for classes
-    client:    θ_t ← argmin mean loss + σ²/(2·n_t)·Σ_g ‖θ_g − μ_g‖²/τ_g², by local steps from μ + b_t
+    θ_t ~ N(μ, τ_g²) in leaf g;  σ²: variance of the labels of a regression, 1 for classes
+    client:    θ_t ← argmin mean loss + σ²/(2·n_t)·Σ_g ‖θ_g − μ_g‖²/τ_g², by local steps from its last θ_t
                V = (F/σ² + diag 1/τ²)⁻¹, F the Fisher information of its n_t samples at θ_t;  k_g = Σ_g (1 − V_jj/τ_g²)
     server:    μ = Σ_t θ_t/T,  τ_g² = Σ_t ‖θ_t − μ‖²_g / Σ_t k_tg,  σ² = Σ_t Σ (ŷ − y)² / Σ_t (n_t − Σ_g k_tg)
     `client`:  ρ_t² = (tr V + ‖θ_t − μ‖²)/d in place of τ_g², at the client;  μ = Σ_t θ_t/ρ_t² / Σ_t 1/ρ_t²
@@ -15,7 +15,7 @@ Symbols:
     μ     -> shared.models   pooled leaves; the others are the same for all clients (τ = 0), [1, ...]
     τ_g²  -> shared.tau2     one for each pooled leaf, [G]; with `client` the harmonic mean of the ρ_t²
     σ²    -> shared.noise
-    b_t   -> state.effects   of the pooled leaves, [1, ...]
+    θ_t   -> state.models    pooled leaves of client t, [1, ...]
     ρ_t²  -> state.tau2
     k_g   -> `determined`    number of coefficients of leaf g that the client's samples determine, [G]
 Deviations:
@@ -25,9 +25,10 @@ Deviations:
     stable for any w, and other optimizers keep their fixed points.
     Of several outputs F is estimated by a random direction of each sample; it is unbiased, and k_g is up to a third too
     small. Clients with more samples than `MOST_ROWS`, or large networks, take evenly spaced ones, scaled.
+    The last θ_t of a client that missed m rounds moves by m/(m + 1) of what μ has moved since: by the part after the
+    client's own round, if μ moves evenly.
     Of a cohort of C of T clients, μ is the mean of the cohort, and the sums of τ² and σ² move to its sums by a share of
     C/T. Variances stay within [1e-8, 1e4].
-    The first `common_rounds` are those of FedAvg with equal weights, since μ moves slowly while variances are small.
     A client without training samples, or that was not sampled yet, is served μ. An unseen client trains
     `unseen_epochs` passes from μ under the prior; shared leaves are fixed.
 """
@@ -41,7 +42,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Personal, local_result, local_run, ranged
+from lit_fed.core.algorithm import LocalRun, MessageSpec, Participation, Personal, local_result, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.objective import ModelView, Objective
@@ -51,7 +52,7 @@ from lit_fed.core.targets import Multiclass, Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, Leaves, ModelState, Reduced
 from lit_fed.errors import ConfigError
 
-__all__ = ["Effects", "PartialPooling", "PooledModels", "Sums", "WeighedModels"]
+__all__ = ["OwnLeaves", "PartialPooling", "PooledModels", "Sums", "WeighedModels"]
 
 LOWEST, HIGHEST = 1e-8, 1e4
 """Bounds of variances."""
@@ -79,11 +80,13 @@ class PooledModels(NamedTuple):
     sums: Sums  # moving means
 
 
-class Effects(NamedTuple):
+class OwnLeaves(NamedTuple):
     """A client's state."""
 
-    effects: Leaves  # b_t of the pooled parameters and buffers, [1, ...]
+    models: ModelState  # θ_t of the pooled leaves, [1, ...]
+    mean: ModelState  # μ when it was trained, [1, ...]
     tau2: Tensor  # ρ_t² for each leaf, [G]; 0: not known yet
+    rounds: Tensor  # [] int64, rounds of the run after its last training; 0: it has no θ_t yet
 
 
 class Pull(NamedTuple):
@@ -102,18 +105,16 @@ class WeighedModels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
+class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
     """A network for each client, pulled towards a common one as far as the clients' samples say.
 
     Args:
         leaves: patterns of names of the pooled leaves, or `head`, `body`, `norm`; the others are the same for all.
         variance: of each `leaf`, learned by all clients together, or of each `client`.
-        common_rounds: first rounds in which all clients train the common model, without a pull.
     """
 
     leaves: Patterns = "*"
     variance: Literal["leaf", "client"] = "leaf"
-    common_rounds: int = ranged(5, ">= 0")
 
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
@@ -128,7 +129,7 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
     }
 
     def shared_init(self, ctx: Context) -> PooledModels:
-        """A fresh network; variances are large at first, since they grow slowly from small ones."""
+        """A fresh network; variances are large at first: while they are small, μ and they themselves move slowly."""
         target = ctx.task.target
         if isinstance(target, Likelihood) or ctx.task.own is not None:
             raise ConfigError(
@@ -154,23 +155,20 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         names = self.names(ctx) & models.parameters.keys()
         return {name: models.parameters[name] for name in leaf_order(ctx.task.network) if name in names}
 
-    def is_common(self, ctx: Context) -> bool:
-        """Whether it is a round without a pull."""
-        return ctx.phase != "adapt" and ctx.round_idx < self.common_rounds
-
-    def state_init(self, ctx: Context, shared: PooledModels, data: ClientData) -> Effects:
-        """b_t = 0."""
+    def state_init(self, ctx: Context, shared: PooledModels, data: ClientData) -> OwnLeaves:
+        """μ, since nothing is known of the client."""
         mean = named_part(shared.models, self.names(ctx))
-        return Effects(tree.zeros_like(mean.parameters | mean.buffers), torch.zeros_like(shared.tau2))
+        rounds = torch.zeros((), dtype=torch.int64, device=ctx.lr.device)
+        return OwnLeaves(mean, mean, torch.zeros_like(shared.tau2), rounds)
 
     def client_init(
-        self, ctx: Context, shared: PooledModels, state: Effects, data: ClientData, losses: None
+        self, ctx: Context, shared: PooledModels, state: OwnLeaves, data: ClientData, losses: None
     ) -> LocalRun:
-        """μ + b_t with the shared leaves, and the pulls w."""
-        models, common = self.served(ctx, shared, state), self.is_common(ctx)
+        """θ_t with the shared leaves, and the pulls w."""
+        models = self.served(ctx, shared, state)
         own, known = self.pooled(ctx, models), state.tau2 > 0
         tau2 = torch.where(known, state.tau2, shared.tau2) if self.variance == "client" else shared.tau2
-        weight = (shared.noise / (data.num_samples.clamp(min=1) * tau2) * (not common)).to(ctx.task.dtype)
+        weight = (shared.noise / (data.num_samples.clamp(min=1) * tau2)).to(ctx.task.dtype)
         run = local_run(ctx, models, Pull(tau2, dict(zip(own, weight, strict=True))))
         return run._replace(optimizer=ctx.solver.init(ModelState(own, {}))) if ctx.phase == "adapt" else run
 
@@ -188,16 +186,13 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss.mean(), steps=work.steps + 1)
 
     def client_final(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> ClientResult:
-        """Send the models, weighed leaf by leaf, and the sums; keep b_t."""
+        """Send the models, weighed leaf by leaf, and the sums; keep θ_t."""
         names, n, one = self.names(ctx), data.num_samples, torch.ones_like(data.num_samples)
         kept, mean = (named_part(models, names) for models in (work.models, shared.models))
-        effects = tree.sub(kept.parameters | kept.buffers, mean.parameters | mean.buffers)
         sums, weight, tau2 = no_sums(work.extra.tau2, shared.noise), one, work.extra.tau2
-        if self.is_common(ctx):
-            effects = tree.zeros_like(effects)
-        else:
+        if ctx.phase != "adapt":
             sums = self.sums(ctx, shared, work, data)
-        if self.variance == "client" and not self.is_common(ctx):
+        if ctx.phase != "adapt" and self.variance == "client":
             sizes = torch.tensor([kept.parameters[name].numel() for name in work.extra.weight]).to(tau2)
             rho2 = (tau2 * (sizes - sums.determined) + sums.score).sum() / sizes.sum()
             tau2 = rho2.clamp(LOWEST, HIGHEST).expand_as(tau2)
@@ -208,7 +203,8 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         )
         value = WeighedModels(ModelState(*weighed), torch.stack([weight, n]), sums)
         up = tree.bits((work.models, value.weight, sums), ctx.private)
-        return local_result(ctx, work, data, value, Effects(effects, tau2), weight=one, up=up)
+        rounds = (ctx.round_idx + (ctx.phase != "adapt")) * (n > 0).long()
+        return local_result(ctx, work, data, value, OwnLeaves(kept, mean, tau2, rounds), weight=one, up=up)
 
     def sums(self, ctx: Context, shared: PooledModels, work: LocalRun, data: ClientData) -> Sums:
         """Of one client."""
@@ -234,8 +230,6 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         models = ModelState(
             *({name: mean(name, leaf, before[name]) for name, leaf in part.items()} for part, before in parts)
         )
-        if self.is_common(ctx):
-            return shared._replace(models=models)
         if self.variance == "leaf":  # about μ after a step of this share
             moved = tree.sub(self.pooled(ctx, models), tree.map_leaves(Tensor.double, self.pooled(ctx, old)))
             squares = torch.stack([leaf.square().sum() for leaf in moved.values()])
@@ -245,11 +239,16 @@ class PartialPooling(Personal[PooledModels, Effects, LocalRun]):
         noise = (sums.squares / torch.maximum(sums.freedom, sums.labels / 50)).clamp(min=LOWEST)
         return PooledModels(models, tau2, noise if ctx.task.target.continuous else shared.noise, sums)
 
-    def served(self, ctx: Context, shared: PooledModels, state: Effects) -> ModelState:
-        """μ + b_t with the shared leaves."""
+    def served(self, ctx: Context, shared: PooledModels, state: OwnLeaves) -> ModelState:
+        """θ_t with the shared leaves, moved by m/(m + 1) of what μ has moved if its client missed m rounds."""
+        missed = (ctx.round_idx - state.rounds).double()
+        share = torch.where(state.rounds > 0, missed / (missed + 1), 1.0).to(ctx.task.dtype)
+
+        def moved(own: Tensor, before: Tensor, now: Tensor) -> Tensor:
+            return (own + share * (now - before)).to(own.dtype)
+
         mean = named_part(shared.models, self.names(ctx))
-        own = ({name: leaf + state.effects[name] for name, leaf in part.items()} for part in mean)
-        return whole_models(ctx.task.network, shared.models, ModelState(*own))
+        return whole_models(ctx.task.network, shared.models, tree.map_leaves(moved, state.models, state.mean, mean))
 
 
 def no_sums(tau2: Tensor, noise: Tensor) -> Sums:

@@ -23,7 +23,7 @@ from references.partial_pooling_numpy import descend, determined, information, m
 from references.two_layers import BODY, CLASSES, log_softmax, outputs
 from torch.autograd.functional import hessian
 
-from lit_fed.algorithms import FedAvg, MixedEffects, PartialPooling
+from lit_fed.algorithms import MixedEffects, PartialPooling
 from lit_fed.algorithms.partial_pooling import MOST_ROWS, root
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
@@ -57,12 +57,18 @@ def panel(sizes=(5, 9, 20, 12, 7, 30, 8, 15), seed=0, deviations=(0.5, 0.5, 1.0)
 
 def pooled(train, trainer=None, rounds=0, task=None, **settings):
     """A federation of linear regressions whose clients take steps to their minimum."""
-    algorithm = PartialPooling(**{"common_rounds": 0} | settings)
+    algorithm = PartialPooling(**settings)
     task = task or make_task(REGRESSION, train.x.shape[1])
     federation = Federation(algorithm, train, task, FULL, trainer or VectorizedTrainer(), batch_size=0)
     for _ in range(rounds):
         federation.round()
     return federation
+
+
+def served(federation, states=None):
+    """Parameters [C, 1, ...] of the models that clients are served."""
+    states, ctx = federation.states if states is None else states, federation.context("serve")
+    return torch.func.vmap(lambda one: federation.algorithm.served(ctx, federation.shared, one).parameters)(states)
 
 
 def fixed(federation, tau2, noise):
@@ -86,10 +92,10 @@ def signs_of(federation):
 @pytest.mark.parametrize("variance", ["leaf", "client"])
 @pytest.mark.parametrize("target", [REGRESSION, BINARY], ids=["regression", "binary"])
 def test_rounds_are_those_of_the_reference(target, variance, client_trainer):
-    """The first round is a common one, and one client has a single row."""
+    """One client has a single row, and some miss rounds."""
     train, unseen = make_clients(SIZES, 3, target), make_clients([5, 1], 3, target, seed=9, first_id=4)
     problem = (target.kind, scores)
-    algorithm = PartialPooling(variance=variance, common_rounds=1, unseen_epochs=3)
+    algorithm = PartialPooling(variance=variance, unseen_epochs=3)
     federation = Federation(
         algorithm, train, make_task(target, 3), LocalSolver(local_epochs=2, **ROUND), client_trainer, batch_size=4
     )
@@ -97,32 +103,29 @@ def test_rounds_are_those_of_the_reference(target, variance, client_trainer):
     for number, present in enumerate(COHORTS):
         server, states = pooling_round(
             server, states, as_arrays(train), batch_orders(federation), problem, SLOPES, variance=variance,
-            common=number == 0, present=present, **ROUND,
+            now=number, present=present, **ROUND,
         )  # fmt: skip
         federation.round(present)
         close(federation.weights[0], server["theta"], 1e-12)
         close(federation.shared.tau2, server["tau2"], 1e-12)
         close(federation.shared.noise, server["s2"], 1e-12)
-        close(flat(federation.states.effects), [one["effects"] for one in states], 1e-12)
-    served = flat(federation.algorithm.served(federation.context("serve"), federation.shared, federation.states))
-    close(served, [model_of(server, one) for one in states], 1e-12)
+    close(flat(served(federation)), [model_of(server, one, SLOPES, len(COHORTS)) for one in states], 1e-12)
     orders = batch_orders(federation, "adapt", LocalWork(epochs=3), unseen)
     adapted = federation.serve(unseen, seen=False)
-    for effects, rows, client in zip(flat(adapted.effects), orders, as_arrays(unseen), strict=True):
+    for found, rows, client in zip(flat(served(federation, adapted)), orders, as_arrays(unseen), strict=True):
         theta = descend(server, server["theta"], server["tau2"], client, rows, problem, SLOPES, **ROUND)
-        close(effects, theta - server["theta"], 1e-12)
+        close(found, theta, 1e-12)
 
 
 @pytest.mark.parametrize("leaves", ["*", "head"])
 def test_rounds_of_a_network_are_those_of_the_reference(leaves, client_trainer):
-    federation, clients = started_classes(
-        PartialPooling(leaves, common_rounds=1), client_trainer, epochs=2, solver=ROUND
-    )
+    federation, clients = started_classes(PartialPooling(leaves), client_trainer, epochs=2, solver=ROUND)
     parts = HEAD if leaves == "head" else [slice(0, BODY - 5), slice(BODY - 5, BODY), *HEAD]
     server, states = start(federation.weights[0].numpy(), 3, parts, "classes")
-    for number, present in enumerate([None, [0, 2], None]):
+    network_cohorts = [None, [0, 2], None, [1]]
+    for number, present in enumerate(network_cohorts):
         server, states = pooling_round(
-            server, states, clients, batch_orders(federation), ("classes", outputs), parts, common=number == 0,
+            server, states, clients, batch_orders(federation), ("classes", outputs), parts, now=number,
             present=present, signs=signs_of(federation), **ROUND,
         )  # fmt: skip
         federation.round(present)
@@ -130,13 +133,11 @@ def test_rounds_of_a_network_are_those_of_the_reference(leaves, client_trainer):
         close(federation.shared.tau2, server["tau2"], 1e-11)
     test = samples([4, 2, 3], seed=1)
     for found, state, (x, _) in zip(federation.predictions(test), states, as_arrays(test), strict=True):
-        close(found, log_softmax(outputs(model_of(server, state), x)), 1e-11)
-    start_at, before = server["theta"], slice(0, BODY if leaves == "head" else 0)
-    new = samples([6, 3], seed=2, first_id=3)
-    served = federation.algorithm.served(
-        federation.context("serve"), federation.shared, tree.index(federation.serve(new, seen=False), 0)
-    )
-    close(flat(served.parameters)[0][before], start_at[before], 1e-11)  # shared leaves are fixed
+        close(found, log_softmax(outputs(model_of(server, state, parts, 4), x)), 1e-11)
+    unseen = served(federation, federation.serve(samples([6, 3], seed=2, first_id=3), seen=False))
+    assert np.abs(flat(unseen)[0].numpy() - server["theta"])[BODY:].max() > 1e-6
+    if leaves == "head":
+        close(flat(unseen)[:, :BODY], np.tile(server["theta"][:BODY], (2, 1)), 1e-11)  # shared leaves are fixed
 
 
 # ---------------------------------------------------------------------- closed forms
@@ -145,9 +146,8 @@ def test_a_step_of_sgd_is_proximal():
     train = panel([5])
     federation = pooled(train)
     federation.solver = LocalSolver(lr=0.3)
-    federation.states = federation.states._replace(
-        effects=tree.map_leaves(lambda leaf: leaf + 1.0, federation.states.effects)
-    )
+    models = tree.map_leaves(lambda leaf: leaf + 1.0, federation.states.models)
+    federation.states = federation.states._replace(models=models)
     fixed(federation, 1e-6, 0.5)
     mean = federation.weights[0].numpy()
     (x, y), *_ = as_arrays(train)
@@ -172,8 +172,7 @@ def test_with_fixed_variances_it_is_mean_regularised_learning(tau2):
     expected = np.linalg.solve(system, np.concatenate([one for _, one in grams])).reshape(4, 3)
     close(federation.weights[0], expected.mean(0), 1e-6)
     fixed(federation, tau2, noise)
-    models = federation.algorithm.served(federation.context("serve"), federation.shared, federation.states)
-    close(flat(models.parameters), expected, 1e-6)
+    close(flat(served(federation)), expected, 1e-6)
 
 
 def test_learned_variances_are_those_of_maximum_likelihood():
@@ -273,28 +272,30 @@ def test_a_client_without_rows_is_served_the_mean(client_trainer):
     federation = pooled(train, client_trainer, rounds=3)
     unseen = Split.of([empty])
     unseen.first_id = 3
-    for effects in (federation.states.effects, federation.serve(unseen, seen=False).effects):
-        row = 1 if len(next(iter(effects.values()))) == 3 else 0
-        assert all(float(leaf[row].abs().max()) == 0 for leaf in effects.values())
+    mean = federation.weights[0]
+    close(flat(served(federation))[1], mean, 1e-15)
+    close(flat(served(federation, federation.serve(unseen, seen=False)))[0], mean, 1e-15)
+    assert float((flat(served(federation))[[0, 2]] - mean).abs().min()) > 1e-6
 
 
-def test_until_a_client_has_effects_it_is_served_the_mean():
-    """In the common rounds, which are FedAvg with equal weights, and ahead of its first own round."""
-    train = make_clients([6, 4, 9], 3)
-    solver = LocalSolver(lr=0.3, momentum=0.5)
-    one, other = (
-        Federation(algorithm, train, make_task(BINARY, 3), solver, weighting="uniform")
-        for algorithm in (PartialPooling(common_rounds=2), FedAvg())
-    )
-    for cohort in ([0, 1, 2], [0, 2]):
-        one.round(cohort)
-        other.round(cohort)
-    close(flat(one.shared.models), flat(other.shared.models), 1e-12)
-    for found, expected in zip(one.predictions(), other.predictions(), strict=True):
-        close(found, expected, 1e-12)
-    one.round([0, 2])
-    moved = [float(flat(one.states.effects)[client].abs().max()) for client in range(3)]
-    assert moved[1] == 0 < min(moved[0], moved[2])
+def test_until_a_client_is_sampled_it_is_served_the_mean():
+    federation = pooled(panel([6, 4, 9]))
+    for cohort in ([0, 1], [0]):
+        federation.round(cohort)
+    close(flat(served(federation))[2], federation.weights[0], 1e-15)
+    federation.round([2])
+    assert float((flat(served(federation))[0] - federation.weights[0]).abs().min()) > 1e-6
+
+
+def test_a_model_moves_along_with_the_mean_that_it_missed():
+    """A third of the way for the rounds in which it took part, of three; all of it if it never did."""
+    federation = pooled(panel([6, 4, 9]))
+    federation.round([0, 1])
+    before, at = flat(served(federation))[0], federation.states.mean.parameters
+    for _ in range(2):
+        federation.round([1, 2])
+    moved = federation.weights[0] - flat(tree.index(at, slice(0, 1)))[0]
+    close(flat(served(federation))[0], before + 2 / 3 * moved, 1e-14)
 
 
 def test_an_unseen_client_with_the_rows_of_a_seen_one_gets_its_model():
@@ -302,12 +303,12 @@ def test_an_unseen_client_with_the_rows_of_a_seen_one_gets_its_model():
     federation = pooled(train, rounds=20, unseen_epochs=200)
     twin = Split.of([train.client(2)[:2]])
     twin.first_id = 8
-    close(flat(federation.serve(twin, seen=False).effects)[0], flat(federation.states.effects)[2], 1e-6)
+    close(flat(served(federation, federation.serve(twin, seen=False)))[0], flat(served(federation))[2], 1e-6)
 
 
 def test_bits_are_those_of_models_and_sums():
     """Of a linear model of three inputs: four numbers, weight [2], score and number of each leaf, three numbers."""
-    federation = Federation(PartialPooling(common_rounds=0), make_clients([5, 3], 3), make_task(BINARY, 3))
+    federation = Federation(PartialPooling(), make_clients([5, 3], 3), make_task(BINARY, 3))
     federation.round()
     assert federation.bits.tolist() == [2 * 64 * (4 + 2 + 4 + 3), 2 * 64 * (4 + 2 + 1)]
 

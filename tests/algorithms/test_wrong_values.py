@@ -127,7 +127,6 @@ WRONG = [
     ("MOCHA", {"epsilon": 0.0}, r"epsilon is 0\.0; give a number > 0"),
     ("MOCHA", {"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
     ("PartialPooling", {"variance": "layer"}, "variance is layer; give leaf or client"),
-    ("PartialPooling", {"common_rounds": -1}, "common_rounds is -1; give a whole number >= 0"),
     ("PartialPooling", {"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
     ("PerFedAvg", {"variant": "second_order"}, "variant is second_order; give exact, first_order or hessian_free"),
     ("PerFedAvg", {"inner_lr": -0.1}, r"inner_lr is -0\.1; give a number >= 0"),

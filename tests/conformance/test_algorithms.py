@@ -70,7 +70,6 @@ SMALL: dict[str, dict] = {
     | {"warmup_rounds": 0, "min_cluster_size": 1},
     "FedSALoRA": {"personal": ("*.bias",)},
     "FFALoRA": {"frozen": ("*.bias",)},
-    "PartialPooling": {"common_rounds": 1},
 }
 """Hyper-parameters for these small clients, by class name, where the defaults will not do or take long."""
 

@@ -69,64 +69,64 @@ def start(theta, num_clients, leaves, kind):
         "theta": theta, "tau2": np.full(G, 0.1), "s2": 0.5 if kind == "regression" else 1.0,
         "sums": (np.zeros(G), np.zeros(G), 0.0, 0.0, 0.0),
     }  # fmt: skip
-    return server, [{"effects": np.zeros_like(theta), "tau2": None} for _ in range(num_clients)]
+    return server, [{"theta": theta, "mean": theta, "tau2": None, "round": None} for _ in range(num_clients)]
 
 
-def model_of(server, client):
-    """The server's model with the random effects of a client."""
-    return server["theta"] + client["effects"]
+def model_of(server, client, leaves, now):
+    """A client's model in round `now`: μ has taken equal steps in its last round and in those that it missed."""
+    theta = server["theta"].copy()
+    for leaf in leaves if client["round"] is not None else ():
+        steps = now - client["round"]
+        theta[leaf] = client["theta"][leaf] + (steps - 1) * (theta - client["mean"])[leaf] / steps
+    return theta
 
 
-def descend(server, theta, tau2, data, batches, problem, leaves, *, lr, momentum=0.0, pulls=True, moves=slice(None)):
+def descend(server, theta, tau2, data, batches, problem, leaves, *, lr, momentum=0.0):
     """SGD on the mean loss + Σ_g w_g/2·‖θ − μ‖²_g, every gradient divided by 1 + lr·w_g in leaf g."""
     (x, y), (kind, outputs), velocity, w = data, problem, 0.0, np.zeros(len(theta))
     for leaf, variance in zip(leaves, tau2, strict=True):
-        w[leaf] = pulls * server["s2"] / (len(y) * variance)
+        w[leaf] = server["s2"] / (len(y) * variance)
     for rows in batches:
         slope = gradient(kind, outputs, theta, x[rows], y[rows]) + w * (theta - server["theta"])
         velocity = momentum * velocity + slope / (1 + lr * w)
-        theta = theta.copy()
-        theta[moves] = (theta - lr * velocity)[moves]
+        theta = theta - lr * velocity
     return theta
 
 
 def pooling_round(
-    server, states, clients, batches, problem, leaves, *, variance="leaf", common=False, present=None, signs=None,
+    server, states, clients, batches, problem, leaves, *, now, variance="leaf", present=None, signs=None,
     **solver,
 ):  # fmt: skip
     """One round; returns the server's and the clients' states."""
     (kind, outputs), T, states = problem, len(clients), list(states)
     present = range(T) if present is None else present
-    mu, s2, sent, pooled = server["theta"], server["s2"], [], np.zeros(len(server["theta"]), dtype=bool)
-    for leaf in leaves:
-        pooled[leaf] = True
+    mu, s2, sent = server["theta"], server["s2"], []
     for i in present:
         x, y = clients[i]
         own = variance == "client" and states[i]["tau2"] is not None
         tau2 = states[i]["tau2"] if own else server["tau2"]
-        theta = model_of(server, states[i])
-        theta = descend(server, theta, tau2, clients[i], batches[i], problem, leaves, pulls=not common, **solver)
-        weight, sums = 1.0, None
-        if not common:
-            F = information(kind, outputs, theta, x, None if signs is None else signs[i])
-            slope = determined(F, tau2, s2, leaves)
-            score = np.array([((theta - mu)[leaf] ** 2).sum() for leaf in leaves])
-            squares = ((outputs(theta, x) - y[:, None]) ** 2).sum() if kind == "regression" else 0.0
-            n = len(y) * outputs(theta, x[:1]).shape[1]
-            sums = (score, slope, squares, n - slope.sum(), n)
-            if variance == "client":
-                d = sum(len(theta[leaf]) for leaf in leaves)
-                spread = sum(old * (len(theta[leaf]) - k) for leaf, old, k in zip(leaves, tau2, slope, strict=True))
-                rho2 = np.clip((spread + score.sum()) / d, LOW, HIGH)
-                weight, tau2 = 1 / rho2, np.full(len(leaves), rho2)
-        states[i] = {"effects": np.where(pooled, theta - mu, 0) * (not common), "tau2": tau2}
+        theta = model_of(server, states[i], leaves, now)
+        theta = descend(server, theta, tau2, clients[i], batches[i], problem, leaves, **solver)
+        weight = 1.0
+        F = information(kind, outputs, theta, x, None if signs is None else signs[i])
+        slope = determined(F, tau2, s2, leaves)
+        score = np.array([((theta - mu)[leaf] ** 2).sum() for leaf in leaves])
+        squares = ((outputs(theta, x) - y[:, None]) ** 2).sum() if kind == "regression" else 0.0
+        n = len(y) * outputs(theta, x[:1]).shape[1]
+        sums = (score, slope, squares, n - slope.sum(), n)
+        if variance == "client":
+            d = sum(len(theta[leaf]) for leaf in leaves)
+            spread = sum(old * (len(theta[leaf]) - k) for leaf, old, k in zip(leaves, tau2, slope, strict=True))
+            rho2 = np.clip((spread + score.sum()) / d, LOW, HIGH)
+            weight, tau2 = 1 / rho2, np.full(len(leaves), rho2)
+        states[i] = {"theta": theta, "mean": mu, "tau2": tau2, "round": now}
         sent.append((theta, len(y), weight, sums))
     share = min(1.0, len(sent) / T)
     mean = np.average([one[0] for one in sent], axis=0, weights=[one[2] for one in sent])
     body = np.average([one[0] for one in sent], axis=0, weights=[one[1] for one in sent])
-    new = np.where(pooled, mean, body)
-    if common:
-        return server | {"theta": new}, states
+    new = body
+    for leaf in leaves:
+        new[leaf] = mean[leaf]
     score, slope, *others = (np.mean([one[3][k] for one in sent], axis=0) for k in range(5))
     if variance == "leaf":  # about μ + share·(mean − μ)
         for g, leaf in enumerate(leaves):
