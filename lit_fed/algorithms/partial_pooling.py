@@ -11,6 +11,8 @@ Variational Expectation Maximization". CVPR 2023. https://arxiv.org/abs/2305.125
     server:    μ = Σ_t θ_t/T,  τ_g² = Σ_t ‖θ_t − μ‖²_g / Σ_t k_tg,  σ² = Σ_t Σ (ŷ − y)² / Σ_t (n_t − Σ_g k_tg)
     `client`:  ρ_t² = (tr V + ‖θ_t − μ‖²)/d in place of τ_g², at the client;  μ = Σ_t θ_t/ρ_t² / Σ_t 1/ρ_t²
 
+A linear regression ends at its maximum likelihood, which `MixedEffects` with `estimate: ml` finds in closed form.
+
 Symbols:
     μ     -> shared.models   pooled leaves; the others are the same for all clients (τ = 0), [1, ...]
     τ_g²  -> shared.tau2     one for each pooled leaf, [G]; with `client` the harmonic mean of the ρ_t²

@@ -556,6 +556,17 @@ def test_natural_clients_are_told_apart_from_made_groups(results):
     assert f"the critical difference is {critical:.1f}" in said
 
 
+def test_the_classes_that_a_task_names_are_imported(monkeypatch):
+    """A process that has just begun knows none of them."""
+    texts = []
+    monkeypatch.setattr(runs, "import_named", texts.append)
+    task = read_task("digits_label_groups")
+    given = task.arguments("FedAvg", {"lr": 0.1}, 0)["data"]["dataset"]
+    runs._cut_of.__wrapped__(json.dumps(given))
+    assert len(texts) == 1
+    assert all(name in texts[0] for name in ("Cut", "Digits", "LabelGroups"))
+
+
 def test_suites_are_those_of_the_guide():
     assert {name: len(tasks) for name, tasks in suites().items()} == {"small": 9, "text": 1, "images": 2, "paper": 3}
 
