@@ -267,27 +267,22 @@ def determined(ctx: Context, models: ModelState, data: ClientData, tau2: Leaves,
     shape = torch.Size(task.target.output_shape(tuple(data.y.shape[1:])))
     numbers = uniforms(ctx.seed, ctx.round_idx, data.client_id, "directions", N * shape.numel())
     signs = torch.where(numbers < 0.5, 1.0, -1.0).to(task.dtype).view(N, *shape)
-    scale, most = torch.ones_like(noise), max(FEWEST_ROWS, min(MOST_ROWS, MOST_NUMBERS // size))
-    x, y, mask = data.x, data.y, data.mask
-    if most < N:
-        count = data.num_samples.clamp(min=most)
-        places = (torch.arange(most, device=mask.device) * count / most).long()
-        rows = torch.argsort(mask, descending=True, stable=True).index_select(0, places)
-        x, y, mask, signs = (leaf.index_select(0, rows) for leaf in (x, y, mask, signs))
-        scale = count / most
+    most = max(FEWEST_ROWS, min(MOST_ROWS, MOST_NUMBERS // size))
+    count = data.num_samples.clamp(min=most)
+    places = (torch.arange(min(N, most), device=noise.device) * count / most).long()  # among the labelled samples
+    rows = torch.argsort(data.mask, descending=True, stable=True).index_select(0, places)
+    x, y, mask = (leaf.index_select(0, rows) for leaf in (data.x, data.y, data.mask))
 
     def slopes(x: Tensor, y: Tensor, mask: Tensor, signs: Tensor) -> Leaves:
         batch = Batch(x.unsqueeze(0), y.unsqueeze(0), torch.zeros_like(mask, dtype=torch.int64).view(1), mask.view(1))
         objective = Objective(projection, rows=signs.view(1, 1, *shape))
-        gradient: Leaves = task.value_and_grad(models, batch, training=False, objective=objective, moving=tau2.keys())[
-            1
-        ]
+        _, gradient, _ = task.value_and_grad(models, batch, training=False, objective=objective, moving=tau2.keys())
         return gradient
 
     if not N:
         return torch.zeros(len(tau2), dtype=torch.float64, device=noise.device)
-    Z = torch.func.vmap(slopes)(x, y, mask, signs)
-    K = torch.stack([scale * variance * gram(Z[name].flatten(1)) for name, variance in tau2.items()])
+    Z = torch.func.vmap(slopes)(x, y, mask, signs.index_select(0, places))
+    K = torch.stack([count / most * variance * gram(Z[name].flatten(1)) for name, variance in tau2.items()])
     inverse: Tensor = torch.linalg.inv(K.sum(0) + noise * torch.eye(len(mask)).to(K))
     return (inverse * K).sum((1, 2))
 
