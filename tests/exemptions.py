@@ -37,6 +37,7 @@ EXEMPT: dict[str, dict[str, str]] = {
     "FedBuff": {"client_order": "who comes in when follows the clients' numbers"},
     "MixedEffects": {"mlp": ONE_OUTPUT, "multiclass": ONE_OUTPUT, "sequences": ONE_OUTPUT, "ranks": DIGITS},
     "MOCHA": {"client_order": ROWS, "mlp": LINEAR, "regression": LINEAR, "sequences": LINEAR},
+    "PartialPooling": {"ranks": DIGITS},
     "PFedFDA": {"regression": CLASSES},
     "PFedHN": {"client_order": "each client has an embedding of its own, drawn by its number"},
     "SharingADMM": {

@@ -118,6 +118,8 @@ WRONG = [
     ("MOCHA", {"rounds_per_relation": -1}, "rounds_per_relation is -1; give a whole number >= 0"),
     ("MOCHA", {"loss": "squared"}, "loss is squared; give hinge or logistic"),
     ("MOCHA", {"epsilon": 0.0}, r"epsilon is 0\.0; give a number > 0"),
+    ("PartialPooling", {"variance": "layer"}, "variance is layer; give leaf or client"),
+    ("PartialPooling", {"adapt_epochs": -1}, "adapt_epochs is -1; give a whole number >= 0"),
     ("PerFedAvg", {"variant": "second_order"}, "variant is second_order; give exact, first_order or hessian_free"),
     ("PerFedAvg", {"inner_lr": -0.1}, r"inner_lr is -0\.1; give a number >= 0"),
     ("PerFedAvg", {"difference": 0.0}, r"difference is 0\.0; give a number > 0"),

@@ -28,6 +28,7 @@ from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
 from lit_fed.metrics import paired as paired_clients
 from lit_fed.metrics.paired import bootstrap
+from lit_fed.system.discovery import import_named
 from lit_fed.system.trials import Outcome
 
 TASK = {
@@ -554,6 +555,17 @@ def test_natural_clients_are_told_apart_from_made_groups(results):
     said = " ".join(" ".join(leaderboard.findings(results)[1]).split())
     assert f"`{next(iter(ranks))}` has the best average rank, {min(ranks.values()):.1f}," in said
     assert f"the critical difference is {critical:.1f}" in said
+
+
+def test_the_classes_that_a_task_names_are_imported(monkeypatch):
+    """A process that has just begun knows none of them."""
+    texts = []
+    monkeypatch.setattr(runs, "import_named", lambda text: (texts.append(text), import_named(text)))
+    task = read_task("digits_label_groups")
+    given = task.arguments("FedAvg", {"lr": 0.1}, 0)["data"]["dataset"]
+    runs._cut_of.__wrapped__(json.dumps(given))
+    assert len(texts) == 1
+    assert all(name in texts[0] for name in ("Cut", "Digits", "LabelGroups"))
 
 
 def test_suites_are_those_of_the_guide():
