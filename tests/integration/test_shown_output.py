@@ -9,6 +9,7 @@ from doc_pages import ROOT, blocks, run_page
 SHOWN = {
     "docs/quickstart.md": (0,),
     "docs/guides/own_table.md": (1, 2),
+    "docs/guides/few_rows.md": (0, 1),
     "docs/guides/frozen_backbones.md": (0,),
     "docs/guides/sweeps.md": (0,),
     "docs/guides/pictures.md": (0,),
