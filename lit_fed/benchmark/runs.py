@@ -33,6 +33,7 @@ from lit_fed.command_line.classes import near_class
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
+from lit_fed.system.discovery import import_named
 from lit_fed.system.files import write_atomically
 from lit_fed.system.foreign_files import read_file
 from lit_fed.system.machine import forget_peak_memory, peak_memory
@@ -104,6 +105,7 @@ def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
 @lru_cache(maxsize=64)
 def _cut_of(dataset: str) -> Cut:
     """The data of a run, from their configuration as JSON."""
+    import_named(dataset)  # the process may be another one's
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--dataset", type=DataSet)
     try:

@@ -24,7 +24,7 @@ NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
 FIELDS = {
     *NEEDED, *OF_CUT, "score", "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites",
-    "local_epochs", "accelerator",
+    "local_epochs", "accelerator", "source", "left_out",
 }  # fmt: skip
 
 MOST = 10**6
