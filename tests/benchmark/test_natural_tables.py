@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from lit_fed.benchmark import task as task_module
+from lit_fed.benchmark.cut import Cut
 from lit_fed.benchmark.task import read_task, suites
 from lit_fed.core.seeds import generator
 from lit_fed.data import RTable
+from lit_fed.errors import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs/natural_tables.md").read_text()
 TASKS = suites()["natural"]
@@ -33,6 +36,21 @@ def test_there_are_enough_tables_of_enough_packages():
     assert len(TASKS) >= 25
     assert len({*packages}) >= 10
     assert max(map(packages.count, packages)) <= 4
+
+
+def test_the_first_run_of_a_shipped_task_writes_the_digests_of_all_cuts(tmp_path, monkeypatch):
+    path = tmp_path / "benchmark/exam.yaml"
+    path.parent.mkdir()
+    path.write_bytes(read_task("exam").path.read_bytes())
+    monkeypatch.setattr(task_module, "configs_folder", lambda: tmp_path)
+    task = read_task(str(path))
+    first = task.check_samples(Cut(table("exam"), cut=0))
+    assert sorted(task.known_clients()) == list(task.cuts)
+    assert task.check_samples(Cut(table("exam"), cut=1)) != first
+    lines = task.digests_path.read_text().splitlines(keepends=True)
+    task.digests_path.write_text("".join(lines[:-1]))
+    with pytest.raises(ConfigError, match=r"exam\.samples\.jsonl has no digests of cut 4; the task is not complete"):
+        task.check_samples(Cut(table("exam"), cut=4))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -82,8 +100,8 @@ def floor(data, metric):
             own = np.flatnonzero(data.owner == client)
             known, asked = np.setdiff1d(own, test), np.intersect1d(own, test)
             if len(known):
-                shares = np.bincount(y[known], minlength=classes) if classes else y[known].mean()
-                found[asked] = shares.argmax() if metric == "accuracy" else shares[1] / len(known) if classes else shares
+                counts = np.bincount(y[known], minlength=classes) if classes else None
+                found[asked] = counts.argmax() if metric == "accuracy" else y[known].mean()
                 tested[asked] = True
     if metric == "r2":
         return 1 - np.square(y[tested] - found[tested]).mean() / y[~tested if data.order is not None else tested].var()
