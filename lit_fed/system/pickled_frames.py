@@ -116,7 +116,7 @@ class _Stack:
         return found
 
     def name(self, module: str, name: str) -> None:
-        path = f"{module}.{name}"
+        path = ".".join((module, name))
         _require(path in ALLOWED, f"it names {path[:100]!r}, which no table needs")
         self.push(_Name(path))
 

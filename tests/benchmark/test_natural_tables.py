@@ -88,7 +88,7 @@ def folds(data):
         place = generator(0, 0, client, "floor").permutation(len(names))[person] % FOLDS
         for fold, part in enumerate(parts):
             part += own[place == fold].tolist()
-    return map(np.array, parts)
+    return [np.array(part, dtype=np.int64) for part in parts]
 
 
 def floor(data, metric):

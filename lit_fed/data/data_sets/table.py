@@ -87,6 +87,7 @@ class Table(PooledDataSet):
         group_column: column with the person (a pupil, an animal) of each row, whose rows are in one split.
         time_column: column with the time of each row, numbers or dates; an input only if `feature_columns` names it.
         min_rows: clients with fewer rows are left out.
+        min_groups: clients with fewer persons are left out; 3 for a training, a validation and a test split.
         max_clients: number of clients to draw; null: all.
         max_rows: number of rows to draw, all of a person or none; null: all.
         draw_seed: seed of these draws.
@@ -122,6 +123,7 @@ class Table(PooledDataSet):
     group_column: str | None = None
     time_column: str | None = None
     min_rows: int = 1
+    min_groups: int = 1
     max_clients: int | None = None
     max_rows: int | None = None
     draw_seed: int = 0
@@ -139,13 +141,17 @@ class Table(PooledDataSet):
         for name in ("separator", "decimal"):
             given = getattr(self, name)
             require(len(given) == 1, f"{PREFIX}.{name} is {given!r}; give one character")
-        check_settings(self, prefix=PREFIX, skip_lines=">= 0", min_rows=">= 1", draw_seed=ANY_SEED)
+        check_settings(self, prefix=PREFIX, skip_lines=">= 0", min_rows=">= 1", min_groups=">= 1", draw_seed=ANY_SEED)
+        require(
+            self.min_groups == 1 or self.group_column is not None,
+            f"{PREFIX}.min_groups is {self.min_groups}, which needs a group_column; give min_rows",
+        )
         for name in ("max_clients", "max_rows"):
             most = getattr(self, name)
             require(most is None or most >= 1, f"{PREFIX}.{name} is {most}; give a whole number >= 1, or null for all")
         require(
             not self._draws or self.natural,
-            f"{PREFIX}.min_rows, max_clients and max_rows draw from clients; set client_column",
+            f"{PREFIX}.min_rows, min_groups, max_clients and max_rows are about clients; set client_column",
         )
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
@@ -166,7 +172,7 @@ class Table(PooledDataSet):
 
     @property
     def _draws(self) -> bool:
-        return self.min_rows > 1 or self.max_clients is not None or self.max_rows is not None
+        return (self.min_rows, self.min_groups, self.max_clients, self.max_rows) != (1, 1, None, None)
 
     @property
     def roles(self) -> dict[str, str]:
@@ -277,11 +283,13 @@ class Table(PooledDataSet):
 
     def _drawn(self, rows: TableRows) -> TableRows:
         """The rows of clients with enough of them, of the drawn clients and persons."""
-        owner, _ = self._owners(rows)
+        owner, groups = self._owners(rows)[0], self._groups(rows)
         assert owner is not None
-        limits = self.min_rows, self.max_clients, self.max_rows
-        kept = drawn_rows(owner, self._groups(rows), *limits, self.draw_seed)
-        require(len(kept) > 0, f"{rows.source}: no client has {self.min_rows} rows; lower {PREFIX}.min_rows")
+        groups = np.arange(len(owner)) if groups is None else groups
+        limits = self.min_rows, self.min_groups, self.max_clients, self.max_rows
+        kept = drawn_rows(owner, groups, *limits, self.draw_seed)
+        of = f"{self.min_rows} rows" + (f" of {self.min_groups} persons" if self.min_groups > 1 else "")
+        require(len(kept) > 0, f"{rows.source}: no client has {of}; lower {PREFIX}.min_rows or min_groups")
         return rows.taken(kept)
 
     def _groups(self, rows: TableRows) -> np.ndarray | None:

@@ -9,11 +9,12 @@ from lit_fed.data.data_sets.in_memory import data_set_of_frame
 from lit_fed.errors import ConfigError
 
 OWNER = np.repeat(np.arange(6), [2, 5, 9, 9, 30, 30])
+ALONE = np.arange(len(OWNER))
 PERSONS = np.arange(len(OWNER)) // 3  # some of two clients
 
 
 def test_a_draw_keeps_large_clients_and_whole_persons():
-    kept = drawn_rows(OWNER, PERSONS, 4, 4, 40, 0)
+    kept = drawn_rows(OWNER, PERSONS, 4, 1, 4, 40, 0)
     sizes = np.bincount(OWNER[kept], minlength=6)
     assert kept.tolist() == sorted({*kept.tolist()})
     assert 20 < len(kept) <= 40
@@ -26,14 +27,20 @@ def test_a_draw_keeps_large_clients_and_whole_persons():
 
 
 def test_a_draw_is_of_its_seed_alone():
-    draws = [drawn_rows(OWNER, None, 1, 5, 50, seed).tolist() for seed in (0, 0, 1)]
+    draws = [drawn_rows(OWNER, ALONE, 1, 1, 5, 50, seed).tolist() for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
     assert len(draws[0]) == 50
 
 
 def test_nothing_is_drawn_from_what_is_small_enough():
-    assert drawn_rows(OWNER, PERSONS, 1, 6, len(OWNER), 0).tolist() == list(range(len(OWNER)))
-    assert set(OWNER[drawn_rows(OWNER, None, 9, None, None, 0)]) == {2, 3, 4, 5}
+    assert drawn_rows(OWNER, PERSONS, 1, 1, 6, len(OWNER), 0).tolist() == list(range(len(OWNER)))
+    assert set(OWNER[drawn_rows(OWNER, ALONE, 9, 1, None, None, 0)]) == {2, 3, 4, 5}
+
+
+def test_clients_of_few_persons_are_left_out():
+    assert set(OWNER[drawn_rows(OWNER, PERSONS, 1, 4, None, None, 0)]) == {2, 3, 4, 5}
+    kept = drawn_rows(OWNER, PERSONS, 1, 3, None, 40, 1)
+    assert min(len({*PERSONS[kept][OWNER[kept] == client]}) for client in {*OWNER[kept]}) >= 3
 
 
 FRAME = pd.DataFrame(
@@ -99,6 +106,11 @@ def test_rows_of_files_are_counted_anew(tmp_path):
         ({"group_column": "who"}, "group_column is 'who', and so is one of client_column"),
         ({"group_column": "person", "features": ["person"]}, "is 'person', and so is one of feature_columns"),
         ({"min_rows": 0}, "min_rows is 0"),
+        ({"min_groups": 2}, "min_groups is 2, which needs a group_column; give min_rows"),
+        (
+            {"min_groups": 3, "group_column": "person"},
+            "no client has 1 rows of 3 persons; lower",
+        ),
         ({"max_rows": 0}, "max_rows is 0; give a whole number >= 1"),
         ({"max_clients": -1}, "max_clients is -1"),
         ({"draw_seed": -1}, "draw_seed is -1"),
@@ -112,5 +124,5 @@ def test_wrong_options(options, message):
 
 
 def test_a_draw_needs_clients():
-    with pytest.raises(ConfigError, match=r"max_clients and max_rows draw from clients; set client_column"):
+    with pytest.raises(ConfigError, match=r"max_clients and max_rows are about clients; set client_column"):
         data_set_of_frame(FRAME, None, "y", max_rows=3)
