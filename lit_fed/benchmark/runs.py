@@ -105,7 +105,7 @@ def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
 @lru_cache(maxsize=64)
 def _cut_of(dataset: str) -> Cut:
     """The data of a run, from their configuration as JSON."""
-    import_named(dataset)
+    import_named(dataset)  # the process may be another one's
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--dataset", type=DataSet)
     try:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,6 +113,13 @@ class TableRows(NamedTuple):
                 int(missing[name].argmax()), name,
                 f"no value; of {len(self.frame)} rows {counts} have none: {fix} ({MISSING})",
             )  # fmt: skip
+
+    def taken(self, kept: np.ndarray) -> TableRows:
+        """The rows of these sorted numbers [m]; errors name them as before."""
+        ends = np.searchsorted(kept, np.cumsum([0, *(size for _, size in self.files)])).tolist()
+        files = tuple((path, end - start) for (path, _), (start, end) in zip(self.files, pairwise(ends), strict=True))
+        frame = self.frame.iloc[kept].reset_index(drop=True)
+        return self._replace(frame=frame, place=lambda row: self.place(int(kept[row])), files=files)
 
     # ------------------------------------------------------------------ what cells are
     def texts(self, column: str, *, may_miss: bool = False) -> np.ndarray:
@@ -323,7 +331,7 @@ def joined(names: Sequence[str], frames: Sequence[pd.DataFrame], first: int = 1)
     return TableRows(pd.concat(frames, ignore_index=True), source, place, each)
 
 
-def rows_of_frame(frame: pd.DataFrame) -> TableRows:
+def rows_of_frame(frame: pd.DataFrame, source: str = "the frame") -> TableRows:
     """The rows of a data frame, named in errors by its index.
 
     Raises:
@@ -333,7 +341,7 @@ def rows_of_frame(frame: pd.DataFrame) -> TableRows:
 
     require(isinstance(frame, pd.DataFrame), f"the frame is a {type(frame).__name__}; give a pandas DataFrame")
     index = frame.index
-    return TableRows(_checked(frame, "the frame"), "the frame", lambda row: f"the frame: row {index[row]!r}")
+    return TableRows(_checked(frame, source), source, lambda row: f"{source}: row {index[row]!r}")
 
 
 AS_WRITTEN: dict[str, Any] = {"dtype": str, "na_filter": False}

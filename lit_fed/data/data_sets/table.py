@@ -9,11 +9,19 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, label_array, names_of, require, say
+from lit_fed.data.data_sets.base import ANY_SEED, Names, PooledDataSet, Samples, label_array, names_of, require, say
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import DatePart, Feature, TableColumns, encode, fill_in, prepared, typed
+from lit_fed.data.data_sets.drawn_rows import drawn_rows
 from lit_fed.data.data_sets.fills import Imputation
-from lit_fed.data.data_sets.rows import TableRows, is_table_file, missing_values, read_rows, table_name
+from lit_fed.data.data_sets.rows import (
+    TableRows,
+    is_numeric,
+    is_table_file,
+    missing_values,
+    read_rows,
+    table_name,
+)
 from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
@@ -76,6 +84,13 @@ class Table(PooledDataSet):
         indicators: one more input, 0 or 1, for each column with missing training values.
         constants: table of public rows with the same columns, from which classes, categories, means and standard
             deviations are learned; null: from the clients' rows, which ε of `--model.privacy` does not cover.
+        group_column: column with the person (a pupil, an animal) of each row, whose rows are in one split.
+        time_column: column with the time of each row, numbers or dates; an input only if `feature_columns` names it.
+        min_rows: clients with fewer rows are left out.
+        min_groups: clients with fewer persons are left out; 3 for a training, a validation and a test split.
+        max_clients: number of clients to draw; null: all.
+        max_rows: number of rows to draw, all of a person or none; null: all.
+        draw_seed: seed of these draws.
     """
 
     path: Names = ""
@@ -105,6 +120,13 @@ class Table(PooledDataSet):
     impute_value: float = 0.0
     indicators: bool = False
     constants: str | None = None
+    group_column: str | None = None
+    time_column: str | None = None
+    min_rows: int = 1
+    min_groups: int = 1
+    max_clients: int | None = None
+    max_rows: int | None = None
+    draw_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in LISTS:
@@ -119,7 +141,18 @@ class Table(PooledDataSet):
         for name in ("separator", "decimal"):
             given = getattr(self, name)
             require(len(given) == 1, f"{PREFIX}.{name} is {given!r}; give one character")
-        check_settings(self, prefix=PREFIX, skip_lines=">= 0")
+        check_settings(self, prefix=PREFIX, skip_lines=">= 0", min_rows=">= 1", min_groups=">= 1", draw_seed=ANY_SEED)
+        require(
+            self.min_groups == 1 or self.group_column is not None,
+            f"{PREFIX}.min_groups is {self.min_groups}, which needs a group_column; give min_rows",
+        )
+        for name in ("max_clients", "max_rows"):
+            most = getattr(self, name)
+            require(most is None or most >= 1, f"{PREFIX}.{name} is {most}; give a whole number >= 1, or null for all")
+        require(
+            not self._draws or self.natural,
+            f"{PREFIX}.min_rows, min_groups, max_clients and max_rows are about clients; set client_column",
+        )
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
                 not given or self.client_column is not None or (name == "unseen_clients" and self.natural),
@@ -138,9 +171,13 @@ class Table(PooledDataSet):
                 require(column != its, f"{PREFIX}.{name} is {column!r}, and so is one of {other}; choose another")
 
     @property
+    def _draws(self) -> bool:
+        return (self.min_rows, self.min_groups, self.max_clients, self.max_rows) != (1, 1, None, None)
+
+    @property
     def roles(self) -> dict[str, str]:
         """The columns that are no inputs, by their options."""
-        names = ("client_column", "label_column", "split_column", "query_column")
+        names = ("client_column", "label_column", "split_column", "query_column", "group_column")
         return {name: column for name in names if (column := getattr(self, name))}
 
     @property
@@ -157,6 +194,9 @@ class Table(PooledDataSet):
         """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows = self._read()
         self._check_columns(rows)
+        if self._draws:
+            rows = self._drawn(rows)
+        groups, order = self._groups(rows), self._order(rows)
         columns = self._columns(self._inputs(rows))
         rows = prepared(rows, columns, PREFIX)
         columns = columns._replace(features=tuple(self._with_kind(rows, one.name) for one in columns.features))
@@ -167,7 +207,10 @@ class Table(PooledDataSet):
         encoder = TableEncoder(self, rows, columns, public, has_scale)
         split = None if self.split_column is None else rows.split_roles(self.split_column)
         unseen = self._unseen(rows, owner, names)
-        return Samples(np.arange(len(rows.frame)), labels, owner, names, class_names, split, unseen, encoder)
+        return Samples(
+            np.arange(len(rows.frame)), labels, owner, names, class_names, split, unseen, encoder,
+            groups=groups, order=order,
+        )  # fmt: skip
 
     def _columns(self, names: Sequence[str] = ()) -> TableColumns:
         """Encoding of these input columns before anything is learned; without names: how files are read."""
@@ -217,14 +260,14 @@ class Table(PooledDataSet):
             bool(self.label_column),
             f"label_column is not set; give one of the columns {', '.join(map(str, rows.frame.columns[:20]))}",
         )
-        for name, column in self.roles.items():
-            rows.require_columns([column], name)
+        for name, column in (*self.roles.items(), ("time_column", self.time_column)):
+            rows.require_columns([column] if column else [], name)
         for name in ("feature_columns", "ignored_columns", "category_columns", "date_columns"):
             rows.require_columns(getattr(self, name) or (), name)
 
     def _inputs(self, rows: TableRows) -> tuple[str, ...]:
         """Names of the input columns."""
-        taken = {*self.roles.values(), *self.ignored_columns}
+        taken = {*self.roles.values(), self.time_column, *self.ignored_columns}
         given = names_of(self.feature_columns or ())
         parts = {name: [f"{name} {part}" for part in self.date_parts] or [name] for name in self.date_columns}
         given = given or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
@@ -237,6 +280,34 @@ class Table(PooledDataSet):
                 f"name it, or leave it out by {PREFIX}.ignored_columns {name!r}",
             )
         return names
+
+    def _drawn(self, rows: TableRows) -> TableRows:
+        """The rows of clients with enough of them, of the drawn clients and persons."""
+        owner, groups = self._owners(rows)[0], self._groups(rows)
+        assert owner is not None
+        groups = np.arange(len(owner)) if groups is None else groups
+        limits = self.min_rows, self.min_groups, self.max_clients, self.max_rows
+        kept = drawn_rows(owner, groups, *limits, self.draw_seed)
+        of = f"{self.min_rows} rows" + (f" of {self.min_groups} persons" if self.min_groups > 1 else "")
+        require(len(kept) > 0, f"{rows.source}: no client has {of}; lower {PREFIX}.min_rows or min_groups")
+        return rows.taken(kept)
+
+    def _groups(self, rows: TableRows) -> np.ndarray | None:
+        """Number of each row's person [n], over all clients; a row without one is a person."""
+        if self.group_column is None:
+            return None
+        names = rows.texts(self.group_column, may_miss=True)
+        _, number = np.unique(names.astype(str), return_inverse=True)
+        return np.where(names == "", -1 - np.arange(len(names)), number)
+
+    def _order(self, rows: TableRows) -> np.ndarray | None:
+        """Time of each row [n], days for dates."""
+        if self.time_column is None:
+            return None
+        if not is_numeric(rows.frame[self.time_column]):
+            dates = self._columns()._replace(features=(), missing_values=(), dates=(self.time_column,), date_parts=())
+            rows = prepared(rows, dates, PREFIX)
+        return rows.numbers(self.time_column)
 
     def _with_kind(self, rows: TableRows, name: str) -> Feature:
         """An input column; categories, and what takes the place of missing values, are learned later."""
