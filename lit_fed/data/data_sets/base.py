@@ -79,6 +79,8 @@ class Samples(NamedTuple):
     ids: np.ndarray | None = None  # [n, ...] what identifies each sample; None: its inputs
     inputs: NamedInputs | None = None  # that a row of `x` holds one after another; None: it is one input
     labelled: np.ndarray | None = None  # [n] bool; None: all, as in a training
+    groups: np.ndarray | None = None  # [n] int, the person of each sample: all samples of one are in one split
+    order: np.ndarray | None = None  # [n] the time of each sample
 
 
 class Normalisation(NamedTuple):
