@@ -1,4 +1,4 @@
-"""Comparisons of records: statistics over clients, and paired differences with bootstrap intervals."""
+"""Comparisons of records: statistics over clients, and paired differences with intervals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from lit_fed.benchmark.measures import ADAPTED_ON, Scores, primary
 from lit_fed.benchmark.records import CLOSE, Record
-from lit_fed.metrics.paired import Interval, bootstrap, mean_difference
-from lit_fed.metrics.paired import paired as paired_clients
+from lit_fed.metrics.paired import Difference, Units, difference, weighted_mean
 from lit_fed.metrics.scores import client_statistics
-from lit_fed.system.packages import pd
 
-__all__ = ["Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse"]
+__all__ = [
+    "Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse", "units_of",
+]  # fmt: skip
 
 CLOSE_CLIENTS = 0.03
 """Mean distance of the clients' scores that another processor may make."""
@@ -90,40 +90,47 @@ def _defined(values: Sequence[float | None]) -> list[float]:
 
 
 # ---------------------------------------------------------------------- pairs
-def _clients(record: Record, population: str) -> pd.DataFrame:
-    """The clients of all cuts for `paired_clients`, without those of a cut that diverged."""
-    parts = [(run["cut"], _scores(run, population)) for run in record["runs"] if "test" in run]
-    columns = [
-        (cut, population, name, number, math.nan if score is None else score)
-        for cut, scores in parts
-        for name, number, score in zip(scores.clients, scores.samples, scores.score, strict=True)
-    ]
-    return pd.DataFrame(columns, columns=["division", "population", "client", "samples", "value"])
-
-
 def share_worse(record: Record, baseline: Record | None, population: str = "seen") -> float:
     """Share of clients whose score is below the one under a baseline, over all cuts; NaN without one."""
-    if baseline is None:
+    cuts = [] if baseline is None else _both(record, baseline)
+    if not cuts:
         return math.nan
-    table = paired_clients(_clients(record, population), _clients(baseline, population))
-    return float((table["value"] < table["other"]).mean())
+    one, two = (np.array([_scores(run, population).score for run in side], float) for side in zip(*cuts, strict=True))
+    held = ~np.isnan(one) & ~np.isnan(two)
+    return float((one < two)[held].mean()) if held.any() else math.nan
 
 
-def paired(first: Record, second: Record, population: str = "seen") -> Interval | None:
-    """Difference first − second of means by samples, with a 95 % bootstrap interval over cuts and clients.
+def _both(first: Record, second: Record) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The runs of the cuts on which neither record diverged."""
+    return [each for each in zip(first["runs"], second["runs"], strict=True) if all("test" in one for one in each)]
 
-    A pooled score has one value for each cut. None if no cut has both.
+
+def units_of(runs: Sequence[Mapping[str, Any]], record: Record, population: str) -> Units:
+    """The primary scores of some runs of a record, and what clients, or persons, add to them."""
+    scores = [_scores(run, population) for run in runs]
+    if record["score"] == "pooled":
+        values = np.array([one.pooled if one.pooled is not None else math.nan for one in scores])
+        influence = np.array([one.influence for one in scores], dtype=float)
+        weight = np.full(influence.shape, 1 / influence.shape[1])
+        return Units(values, influence * weight, weight)
+    values = np.array([one.score for one in scores], dtype=float)
+    return weighted_mean(values, np.array([one.samples for one in scores], dtype=float))
+
+
+def paired(first: Record, second: Record, population: str = "seen", comparisons: int = 1) -> Difference | None:
+    """Difference first − second of primary scores, with a 95 % interval over cuts and clients.
+
+    A pooled score of fewer than `FEW` clients has an interval over cuts and persons. With several comparisons all
+    intervals hold together. None if no cut has both.
     """
-    if first["score"] == "pooled":
-        one, other = (
-            {run["cut"]: primary(_scores(run, population), "pooled") for run in record["runs"] if "test" in run}
-            for record in (first, second)
-        )
-        gaps = [score - other[cut] for cut, score in one.items() if cut in other]
-        gaps = [gap for gap in gaps if not math.isnan(gap)]
-        return bootstrap([(np.array([gap]), np.ones(1)) for gap in gaps]) if gaps else None
-    table = paired_clients(_clients(first, population), _clients(second, population))
-    return None if table.empty else mean_difference(table)
+    cuts = _both(first, second)
+    if not cuts:
+        return None
+    sides = [
+        units_of(runs, one, population) for runs, one in zip(zip(*cuts, strict=True), (first, second), strict=True)
+    ]
+    found = difference(*sides)
+    return None if math.isnan(found.mean) else found._replace(comparisons=max(1, comparisons))
 
 
 def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float]:

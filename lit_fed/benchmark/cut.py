@@ -53,7 +53,13 @@ class CutClients(NamedTuple):
 
     digests: dict[str, list[str]]  # of the ids of training, validation and test samples, by client
     test_samples: dict[str, int]  # number, by client
+    test_persons: dict[str, int]  # number, by client; of a client without persons, its test samples
     unseen: list[str]
+
+    @property
+    def tested(self) -> tuple[list[str], dict[str, str], dict[str, int]]:
+        """What all cuts of a task have in common: unseen clients, digests of test samples, numbers of persons."""
+        return self.unseen, {name: one[TESTED] for name, one in self.digests.items()}, self.test_persons
 
     def of(self, population: str) -> list[str]:
         """Sorted names of a population of a record: `seen`, or `unseen_...`."""
@@ -213,13 +219,13 @@ def _clients_of(cut: Cut) -> CutClients:
     x, owner, split = _raw(samples), samples.owner, samples.split
     assert owner is not None
     assert split is not None
-    digests, test_samples = {}, {}
+    digests, test_samples, test_persons = {}, {}, {}
     for number, name in enumerate(samples.names or ()):
         own = np.flatnonzero(owner == number)
         rows = [own[split[own] == one] for one in range(len(SPLITS))]
         digests[name] = [_digest(_ids(x[each], samples.y[each])) for each in rows]
-        test_samples[name] = len(rows[-1])
-    return CutClients(digests, test_samples, list(samples.unseen))
+        test_samples[name], test_persons[name] = len(rows[-1]), len(np.unique(cut.persons(name)))
+    return CutClients(digests, test_samples, test_persons, list(samples.unseen))
 
 
 def _ids(x: np.ndarray, y: np.ndarray) -> Iterator[bytes]:

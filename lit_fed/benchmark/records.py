@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.benchmark.cut import CutClients, samples_digest
-from lit_fed.benchmark.measures import ADAPTED_ON
+from lit_fed.benchmark.measures import ADAPTED_ON, FEW
 from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.task import Task
 from lit_fed.errors import notice
@@ -40,12 +40,16 @@ NAMED = readers.record({"algorithm": text(200, r"[\w.]+"), "task": text(200)}, o
 
 DIVERGED = readers.record({"cut": whole(most=MOST), "samples": text(64), "diverged": plain()})
 
+SCORES_OF_TEST = readers.record(
+    {"score": SCORES, "ece": SCORE, "pooled": SCORE, "influence": SCORES}, may_miss=("influence",)
+)
+
 RUN = readers.record(
     {
         "cut": whole(most=MOST), "samples": text(64), "round": whole(), "score": SCORE,
         "cpu_seconds": number(), "bytes_up": number(), "bytes_down": number(), "peak_bytes": number(),
         "curve": list_of(tuple_of(whole(), SCORE, number()), MOST), "test_reads": whole(),
-        "test": keyed(text(64), readers.record({"score": SCORES, "ece": SCORE, "pooled": SCORE}), 10),
+        "test": keyed(text(64), SCORES_OF_TEST, 10),
     }
 )  # fmt: skip
 
@@ -173,7 +177,7 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
         yield f"{_first_difference(wanted, record['arguments'])} differs from the task"
     known = task.known_clients()
     for run in runs:
-        for wrong in _problems_of_run(run, task, known.get(run["cut"], CutClients({}, {}, []))):
+        for wrong in _problems_of_run(run, task, known.get(run["cut"], CutClients({}, {}, {}, []))):
             yield f"cut {run['cut']}: {wrong}"
 
 
@@ -208,8 +212,13 @@ def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> It
         yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"
     if run["test_reads"] != 1:
         yield f"its test samples were read {run['test_reads']} times"
-    if any(len(scores["score"]) != len(clients.of(population)) for population, scores in run["test"].items()):
-        yield "it lacks results of some clients"
+    for population, scores in run["test"].items():
+        names = clients.of(population)
+        units = len(names) if len(names) >= FEW else sum(clients.test_persons[name] for name in names)
+        is_short = task.score == "pooled" and len(scores.get("influence", ())) != units
+        if is_short or len(scores["score"]) != len(names):
+            yield "it lacks results of some clients"
+            return
 
 
 def _first_difference(wanted: Any, given: Any, place: str = "") -> str:

@@ -33,6 +33,7 @@ from lit_fed.command_line.classes import near_class
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
+from lit_fed.system.discovery import import_named
 from lit_fed.system.files import write_atomically
 from lit_fed.system.foreign_files import read_file
 from lit_fed.system.machine import forget_peak_memory, peak_memory
@@ -104,6 +105,7 @@ def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
 @lru_cache(maxsize=64)
 def _cut_of(dataset: str) -> Cut:
     """The data of a run, from their configuration as JSON."""
+    import_named(dataset)  # the process may be another one's
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--dataset", type=DataSet)
     try:
@@ -269,7 +271,8 @@ def _made(fit: Fit, given: dict[str, Any], task: Task, *, for_test: bool) -> dic
         return result
     result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": peak_memory()}
     with _quiet():
-        scores = scores_on_test(cli.model, cli.datamodule, task.metric)
+        persons = cli.datamodule.dataset.persons if task.score == "pooled" else None
+        scores = scores_on_test(cli.model, cli.datamodule, task.metric, persons)
     test = {name: rounded(one) for name, one in scores.items()}
     return result | {"curve": seen.curve, "test_reads": 1, "test": test}
 

@@ -176,7 +176,8 @@ def differences_from_first(groups: Sequence[Group], metric: str) -> tuple[list[s
         table = compared(runs, first.runs, metric).query("population == 'seen'")
         if table.empty:
             continue
-        mean, low, high = (f"{factor * value:+.{2 if unit else 4}f}" for value in mean_difference(table))
+        gap = mean_difference(table)
+        mean, low, high = (f"{factor * value:+.{2 if unit else 4}f}" for value in (gap.mean, gap.low, gap.high))
         worse = "" if table["gain"].isna().all() else str((table["gain"] < 0).sum())
         rows.append([name, mean, f"{low} to {high}", worse, str(len(table))])
     return ["run", f"difference from {first.name}{unit}", "95 % interval", "clients that lose", "of"], rows

@@ -20,7 +20,7 @@ import yaml
 from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.paired import Interval, mean_difference
+from lit_fed.metrics.paired import Difference, mean_difference
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
 from lit_fed.system.files import given_path, owner_only, write_atomically
@@ -131,7 +131,7 @@ class _Loss(NamedTuple):
     name: str
     baseline: str
     table: pd.DataFrame  # of `compared`, the worst first
-    mean: Interval  # of the differences of seen clients
+    mean: Difference  # of the differences of seen clients
 
     def __str__(self) -> str:
         populations = self.table.groupby("population")["gain"]
@@ -253,7 +253,9 @@ class _Page(NamedTuple):
         numbers: dict[Any, str] = {}  # a client has the same number in every table
         parts = []
         for loss in losses:
-            mean, low, high = (f"{factor * value:+{digits}}" for value in loss.mean)
+            mean, low, high = (
+                f"{factor * value:+{digits}}" for value in (loss.mean.mean, loss.mean.low, loss.mean.high)
+            )
             parts.append(f"<h3>{escape(f'{loss.name} against {loss.baseline}')}</h3>")
             parts.append(f"<p>Mean difference of seen clients{unit}: {mean}, 95 % interval {low} to {high}.</p>")
             rows = loss.table[loss.table["gain"] < 0]
