@@ -16,7 +16,8 @@ from lit_fed.metrics.paired import Difference, Units, difference, weighted_mean
 from lit_fed.metrics.scores import client_statistics
 
 __all__ = [
-    "Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse", "units_of",
+    "Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "ranked_score", "row_of",
+    "share_worse", "units_of",
 ]  # fmt: skip
 
 CLOSE_CLIENTS = 0.03
@@ -53,6 +54,11 @@ def row_of(record: Record) -> Row:
         _mean([run["cpu_seconds"] for run in runs]), _mean([run["peak_bytes"] for run in runs]) / 1e6,
         len(record["runs"]) - len(runs),
     )  # fmt: skip
+
+
+def ranked_score(record: Record) -> float:
+    """What ranks are of: the score of seen clients; a record that diverged on any cut stands behind all others."""
+    return -math.inf if any("test" not in run for run in record["runs"]) else mean_score(record, "seen")
 
 
 def mean_score(record: Record, population: str) -> float:

@@ -20,8 +20,8 @@ from lit_fed.system.foreign_files import json_lines, read_file
 from lit_fed.system.readers import FormError, keyed, list_of, number, optional, plain, text, tuple_of, whole
 
 __all__ = [
-    "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "records_file", "stored_folder",
-    "with_clients", "write_record", "write_refusal",
+    "CLOSE", "POPULATIONS", "Record", "checked_records", "problems", "read_records", "read_refusals", "records_file",
+    "stored_folder", "with_clients", "write_record", "write_refusal",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -71,7 +71,7 @@ RECORD = readers.record(
 REFUSALS = "refused.json"
 """File of the reasons why algorithms have no record, beside the records."""
 
-POPULATIONS = {"seen", *(f"unseen_{percent}" for percent in ADAPTED_ON)}
+POPULATIONS = ("seen", *(f"unseen_{percent}" for percent in ADAPTED_ON))
 
 CLOSE = 0.01
 """Difference of means that another processor may make: rounding changes a prediction here and there."""
@@ -205,7 +205,7 @@ def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> It
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
         return
-    if run["test"].keys() != POPULATIONS:
+    if run["test"].keys() != set(POPULATIONS):
         yield "it lacks results"
         return
     if run["round"] != task.rounds or [run["round"], run["score"]] not in [one[:2] for one in run["curve"][-1:]]:
