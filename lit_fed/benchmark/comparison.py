@@ -17,7 +17,7 @@ from lit_fed.metrics.scores import client_statistics
 
 __all__ = [
     "Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "ranked_score", "row_of",
-    "share_worse", "units_of",
+    "share_worse",
 ]  # fmt: skip
 
 CLOSE_CLIENTS = 0.03
@@ -111,18 +111,6 @@ def _both(first: Record, second: Record) -> list[tuple[dict[str, Any], dict[str,
     return [each for each in zip(first["runs"], second["runs"], strict=True) if all("test" in one for one in each)]
 
 
-def units_of(runs: Sequence[Mapping[str, Any]], record: Record, population: str) -> Units:
-    """The primary scores of some runs of a record, and what clients, or persons, add to them."""
-    scores = [_scores(run, population) for run in runs]
-    if record["score"] == "pooled":
-        values = np.array([one.pooled if one.pooled is not None else math.nan for one in scores])
-        influence = np.array([one.influence for one in scores], dtype=float)
-        weight = np.full(influence.shape, 1 / influence.shape[1])
-        return Units(values, influence * weight, weight)
-    values = np.array([one.score for one in scores], dtype=float)
-    return weighted_mean(values, np.array([one.samples for one in scores], dtype=float))
-
-
 def paired(first: Record, second: Record, population: str = "seen", comparisons: int = 1) -> Difference | None:
     """Difference first − second of primary scores, with a 95 % interval over cuts and clients.
 
@@ -132,11 +120,26 @@ def paired(first: Record, second: Record, population: str = "seen", comparisons:
     cuts = _both(first, second)
     if not cuts:
         return None
-    sides = [
-        units_of(runs, one, population) for runs, one in zip(zip(*cuts, strict=True), (first, second), strict=True)
-    ]
-    found = difference(*sides)
+    units = _pooled if first["score"] == "pooled" else _means
+    sides = [[_scores(run, population) for run in side] for side in zip(*cuts, strict=True)]
+    found = difference(*units(*sides))
     return None if math.isnan(found.mean) else found._replace(comparisons=max(1, comparisons))
+
+
+def _means(*sides: Sequence[Scores]) -> list[Units]:
+    """Means over the clients whose score is defined on all sides."""
+    values = np.array([[one.score for one in side] for side in sides], dtype=float)
+    values[:, np.isnan(values).any(0)] = math.nan
+    weight = np.array([one.samples for one in sides[0]], dtype=float)
+    return [weighted_mean(one, weight) for one in values]
+
+
+def _pooled(*sides: Sequence[Scores]) -> list[Units]:
+    """Pooled scores, and the influence of clients or persons on them."""
+    score = np.array([[one.pooled for one in side] for side in sides], dtype=float)
+    influence = np.array([[one.influence for one in side] for side in sides], dtype=float)
+    weight = np.full(influence.shape[1:], 1 / influence.shape[2])
+    return [Units(one, parts * weight, weight) for one, parts in zip(score, influence, strict=True)]
 
 
 def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float]:
