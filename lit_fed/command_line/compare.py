@@ -162,10 +162,16 @@ def varied(groups: Sequence[Group]) -> str:
         what = " and ".join(["data"] * data + ["training"] * (len(training) > 1))
         if what:
             kinds.setdefault(what, []).append(name)
-    seeds = sorted({str(run.config.get("seed_everything", "?")) for _, runs in groups for run in runs})
+    configs = [run.config for _, runs in groups for run in runs]
+    values = ([str(one.get("seed_everything", "?")) for one in configs], [str(_data_seed(one)) for one in configs])
+    training, data = (", ".join(dict.fromkeys(one)) for one in values)
     texts = [what if len(kinds) == 1 else f"{what} ({', '.join(names)})" for what, names in kinds.items()]
     said = f"±: one standard deviation over seeds of {'; of '.join(texts)}. " if texts else ""
-    return f"{said}Seeds of the training: {', '.join(seeds)}."
+    return f"{said}Seeds: {training} (training), {data} (data)."
+
+
+def _data_seed(config: dict[str, Any]) -> Any:
+    return config.get("data", {}).get("seed", "?")
 
 
 def pairs_table(groups: Sequence[Group], metric: str) -> ResultTable:

@@ -284,8 +284,8 @@ def test_clients_are_paired_and_the_table_says_what_varied(runs, tmp_path):
     avg = write_run(tmp_path / "runs/pair/version_0", config("FedAvg", lr=0.2), (0.6, 0.8))
     main(["compare", *map(str, [*runs[:2], avg]), "--output", str(tmp_path / "out")])
     page = (tmp_path / "out/comparison.md").read_text()
-    assert "±: one standard deviation over seeds of data and training\n" in page
-    assert "| FedAvg, lr=0.2 | -5.00 | -20.00 to +10.00 | 1 | 2 |" in page
+    assert "±: one standard deviation over seeds of data and training. Seeds: 0, 1 (training), 0, 1 (data).\n" in page
+    assert "| FedAvg, lr=0.2 | FedEM, lr=0.1 | -5.00 | -195.59 | +185.59 | 1 | 2 | 0.795 |" in page  # by two clients
 
 
 # ---------------------------------------------------------------------- reports
