@@ -41,6 +41,7 @@ from lit_fed.pictures.style import UNDATED, save
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.machine import require_cores
 from lit_fed.system.names import lies_below
+from lit_fed.system.trials import EXECUTOR
 from lit_fed.training.output import print_line, print_rows
 
 __all__ = ["benchmark_parser", "run_benchmark"]
@@ -90,6 +91,7 @@ def benchmark_parser() -> FederatedParser:
         help="of compare: critical-difference diagram, .pdf, .svg or .png.",
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on a core of its own.")
+    parser.add_argument("--executor", type=str | None, metavar="PATH", help=EXECUTOR)
     return parser
 
 
@@ -163,7 +165,8 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         raise ConfigError("benchmark run needs --algorithms; give names, or paths such as my_file.MyAlgorithm")
     if given.jobs < 1:
         raise ConfigError(f"--jobs is {given.jobs}; give a whole number >= 1")
-    require_cores(given.jobs, "--jobs")
+    if given.executor is None:
+        require_cores(given.jobs, "--jobs")
     classes = [algorithm_class(name) for name in given.algorithms]
     output = Path(given.output)
     entries = [entry_of(task, one) for task in tasks for one in classes]
@@ -172,7 +175,7 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     known = {one: record for one, record in stored if record is not None and not _is_missing(one, record)}
     missing = [one for one in entries if given.again or one not in known]
     with FolderLock(output, f"--output {output}", "wait until it ends, or give another folder"):
-        made = make_records(missing, Path(given.data.root), output, given.jobs, fit)
+        made = make_records(missing, Path(given.data.root).absolute(), output, given.jobs, fit, given.executor)
     against = next((one.name for one in (*missing, *entries)), None)
     now = {task.name: _records(given, task) for task in tasks}
     for task in tasks:

@@ -163,11 +163,11 @@ def varied(groups: Sequence[Group]) -> str:
         if what:
             kinds.setdefault(what, []).append(name)
     configs = [run.config for _, runs in groups for run in runs]
-    values = ([str(one.get("seed_everything", "?")) for one in configs], [str(_data_seed(one)) for one in configs])
-    training, data = (", ".join(dict.fromkeys(one)) for one in values)
+    seeds = ([str(one.get("seed_everything", "?")) for one in configs], [str(_data_seed(one)) for one in configs])
+    of_training, of_data = (", ".join(dict.fromkeys(one)) for one in seeds)
     texts = [what if len(kinds) == 1 else f"{what} ({', '.join(names)})" for what, names in kinds.items()]
     said = f"±: one standard deviation over seeds of {'; of '.join(texts)}. " if texts else ""
-    return f"{said}Seeds: {training} (training), {data} (data)."
+    return f"{said}Seeds: {of_training} (training), {of_data} (data)."
 
 
 def _data_seed(config: dict[str, Any]) -> Any:

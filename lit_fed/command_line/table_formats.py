@@ -76,10 +76,10 @@ def _in_latex(text: str) -> str:
 
 
 def print_tables(tables: Sequence[ResultTable], form: TableFormat) -> None:
-    """Print tables; those with rows."""
-    for table in tables:
-        if not table.rows:
-            continue
+    """Print the tables that have rows, with an empty line between them in a file's format."""
+    for number, table in enumerate(one for one in tables if one.rows):
+        if number and form != "text":
+            sys.stdout.write("\n")
         if form == "text":
             print_rows(
                 table.title, table.headings, table.rows, words=table.words, caption=table.caption or None, width=WIDTH,

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import leaderboard
@@ -184,6 +185,38 @@ def test_of_an_algorithm_with_a_record_nothing_runs_unless_it_is_asked_for(folde
     task, other = read_task(str(folder / "my.yaml")), copy.deepcopy(before["FedAvg"])
     other["tuning"]["scores"][0] += 0.1
     assert "trial" in next(command._changes(*(records.with_clients(one, task) for one in (before["FedAvg"], other))))
+
+
+CLUSTER = """
+from dask.distributed import Client
+
+def executor():
+    return Client(n_workers=1, threads_per_worker=1, dashboard_address=None).get_executor()
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # of dask, at its end
+def test_runs_of_a_cluster_give_the_same_record(folder, tmp_path, monkeypatch, capsys):
+    """By an executor of dask, as the guide has it: its worker is another process."""
+    pytest.importorskip("distributed")
+    (folder / "my_cluster.py").write_text(CLUSTER)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).resolve().parents[2]}")
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
+    main(["benchmark", "run", "--algorithms", "FedAvg", *place, "--jobs", "2", "--executor", "my_cluster.executor"])
+    assert "10 runs, 2 at a time: 10 of tasks without a record" in capsys.readouterr().out
+    (record,) = records.read_records(tmp_path / "my.jsonl.gz")
+    before = {one["algorithm"]: one for one in records.read_records(folder / "records/my.jsonl.gz")}["FedAvg"]
+    assert record["tuning"]["scores"] == before["tuning"]["scores"]
+    assert [run["test"] for run in record["runs"]] == [run["test"] for run in before["runs"]]
+
+
+def test_the_time_of_runs_is_that_of_stored_records(folder, tmp_path):
+    entry = runs.entry_of(read_task(str(folder / "my.yaml")), FedAvg)
+    assert runs.Unfinished(tmp_path / "unfinished", [entry]).announcement(2).startswith("10 runs, 2 at a time: 10 of")
+    record = {"algorithm": "FedAvg", "task": "my", "runs": [{"cpu_seconds": 59.0}, {"cpu_seconds": 60.4}, {}]}
+    records.write_record(tmp_path, record)
+    said = runs.Unfinished(tmp_path / "unfinished", [entry] * 12).announcement(2)
+    assert said == "120 runs, 2 at a time: about 60 minutes by stored records"
 
 
 def test_a_record_holds_every_client_once_for_each_split(folder, record):
