@@ -17,7 +17,7 @@ from lit_fed.metrics.scores import client_statistics
 
 __all__ = [
     "Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "ranked_score", "row_of",
-    "share_worse",
+    "share_worse", "units",
 ]  # fmt: skip
 
 CLOSE_CLIENTS = 0.03
@@ -120,13 +120,17 @@ def paired(first: Record, second: Record, population: str = "seen", comparisons:
     cuts = _both(first, second)
     if not cuts:
         return None
-    units = _pooled if first["score"] == "pooled" else _means
-    sides = [[_scores(run, population) for run in side] for side in zip(*cuts, strict=True)]
-    found = difference(*units(*sides))
+    found = difference(*units(list(zip(*cuts, strict=True)), first["score"], population))
     return None if math.isnan(found.mean) else found._replace(comparisons=max(1, comparisons))
 
 
-def _means(*sides: Sequence[Scores]) -> list[Units]:
+def units(sides: Sequence[Sequence[Mapping[str, Any]]], score: str, population: str) -> list[Units]:
+    """Scores of clients, or of persons, in the runs of each side, which are of the same cuts."""
+    found = [[_scores(run, population) for run in side] for side in sides]
+    return (_pooled if score == "pooled" else _means)(found)
+
+
+def _means(sides: Sequence[Sequence[Scores]]) -> list[Units]:
     """Means over the clients whose score is defined on all sides."""
     values = np.array([[one.score for one in side] for side in sides], dtype=float)
     values[:, np.isnan(values).any(0)] = math.nan
@@ -134,7 +138,7 @@ def _means(*sides: Sequence[Scores]) -> list[Units]:
     return [weighted_mean(one, weight) for one in values]
 
 
-def _pooled(*sides: Sequence[Scores]) -> list[Units]:
+def _pooled(sides: Sequence[Sequence[Scores]]) -> list[Units]:
     """Pooled scores, and the influence of clients or persons on them."""
     score = np.array([[one.pooled for one in side] for side in sides], dtype=float)
     influence = np.array([[one.influence for one in side] for side in sides], dtype=float)

@@ -269,7 +269,7 @@ class _Page(NamedTuple):
             headings = ["client", *(name + unit for name in ("difference", loss.name, loss.baseline)), "test samples"]
             more = f", the {MOST_LOSERS} that lose most of {len(rows):,}" if len(rows) > MOST_LOSERS else ""
             parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
-        about = "The interval is a bootstrap over clients, and leaves out the chance of another training."
+        about = "The interval is over clients, and leaves out the chance of another training."
         return "\n".join([*parts, _note(f"{about} Clients with few test samples are uncertain.")])
 
     def costs(self) -> tuple[list[str], list[list[str]]]:
