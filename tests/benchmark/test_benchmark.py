@@ -1,6 +1,7 @@
 """The benchmark: a user-defined algorithm on a user-defined task from a CSV, and records that break the protocol."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from invented_records import invented
 from sklearn.metrics import roc_auc_score
 
 from lit_fed.algorithms.ditto import Ditto
@@ -309,6 +311,27 @@ def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, 
         benchmark(folder, "submit-check", str(tmp_path / "my.jsonl.gz"))
     assert stop.value.code == 1
     assert re.search(said, capsys.readouterr().out)
+
+
+def test_a_pooled_score_without_the_influence_of_a_unit_is_refused():
+    task = dataclasses.replace(read_task("digits_label_groups"), score="pooled")
+    record = invented(task)
+    assert list(records.problems(record, task, None)) == []
+    record["runs"][3]["test"]["unseen_0"]["influence"].pop()
+    assert list(records.problems(record, task, None)) == ["cut 3: it lacks results of some clients"]
+
+
+def test_test_samples_that_differ_between_cuts_are_refused(tmp_path):
+    """As in files of protocol 1."""
+    shutil.copy(read_task("digits_label_groups").path, tmp_path / "old.yaml")
+    task = read_task(str(tmp_path / "old.yaml"))
+    known = read_task("digits_label_groups").known_clients()
+    known[1].digests["0"][2] = "0" * 16
+    task.write_clients(known)
+    with pytest.raises(
+        ConfigError, match=r"old.samples.jsonl: test samples or unseen clients differ between cuts; res"
+    ):
+        task.known_clients()
 
 
 def other_scores(run):
@@ -618,20 +641,6 @@ def test_shipped_tasks_and_their_records_are_whole(name):
         assert least < row_of(records.with_clients(record, task)).mean <= 1
 
 
-def invented(task, level, seed, algorithm="FedAvg"):
-    """A record with normal scores around a level."""
-    rng, known = np.random.default_rng(seed), task.known_clients()
-    costs = {"bytes_up": level * 1e5, "bytes_down": 1e5, "cpu_seconds": 1.0, "peak_bytes": 1}
-    made = []
-    for cut in task.cuts:
-        test = {}
-        for population in records.POPULATIONS:
-            scores = rng.normal(level, 0.05, len(known[cut].of(population))).round(4).tolist()
-            test[population] = {"score": scores, "ece": None, "pooled": level}
-        made.append({"cut": cut, "test": test, "curve": [], "score": 0.5, **costs})
-    return records.with_clients({"algorithm": algorithm, "score": "clients", "runs": made}, task)
-
-
 LEVELS = {"FedEM": 0.8, "ResponsibilityFedEM": 0.79, "FedAvgPlus": 0.7, "Local": 0.6, "FedAvg": 0.5}
 
 
@@ -641,7 +650,12 @@ def results():
     names = ("mnist_by_writer", "mnist_label_permutations", "digits_label_groups")
     return [
         leaderboard.results_of(
-            task, {name: invented(task, level, seed, name) for seed, (name, level) in enumerate(LEVELS.items())}, {}
+            task,
+            {
+                name: records.with_clients(invented(task, level, seed, name), task)
+                for seed, (name, level) in enumerate(LEVELS.items())
+            },
+            {},
         )
         for task in map(read_task, names)
     ]

@@ -310,8 +310,7 @@ def _check_time(dataset: DataSet, samples: Samples | None, split: SplitKind) -> 
     name = type(dataset).__name__
     require(
         split != "time" or (samples is not None and samples.order is not None),
-        f"--data.split is time, and {name} has no time of its samples; name a column by --data.dataset.time_column, or "
-        "give random",
+        f"--data.split is time, and {name} has no time of its samples; set its time_column, or give random",
     )
     require(
         split != "time" or samples is None or samples.groups is None,

@@ -466,7 +466,7 @@ def test_by_time_the_last_samples_are_tested_and_those_of_one_time_stay_together
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Pool(), "Pool has no time of its samples; name a column by --data.dataset.time_column"),
+        (Pool(), "Pool has no time of its samples; set its time_column, or give random"),
         (Clients(), "Clients has no time"), (Visits(days=True, both=True), "Visits has a group_column; leave one"),
     ],
 )  # fmt: skip
