@@ -40,7 +40,7 @@ from lit_fed.callbacks.progress import time_left
 from lit_fed.command_line.classes import near_class
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
-from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
+from lit_fed.errors import ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.discovery import import_named
 from lit_fed.system.files import write_atomically
 from lit_fed.system.foreign_files import read_file
@@ -151,7 +151,7 @@ def make_records(
     with executor_of(jobs, executor) as runner:
         made = run_trials(
             plans, partial(make_run, fit, root), runner, jobs, find=unfinished.find, keep=unfinished.keep,
-            failures=(ClientError, ConfigError),
+            failures=(Exception,),  # hours of other runs do not end with it
         )  # fmt: skip
     with contextlib.suppress(OSError):  # runs without a record stay
         unfinished.folder.rmdir()

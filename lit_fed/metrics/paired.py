@@ -74,8 +74,8 @@ def difference(first: Units, second: Units) -> Difference:
     """The mean of first − second over repetitions, with an interval for other units and other repetitions.
 
     The same units in all repetitions are crossed with them. Variances are those of two-way clusters (Cameron, Gelbach,
-    Miller. Robust Inference with Multiway Clustering. JBES 2011, Section 2.3), in which the component of the
-    repetitions is at least 0, with the degrees of freedom of Satterthwaite. That training samples of repetitions
+    Miller. Robust Inference with Multiway Clustering. JBES 2011, Section 2.3): that of the repetitions, and what units
+    have in common over them, at least 0; with degrees of freedom of Satterthwaite. That training samples of repetitions
     overlap is not accounted for.
 
     Args:
@@ -97,9 +97,9 @@ def difference(first: Units, second: Units) -> Difference:
     rest = np.where(held, parts - parts.sum(0) / number.clip(min=1), 0.0)
     rest = np.square(np.where(number > 1, rest, parts)).sum(0) * number / (number - 1).clip(min=1)
     residual = scale * float(rest.sum()) / repetitions**2
-    if of_repetitions <= residual:
-        return Difference(mean, math.sqrt(of_units), freedom)
-    variance = of_units + of_repetitions - residual
+    if of_units <= residual:
+        return Difference(mean, math.sqrt(of_repetitions), repetitions - 1)
+    variance = of_repetitions + of_units - residual
     spread = of_units**2 / freedom + (of_repetitions**2 + residual**2 / freedom) / (repetitions - 1)
     return Difference(mean, math.sqrt(variance), variance**2 / spread)
 

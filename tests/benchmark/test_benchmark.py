@@ -63,6 +63,13 @@ class Overflowing(Local):
         return found * float("nan") if ctx.solver.rate >= 0.1 else found
 
 @dataclass(frozen=True)
+class Broken(Local):
+    """A mistake."""
+
+    def client_final(self, ctx, shared, work, data):
+        raise RuntimeError("the size of a must match the size of b")
+
+@dataclass(frozen=True)
 class Worse(FedAvg):
     """Models that predict the opposite of what they learned."""
 
@@ -135,6 +142,13 @@ def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
     rates = [point["lr"] for point in record["tuning"]["points"]]
     assert [score is None for score in record["tuning"]["scores"]] == [rate >= 0.1 for rate in rates]
     assert all(run["test_reads"] == 1 for run in record["runs"])
+
+
+def test_a_mistake_of_an_algorithm_ends_its_own_runs_alone(folder, tmp_path, capsys):
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
+    main(["benchmark", "run", "--algorithms", "mine_bench.Broken", *place])
+    assert "my mine_bench.Broken: no record: " in capsys.readouterr().out
+    assert "the size of a must match" in records.read_refusals(tmp_path)["my"]["mine_bench.Broken"]
 
 
 def test_a_run_that_learns_nothing_is_said_and_the_record_is_as_it_was(folder, tmp_path, capsys):
@@ -722,6 +736,27 @@ def test_tasks_of_one_source_count_once(results):
     ahead, behind = {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 2.0}
     found, _ = ranks.average_ranks({"x": [ahead, ahead, behind], "y": [ahead]})
     assert found == pytest.approx({"a": (4 / 3 + 1) / 2, "b": (5 / 3 + 2) / 2})
+
+
+@pytest.mark.usefixtures("rendered")
+def test_algorithms_are_compared_on_several_tasks_with_a_diagram(tmp_path, capsys):
+    names, tasks = ["FedEM", "Local", "FedAvg"], ["digits_label_groups", "mnist_by_writer", "mnist_label_permutations"]
+    for task, name in itertools.product(tasks, names):
+        records.write_record(tmp_path, invented(read_task(task), LEVELS[name], names.index(name), name))
+    line = ["benchmark", "compare", *names, "--output", str(tmp_path), "--format", "csv", "--tasks"]
+    main([*line, *tasks, "--diagram", str(tmp_path / "ranks.svg")])
+    rows = [one.split(",") for one in capsys.readouterr().out.splitlines()]
+    pairs = [row for row in rows if row[0] in tasks and row[1] in names]
+    assert len(pairs) == 4 * 3 * 3  # populations, tasks, pairs
+    assert all(float(row[4]) < float(row[3]) < float(row[5]) for row in pairs)
+    assert (tmp_path / "ranks.svg").read_text().count("<svg") == 1
+    for arguments, said in (
+        ([*tasks, "--diagram", str(tmp_path / "ranks.gif")], "--diagram is .*ranks.gif; give a file that ends in .png"),
+        ([*tasks[1:], "--diagram", str(tmp_path / "ranks.svg")], "needs three algorithms or more, and tasks of two so"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*line, *arguments])
+        assert re.search(said, capsys.readouterr().err)
 
 
 def test_suites_are_those_of_the_guide():
