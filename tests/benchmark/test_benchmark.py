@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import intervals
 import leaderboard
 import numpy as np
 import pytest
@@ -24,13 +25,14 @@ from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.moon import MOON
 from lit_fed.benchmark import command, measures, protocol, ranks, records, runs
 from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, ranked_score, row_of, share_worse
-from lit_fed.benchmark.cut import Cut, forget_data, rows_of, samples_digest
+from lit_fed.benchmark.cut import Cut, forget_data, rows_of
 from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.base import PooledDataSet, Samples
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.paired import weighted_mean
 from lit_fed.system.trials import Outcome
 
 TASK = {
@@ -492,8 +494,10 @@ class Studies(PooledDataSet):
         return Samples(x, (x[:, 0] > 0).astype(np.int64), owner, [f"c{one}" for one in range(8)], **more)
 
 
-TASKS_AT_HAND = ("digits_label_groups", "synthetic_mixture")
-"""Shipped tasks whose data every machine has."""
+AT_HAND = {"Digits", "Synthetic", "RTable"}
+"""Data sets that every machine has."""
+
+TASKS_AT_HAND = [name for name in task_files() if read_task(name).given["dataset"]["class_path"] in AT_HAND]
 
 
 @pytest.mark.parametrize("case", ["persons", "times", *TASKS_AT_HAND])
@@ -503,9 +507,10 @@ def test_no_sample_that_is_tested_was_seen_by_tuning_or_by_any_training(case):
         task = read_task(case)
         given = [json.dumps(task.arguments("FedAvg", {"lr": 0.1}, cut)["data"]["dataset"]) for cut in task.cuts]
         cuts = list(map(runs._cut_of, given))
-        assert [samples_digest(one.clients().digests) for one in cuts] == [
-            samples_digest(task.known_clients()[cut].digests) for cut in task.cuts
-        ]
+        known = task.known_clients()
+        assert all(
+            one.clients().digests == known[cut].digests for cut, one in zip(task.cuts, cuts, strict=True) if known
+        )
     else:
         data = Studies(case)
         cuts = [Cut(data, cut=cut) for cut in range(5)]
@@ -757,6 +762,21 @@ def test_algorithms_are_compared_on_several_tasks_with_a_diagram(tmp_path, capsy
         with pytest.raises(SystemExit):
             main([*line, *arguments])
         assert re.search(said, capsys.readouterr().err)
+
+
+def test_the_page_of_intervals_is_that_of_its_record_and_they_hold():
+    record = json.loads(intervals.RESULTS.read_text())
+    assert intervals.RESULTS.with_suffix(".md").read_text() == intervals.page(record)
+    for score in ("clients", "pooled"):
+        assert 3 <= intervals._share([one for one in record["same"] if one["score"] == score], "clear", "pairs") <= 7
+    assert 93 <= intervals._share(record["halves"], "covered", "halves") <= 97
+
+
+def test_halves_of_clients_have_the_means_of_their_clients():
+    whole = weighted_mean(np.arange(12.0).reshape(2, 6), np.tile([1.0, 2.0, 1.0, 1.0, 1.0, 2.0], (2, 1)))
+    part = intervals._part(whole, np.array([True, True, False, False, False, True]))
+    assert part.score == pytest.approx([(0 + 2 + 10) / 5, (6 + 14 + 22) / 5])
+    assert np.nansum(part.parts, 1) == pytest.approx([0, 0])
 
 
 def test_suites_are_those_of_the_guide():
