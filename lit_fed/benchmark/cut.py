@@ -150,7 +150,10 @@ def rows_of(cut: Cut) -> CutRows:
     division = Division(VAL, TEST, cut.cut, OF_TASK, kind)
     labels = samples.y if has_classes else None
     split = np.zeros(len(samples.y), dtype=np.int64)
-    for own in divided_rows(rows, None, division, labels, samples.groups, samples.order):
+    for name, own in zip(names, divided_rows(rows, None, division, labels, samples.groups, samples.order), strict=True):
+        lacks = next((part for part, held in zip(SPLITS, own, strict=True) if not len(held)), "")
+        fix = "leave it out of the data, or give the task larger min_samples"
+        require(not lacks, f"client {name!r} has no {lacks} samples, since persons and times stay together; {fix}")
         split[own.val], split[own.test] = VALIDATED, TESTED
     number = max(1, whole_part(UNSEEN, len(names)))
     drawn = generator(OF_TASK, 0, 0, "benchmark unseen").choice(len(names), number, replace=False)

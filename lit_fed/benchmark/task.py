@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ NEEDED = ("metric", "rounds", "dataset", "network")
 OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples")
 FIELDS = {
     *NEEDED, *OF_CUT, "score", "title", "data", "licence", "source", "suites", "cuts", "batch_size", "local_epochs",
-    "clients_per_round", "accelerator",
+    "clients_per_round", "accelerator", "left_out",
 }  # fmt: skip
 
 MOST = 10**6
@@ -98,7 +98,8 @@ class Task:
         if cut.cut not in known:
             if is_shipped and known:
                 raise ConfigError(f"{self.digests_path} has no digests of cut {cut.cut}; the task is not complete")
-            known |= {cut.cut: found}
+            missing = {cut.cut, *self.cuts} - known.keys()
+            known |= {number: replace(cut, cut=number).clients() for number in missing}
             self.write_clients(known)
         one, other, where = found.digests, known[cut.cut].digests, self.digests_path
         for name in sorted(one.keys() | other.keys()):

@@ -539,6 +539,19 @@ def test_no_sample_that_is_tested_was_seen_by_tuning_or_by_any_training(case):
             assert (split[own] == 2).sum() == 10
 
 
+def test_a_client_of_one_person_is_refused():
+    """All of its samples are on one side."""
+    data = Studies("persons")
+    samples = data.load()
+    lonely = samples._replace(groups=np.where(samples.owner == 3, 99, samples.groups))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Studies, "load", lambda self: lonely)
+        with pytest.raises(
+            ConfigError, match="client 'c3' has no (val|test|train) samples, since persons and times stay"
+        ):
+            rows_of(Cut(data))
+
+
 def test_unseen_clients_adapt_on_a_part_of_their_samples():
     train = Split.of([(torch.arange(20.0)[:, None], torch.zeros(20)), (torch.arange(5.0)[:, None], torch.ones(5))])
     assert measures._part(train, 10, 0).sizes.tolist() == [2, 1]
