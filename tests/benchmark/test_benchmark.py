@@ -547,7 +547,7 @@ def test_a_client_of_one_person_is_refused():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Studies, "load", lambda self: lonely)
         with pytest.raises(
-            ConfigError, match="client 'c3' has no (val|test|train) samples, since persons and times stay"
+            ConfigError, match=r"client 'c3' has no (val|test|train) samples, since persons and times stay"
         ):
             rows_of(Cut(data))
 
