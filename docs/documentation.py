@@ -42,7 +42,7 @@ def on_config(config: MkDocsConfig) -> None:
     made_files.cache_clear()  # `mkdocs serve` builds again in the same process
     written = {path.relative_to(DOCS).as_posix() for path in (DOCS).rglob("*.md")}
     pages = sorted(written | set(made_files()))
-    config.nav = [_written_out(entry, pages) for entry in config.nav or []]
+    config.nav = _entries(config.nav or [], pages)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -61,13 +61,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(lambda found: _link(found, page.file.src_uri), markdown)
 
 
+def _entries(nav: list[Any], pages: list[str]) -> list[Any]:
+    """Expand the entries of a list, without folders that are empty."""
+    every = [_written_out(entry, pages) for entry in nav]
+    return [one for one in every if not isinstance(one, dict) or all(one.values())]
+
+
 def _written_out(entry: Any, pages: list[str]) -> Any:
     """Expand an entry of the navigation; the index comes first."""
     if not isinstance(entry, dict):
         return entry
     ((title, target),) = entry.items()
     if isinstance(target, list):
-        return {title: [_written_out(one, pages) for one in target]}
+        return {title: _entries(target, pages)}
     if not target.endswith(("/", "*")):
         return entry
     here = [page for page in pages if fnmatch(page, target.removesuffix("*") + "*")]
@@ -108,7 +114,7 @@ def _pictures() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for table in reproduce.TABLES.values():
             reproduce.draw(table, kept, "reduced", table.seeds, Path(folder, f"{table.name}.png"))
-        leaderboard.picture(leaderboard.all_results(), Path(folder, "leaderboard.png"))
+        leaderboard.pictures(Path(folder))
         return {f"results/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 

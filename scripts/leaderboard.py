@@ -2,43 +2,52 @@
 
     python scripts/leaderboard.py
 
-The words are in leaderboard.md beside this file. Ranks are those of Demsar. "Statistical Comparisons of Classifiers
-over Multiple Data Sets". JMLR 7 (2006), Section 3.2.2: two algorithms differ if their average ranks do by more than
-q_α·sqrt(k(k + 1)/(6N)), for k algorithms on N tasks.
+The words are in leaderboard.md beside this file.
 """
 
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from reproduction.markdown import grid, wrap
 from reproduction.pictures import panels
-from scipy.stats import rankdata, studentized_range
 from trials import written
 
 import lit_fed.algorithms
-from lit_fed.benchmark.comparison import Row, paired, row_of, share_worse
+from lit_fed.benchmark.comparison import Row, paired, ranked_score, row_of, share_worse
+from lit_fed.benchmark.measures import FEW
+from lit_fed.benchmark.protocol import PROTOCOL
+from lit_fed.benchmark.ranks import average_ranks
 from lit_fed.benchmark.records import Record, read_records, read_refusals, with_clients
-from lit_fed.benchmark.task import Task, read_task, suites
-from lit_fed.metrics.paired import Interval
+from lit_fed.benchmark.task import Task, read_task, task_files
+from lit_fed.metrics.paired import LEVEL, Difference, holm
+from lit_fed.pictures.critical_difference import critical_difference_diagram
 from lit_fed.pictures.style import save
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs/benchmark"
 PAGE = ROOT / "docs/results/leaderboard.md"
 PAGES = ROOT / "docs/results/benchmark"
-LEVEL = 0.05
+DIAGRAM = "critical_difference.png"
 FIRST = 10
 """Algorithms in the first table."""
+
+RANKED = {"small", "natural"}
+"""Suites whose tasks are ranked."""
 
 MOST = 0.8
 """A task is common if it has records of this share of the algorithms at least."""
 
 NO_BYTES = 0.001
 """Where algorithms that send nothing stand on the logarithmic axis, in MB."""
+
+NOTHING = (
+    "**There are no records of protocol {} yet.** Those of protocol 1 were removed: trials were judged on samples that "
+    "other cuts tested, and intervals were too narrow. `lit-fed benchmark run` makes records."
+)
 
 NAMED = {"FedAvgPlus": "FedAvg, then fine-tuning", "FedAvg": "One model for all", "Local": "Training alone"}
 """Baselines that the findings name."""
@@ -51,13 +60,17 @@ class Standing(NamedTuple):
     """An algorithm on a task."""
 
     row: Row
-    gap: Interval | None  # the best algorithm minus it; None: it is the best
+    gap: Difference | None  # the best algorithm minus it, among all comparisons with the best; None: it is the best
     below_local: float  # share of the seen clients
     below_plus: float
 
     @property
     def is_level(self) -> bool:
-        """Whether it is the best, or the interval of the difference to the best contains 0."""
+        """Whether it is the best, or the interval of the difference to the best contains 0.
+
+        The intervals of all algorithms hold together: the truly best one is level in 95 % of all tasks, although the
+        best one here was chosen by these results.
+        """
         return not self.row.diverged and (self.gap is None or not self.gap.is_clear)
 
 
@@ -80,22 +93,17 @@ class Results(NamedTuple):
         return [name for name, one in self.standings.items() if one.is_level]
 
 
-def score_of(row: Row) -> float:
-    """What ranks are of: a run that diverged on any cut stands behind all others."""
-    return -math.inf if row.diverged else row.mean
-
-
 def results_of(task: Task, records: dict[str, Record], refused: dict[str, str]) -> Results:
     """Records of a task and how they stand."""
     rows = {name: row_of(record) for name, record in records.items()}
-    names = sorted(rows, key=lambda name: -score_of(rows[name]))
+    names = sorted(rows, key=lambda name: -ranked_score(records[name]))
     standings = {}
     for name in names:
         worse = [
             math.nan if base == name else share_worse(records[name], records.get(base))
             for base in ("Local", "FedAvgPlus")
         ]
-        gap = None if name == names[0] else paired(records[names[0]], records[name])
+        gap = None if name == names[0] else paired(records[names[0]], records[name], comparisons=len(names) - 1)
         standings[name] = Standing(rows[name], gap, *worse)
     return Results(task, records, standings, refused)
 
@@ -112,36 +120,31 @@ def all_results() -> list[Results]:
 
 
 # ---------------------------------------------------------------------- ranks
-def average_ranks(results: Sequence[Results]) -> tuple[dict[str, float], float]:
+def ranks_of(results: Sequence[Results]) -> tuple[dict[str, float], float]:
     """Average ranks of the algorithms that have a record on every task, best first, and their critical difference."""
-    common = sorted(set.intersection(*(set(one.records) for one in results)))
-    scores = np.array([[score_of(one.standings[name].row) for name in common] for one in results])
-    ranks = rankdata(-scores, axis=1).mean(0)
-    ordered = dict(sorted(zip(common, ranks.tolist(), strict=True), key=lambda one: one[1]))
-    return ordered, critical_difference(len(common), len(results))
+    common = set.intersection(*(set(one.records) for one in results))
+    sources: dict[str, list[dict[str, float]]] = {}
+    for one in results:
+        scores = {name: ranked_score(one.records[name]) for name in common}
+        sources.setdefault(one.task.source, []).append(scores)
+    return average_ranks(sources)
 
 
-def critical_difference(algorithms: int, tasks: int) -> float:
-    """By how much average ranks have to differ, Nemenyi's test."""
-    quantile = studentized_range.ppf(1 - LEVEL, algorithms, math.inf) / math.sqrt(2)
-    return float(quantile * math.sqrt(algorithms * (algorithms + 1) / (6 * tasks)))
-
-
-def small_tasks(results: Sequence[Results]) -> list[Results]:
-    """Tasks of the suite `small`, which ranks are over."""
-    return [one for one in results if "small" in one.task.given["suites"]]
+def ranked_tasks(results: Sequence[Results]) -> list[Results]:
+    """Tasks that ranks are over."""
+    return [one for one in results if RANKED.intersection(one.task.given["suites"])]
 
 
 def natural_tasks(results: Sequence[Results]) -> list[Results]:
-    """Small tasks whose clients are those of real data; in the others, groups or mixtures were made."""
+    """Ranked tasks whose clients are those of real data; in the others, groups or mixtures were made."""
     given = {one.task.name: one.task.given for one in results}
     made = {name for name, one in given.items() if "partition" in one or one["dataset"]["class_path"] == "Synthetic"}
-    return [one for one in small_tasks(results) if one.task.name not in made]
+    return [one for one in ranked_tasks(results) if one.task.name not in made]
 
 
 def common_tasks(results: Sequence[Results]) -> list[Results]:
-    """Small tasks on which most algorithms have a record."""
-    small = small_tasks(results)
+    """Ranked tasks on which most algorithms have a record."""
+    small = ranked_tasks(results)
     most = max(len(one.records) for one in small)
     return [one for one in small if len(one.records) >= MOST * most]
 
@@ -207,14 +210,14 @@ def task_table(result: Results) -> list[str]:
 # ---------------------------------------------------------------------- words
 def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
     """The sentence ahead of the table, and what else the records say, a paragraph each; every number is computed."""
-    small = small_tasks(results)
-    ranks, critical = average_ranks(small)
+    small = ranked_tasks(results)
+    ranks, critical = ranks_of(small)
     best = next(iter(ranks))
     close = sum(rank - ranks[best] <= critical for rank in ranks.values()) - 1
     lead = (
-        f"**{best} has the best average rank, {ranks[best]:.1f}, of {len(ranks)} algorithms on {len(small)} small "
-        f"tasks.** Ranks that differ by less than {critical:.1f} may do so by chance (Nemenyi's test, 5 %): {close} "
-        "algorithms are that close to it."
+        f"**{best} has the best average rank, {ranks[best]:.1f}, of {len(ranks)} algorithms on {len(small)} tasks of "
+        f"{len({one.task.source for one in small})} sources.** Ranks that differ by less than {critical:.1f} may do so "
+        f"by chance (Nemenyi's test, 5 %): {close} algorithms are that close to it."
     )
     told = []
     for name, words in NAMED.items():
@@ -227,10 +230,12 @@ def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
 
 
 def _beside_fine_tuning(results: Sequence[Results], name: str) -> str:
+    """On how many tasks it is ahead of fine-tuning and behind it, corrected for the number of tasks."""
     held = [one for one in results if {name, "FedAvgPlus"} <= one.records.keys()]
-    gaps = [(one, paired(one.records[name], one.records["FedAvgPlus"])) for one in held]
-    ahead = [one for one, gap in gaps if gap is not None and gap.low > 0]
-    behind = [one for one, gap in gaps if gap is not None and gap.high < 0]
+    found = [(one, paired(one.records[name], one.records["FedAvgPlus"])) for one in held]
+    gaps = [(one, gap) for one, gap in found if gap is not None]
+    clear = [each for each, p in zip(gaps, holm([gap.p for _, gap in gaps]), strict=True) if p < LEVEL]
+    ahead, behind = ([one for one, gap in clear if sign * gap.mean > 0] for sign in (1, -1))
     return (
         f"**{MIXTURES[name]}** (`{name}`) is clearly ahead of `FedAvgPlus` on {_of(ahead, gaps)}, and clearly behind "
         f"on {_of(behind, gaps)}."
@@ -238,7 +243,7 @@ def _beside_fine_tuning(results: Sequence[Results], name: str) -> str:
 
 
 def _on_natural_clients(results: Sequence[Results]) -> str:
-    ranks, critical = average_ranks(results)
+    ranks, critical = ranks_of(results)
     best, *others = ranks
     second = next(name for name in (*MIXTURES, *others) if name != best)
     return (
@@ -274,26 +279,34 @@ def task_page(result: Results, everybody: Iterable[str]) -> str:
         f"{title}. Judged by {task.metric} {judged}, x 100, after {task.rounds} rounds, on {len(task.cuts)} cuts. "
         f"Data: {data} Licence: {licence}. [What the columns mean](../leaderboard.md#how-to-read-the-tables)."
     )
+    seen = next(run["test"]["seen"] for record in result.records.values() for run in record["runs"] if "test" in run)
+    if task.score == "pooled" and len(seen["score"]) < FEW:
+        about += " Intervals are for other persons of the same clients."
     parts = [f"# {result.title}", "", *wrap(found), "", *task_table(result), "", *wrap(about)]
     made = "Generated by `python scripts/leaderboard.py` from the records in `docs/benchmark/`; do not edit."
     return "\n".join([*parts, *missing(result, everybody), "", made, ""])
 
 
 def page(results: Sequence[Results]) -> str:
-    """The leaderboard."""
-    small, common = small_tasks(results), common_tasks(results)
-    ranks, _ = average_ranks(small)
-    columns = [ranks] if len(common) == len(small) else [ranks, average_ranks(common)[0]]
+    """The leaderboard; without records it says so."""
+    given = {name: read_task(name).given for name in task_files()}
+    ready = [name for name in given if RANKED.intersection(given[name].get("suites", ()))]
+    waiting = [name for name in ready if name not in {one.task.name for one in results}]
+    parts: dict[str, Any] = {"waiting": wrap(f"Not run: {', '.join(waiting)}.") if waiting else None}
+    small = ranked_tasks(results)
+    if not small or not set.intersection(*(set(one.records) for one in small)):
+        return written(__file__, parts | {"lead": wrap(NOTHING.format(PROTOCOL))})
+    ranks, _ = ranks_of(small)
+    common = common_tasks(results)
+    columns = [ranks] if len(common) == len(small) else [ranks, ranks_of(common)[0]]
     baselines = [name for name in NAMED if name in ranks and name not in list(ranks)[:FIRST]]
     number = {name: sum(name in one.records for one in results) for one in results for name in one.records}
     every = sorted(number, key=lambda name: (*(each.get(name, math.inf) for each in columns), -number[name], name))
     lead, more = findings(results)
-    waiting = [name for name in suites()["small"] if name not in {one.task.name for one in results}]
-    parts = {
+    parts |= {
         "lead": lead, "findings": more, "best": overview(results, [*list(ranks)[:FIRST], *baselines], columns),
-        "every": overview(results, every, columns), "first": str(min(FIRST, len(ranks))),
+        "every": overview(results, every, columns), "first": str(min(FIRST, len(ranks))), "known": "",
         "pages": [f"- [{one.title}](benchmark/{one.task.name}.md): {one.task.given['title']}" for one in results],
-        "waiting": wrap(f"Not run: {', '.join(waiting)}.") if waiting else None,
     }  # fmt: skip
     return written(__file__, parts)
 
@@ -328,15 +341,24 @@ def picture(results: Sequence[Results], path: Path) -> None:
     save(figure, path)
 
 
+def pictures(folder: Path) -> None:
+    """The figures of the leaderboard, into a folder; none without records."""
+    results = all_results()
+    if not results:
+        return
+    picture(results, folder / "leaderboard.png")
+    save(critical_difference_diagram(*ranks_of(ranked_tasks(results))), folder / DIAGRAM)
+
+
 def main() -> None:
-    """Write the pages and the figure."""
+    """Write the pages and the figures."""
     results = all_results()
     PAGE.write_text(page(results))
     everybody = {name for one in results for name in one.records}
     PAGES.mkdir(exist_ok=True)
     for one in results:
         (PAGES / f"{one.task.name}.md").write_text(task_page(one, everybody))
-    picture(results, PAGE.with_suffix(".png"))
+    pictures(PAGE.parent)
     sys.stdout.write(f"{PAGE.relative_to(ROOT)} and {len(results)} pages of tasks\n")
 
 

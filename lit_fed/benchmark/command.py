@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,12 @@ from jsonargparse import Namespace
 
 import lit_fed.algorithms
 from lit_fed.benchmark import comparison
-from lit_fed.benchmark.comparison import Row, mean_score, paired, row_of, share_worse
+from lit_fed.benchmark.comparison import Row, paired, ranked_score, row_of, share_worse
+from lit_fed.benchmark.measures import FEW
 from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
+from lit_fed.benchmark.ranks import average_ranks
 from lit_fed.benchmark.records import (
+    POPULATIONS,
     Record,
     checked_records,
     problems,
@@ -29,10 +33,15 @@ from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, 
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.classes import check_modules
 from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.command_line.table_formats import ResultTable, TableFormat, print_tables
 from lit_fed.errors import ConfigError, notice
+from lit_fed.metrics.paired import holm
+from lit_fed.pictures.critical_difference import critical_difference_diagram
+from lit_fed.pictures.style import UNDATED, save
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.machine import require_cores
 from lit_fed.system.names import lies_below
+from lit_fed.system.trials import EXECUTOR
 from lit_fed.training.output import print_line, print_rows
 
 __all__ = ["benchmark_parser", "run_benchmark"]
@@ -72,7 +81,17 @@ def benchmark_parser() -> FederatedParser:
         "--trust", type=str, action="append", default=[], metavar="MODULE",
         help="module whose algorithms are imported although a record alone names them. May be given often.",
     )  # fmt: skip
+    parser.add_argument(
+        "--format", type=TableFormat, default="text", help="format of the tables of compare, for papers."
+    )
+    parser.add_argument(
+        "--diagram",
+        type=str | None,
+        metavar="FILE",
+        help="of compare: critical-difference diagram, .pdf, .svg or .png.",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on a core of its own.")
+    parser.add_argument("--executor", type=str | None, metavar="PATH", help=EXECUTOR)
     return parser
 
 
@@ -146,7 +165,8 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         raise ConfigError("benchmark run needs --algorithms; give names, or paths such as my_file.MyAlgorithm")
     if given.jobs < 1:
         raise ConfigError(f"--jobs is {given.jobs}; give a whole number >= 1")
-    require_cores(given.jobs, "--jobs")
+    if given.executor is None:
+        require_cores(given.jobs, "--jobs")
     classes = [algorithm_class(name) for name in given.algorithms]
     output = Path(given.output)
     entries = [entry_of(task, one) for task in tasks for one in classes]
@@ -155,7 +175,7 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     known = {one: record for one, record in stored if record is not None and not _is_missing(one, record)}
     missing = [one for one in entries if given.again or one not in known]
     with FolderLock(output, f"--output {output}", "wait until it ends, or give another folder"):
-        made = make_records(missing, Path(given.data.root), output, given.jobs, fit)
+        made = make_records(missing, Path(given.data.root).absolute(), output, given.jobs, fit, given.executor)
     against = next((one.name for one in (*missing, *entries)), None)
     now = {task.name: _records(given, task) for task in tasks}
     for task in tasks:
@@ -220,24 +240,63 @@ def _cells(row: Row, worse: Sequence[float], cost: tuple[float, float]) -> list[
 
 
 def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
-    if len(given.names) != 2:
-        raise ConfigError("benchmark compare takes the names of two algorithms, such as `compare FedEM FedAvgPlus`")
+    names = given.names
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise ConfigError("benchmark compare takes names of different algorithms, such as `compare FedEM FedAvgPlus`")
+    found = {task: records for task in tasks if (records := _records(given, task)).keys() >= set(names)}
+    if not found:
+        raise ConfigError(f"no task has records of {' and '.join(names)}; make them by `benchmark run`")
+    print_tables([_means(found, names), *(_pairs(found, names, one) for one in POPULATIONS)], given.format)
+    sources: dict[str, list[dict[str, float]]] = {}
+    for task, records in found.items():
+        sources.setdefault(task.source, []).append({name: ranked_score(records[name]) for name in names})
+    if given.diagram is not None:
+        if Path(given.diagram).suffix not in UNDATED:
+            raise ConfigError(f"--diagram is {given.diagram}; give a file that ends in {', '.join(UNDATED)}")
+        if len(names) < 3 or len(sources) < 2:
+            raise ConfigError(
+                "--diagram needs three algorithms or more, and tasks of two sources or more; leave it out"
+            )
+        save(critical_difference_diagram(*average_ranks(sources)), Path(given.diagram))
+
+
+def _means(found: Mapping[Task, dict[str, Record]], names: Sequence[str]) -> ResultTable:
+    """The score of seen clients on each task."""
     rows = []
-    for task in tasks:
-        records = _records(given, task)
-        if not all(name in records for name in given.names):
-            continue
-        first, second = (records[name] for name in given.names)
-        for population in ("seen", "unseen_0", "unseen_10", "unseen_100"):
-            found = paired(first, second, population)
-            means = [f"{100 * mean_score(one, population):.2f}" for one in (first, second)]
-            worse = share_worse(first, second, population)
-            clear = "" if found is None else "yes" if found.is_clear else "no"
-            rows.append([task.name, population.replace("_", " "), *means, str(found), f"{100 * worse:.0f} %", clear])
-    if not rows:
-        raise ConfigError(f"no task has records of both {' and '.join(given.names)}; make them by `benchmark run`")
-    names = [*given.names, "difference, 95 %", "clients worse", "clear"]
-    print_rows(" - ".join(given.names), ["task", "clients", *names], rows, words=2, width=140)
+    for task, records in found.items():
+        each = [row_of(records[name]) for name in names]
+        cells = [
+            f"{100 * one.mean:.1f}" + ("" if math.isnan(one.spread) else f" ± {100 * one.spread:.1f}") for one in each
+        ]
+        rows.append([task.name, task.metric, str(len(task.cuts)), *cells])
+    seeds = max(len(task.cuts) for task in found)
+    about = f"Scores x 100 of seen clients, mean ± deviation over cuts; training seeds 1 to {seeds}, one for each cut."
+    return ResultTable("Scores", ["task", "metric", "cuts", *names], rows, about, words=2)
+
+
+def _pairs(found: Mapping[Task, dict[str, Record]], names: Sequence[str], population: str) -> ResultTable:
+    """All pairs of algorithms on all tasks, for a population."""
+    rows, p = [], []
+    for task, records in found.items():
+        for one, other in itertools.combinations(names, 2):
+            gap = paired(records[one], records[other], population)
+            if gap is None:
+                continue
+            numbers = [f"{100 * value:+.2f}" for value in (gap.mean, gap.low, gap.high)]
+            worse = f"{100 * share_worse(records[one], records[other], population):.0f}"
+            rows.append([task.name, one, other, *numbers, worse])
+            p.append(gap.p)
+    whom = (
+        "seen clients" if population == "seen" else f"unseen clients with {population[7:]} % of their training samples"
+    )
+    about = (
+        f"Scores x 100 of {whom}, with 95 % intervals over clients, crossed with cuts; tuning is not covered. Pooled "
+        f"scores of fewer than {FEW} clients have intervals over persons. p: corrected for the {len(p)} comparisons of "
+        "this table (Holm)."
+    )
+    headings = ["task", "algorithm", "other", "difference", "from", "to", "% of clients worse", "p"]
+    rows = [[*row, f"{one:.3f}"] for row, one in zip(rows, holm(p), strict=True)]
+    return ResultTable(f"Pairs, {population.replace('_', ' ')}", headings, rows, about, words=3)
 
 
 def _check(given: Namespace, tasks: list[Task], fit: Fit) -> None:

@@ -1,4 +1,4 @@
-"""Comparisons of records: statistics over clients, and paired differences with bootstrap intervals."""
+"""Comparisons of records: statistics over clients, and paired differences with intervals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 
 from lit_fed.benchmark.measures import ADAPTED_ON, Scores, primary
 from lit_fed.benchmark.records import CLOSE, Record
-from lit_fed.metrics.paired import Interval, bootstrap, mean_difference
-from lit_fed.metrics.paired import paired as paired_clients
+from lit_fed.metrics.paired import Difference, Units, difference, weighted_mean
 from lit_fed.metrics.scores import client_statistics
-from lit_fed.system.packages import pd
 
-__all__ = ["Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "row_of", "share_worse"]
+__all__ = [
+    "Row", "cost_to_match", "mean_score", "other_results", "other_score", "paired", "ranked_score", "row_of",
+    "share_worse", "units",
+]  # fmt: skip
 
 CLOSE_CLIENTS = 0.03
 """Mean distance of the clients' scores that another processor may make."""
@@ -55,6 +56,11 @@ def row_of(record: Record) -> Row:
     )  # fmt: skip
 
 
+def ranked_score(record: Record) -> float:
+    """What ranks are of: the score of seen clients; a record that diverged on any cut stands behind all others."""
+    return -math.inf if any("test" not in run for run in record["runs"]) else mean_score(record, "seen")
+
+
 def mean_score(record: Record, population: str) -> float:
     """The primary score of a population, a mean over the cuts."""
     return _mean(_primaries(record, population))
@@ -90,40 +96,54 @@ def _defined(values: Sequence[float | None]) -> list[float]:
 
 
 # ---------------------------------------------------------------------- pairs
-def _clients(record: Record, population: str) -> pd.DataFrame:
-    """The clients of all cuts for `paired_clients`, without those of a cut that diverged."""
-    parts = [(run["cut"], _scores(run, population)) for run in record["runs"] if "test" in run]
-    columns = [
-        (cut, population, name, number, math.nan if score is None else score)
-        for cut, scores in parts
-        for name, number, score in zip(scores.clients, scores.samples, scores.score, strict=True)
-    ]
-    return pd.DataFrame(columns, columns=["division", "population", "client", "samples", "value"])
-
-
 def share_worse(record: Record, baseline: Record | None, population: str = "seen") -> float:
     """Share of clients whose score is below the one under a baseline, over all cuts; NaN without one."""
-    if baseline is None:
+    cuts = [] if baseline is None else _both(record, baseline)
+    if not cuts:
         return math.nan
-    table = paired_clients(_clients(record, population), _clients(baseline, population))
-    return float((table["value"] < table["other"]).mean())
+    one, two = (np.array([_scores(run, population).score for run in side], float) for side in zip(*cuts, strict=True))
+    held = ~np.isnan(one) & ~np.isnan(two)
+    return float((one < two)[held].mean()) if held.any() else math.nan
 
 
-def paired(first: Record, second: Record, population: str = "seen") -> Interval | None:
-    """Difference first − second of means by samples, with a 95 % bootstrap interval over cuts and clients.
+def _both(first: Record, second: Record) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The runs of the cuts on which neither record diverged."""
+    return [each for each in zip(first["runs"], second["runs"], strict=True) if all("test" in one for one in each)]
 
-    A pooled score has one value for each cut. None if no cut has both.
+
+def paired(first: Record, second: Record, population: str = "seen", comparisons: int = 1) -> Difference | None:
+    """Difference first − second of primary scores, with a 95 % interval over cuts and clients.
+
+    A pooled score of fewer than `FEW` clients has an interval over cuts and persons. With several comparisons all
+    intervals hold together. None if no cut has both.
     """
-    if first["score"] == "pooled":
-        one, other = (
-            {run["cut"]: primary(_scores(run, population), "pooled") for run in record["runs"] if "test" in run}
-            for record in (first, second)
-        )
-        gaps = [score - other[cut] for cut, score in one.items() if cut in other]
-        gaps = [gap for gap in gaps if not math.isnan(gap)]
-        return bootstrap([(np.array([gap]), np.ones(1)) for gap in gaps]) if gaps else None
-    table = paired_clients(_clients(first, population), _clients(second, population))
-    return None if table.empty else mean_difference(table)
+    cuts = _both(first, second)
+    if not cuts:
+        return None
+    found = difference(*units(list(zip(*cuts, strict=True)), first["score"], population))
+    return None if math.isnan(found.mean) else found._replace(comparisons=max(1, comparisons))
+
+
+def units(sides: Sequence[Sequence[Mapping[str, Any]]], score: str, population: str) -> list[Units]:
+    """Scores of clients, or of persons, in the runs of each side, which are of the same cuts."""
+    found = [[_scores(run, population) for run in side] for side in sides]
+    return (_pooled if score == "pooled" else _means)(found)
+
+
+def _means(sides: Sequence[Sequence[Scores]]) -> list[Units]:
+    """Means over the clients whose score is defined on all sides."""
+    values = np.array([[one.score for one in side] for side in sides], dtype=float)
+    values[:, np.isnan(values).any(0)] = math.nan
+    weight = np.array([one.samples for one in sides[0]], dtype=float)
+    return [weighted_mean(one, weight) for one in values]
+
+
+def _pooled(sides: Sequence[Sequence[Scores]]) -> list[Units]:
+    """Pooled scores, and the influence of clients or persons on them."""
+    score = np.array([[one.pooled for one in side] for side in sides], dtype=float)
+    influence = np.array([[one.influence for one in side] for side in sides], dtype=float)
+    weight = np.full(influence.shape[1:], 1 / influence.shape[2])
+    return [Units(one, parts * weight, weight) for one, parts in zip(score, influence, strict=True)]
 
 
 def cost_to_match(record: Record, baseline: Record | None) -> tuple[float, float]:

@@ -1,10 +1,14 @@
-"""A cut of a benchmark's task: clients, unseen clients and stratified splits of samples, and digests of them all."""
+"""A cut of a benchmark's task: its clients, unseen clients and splits of samples, and digests of them all.
+
+Clients, unseen clients and test samples are drawn once for all cuts of a task. A cut draws validation samples from the
+others, and gives the training its seed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,8 +22,13 @@ from lit_fed.data.data_sets.base import DataSet, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.natural import Natural
+from lit_fed.data.populations.build import DEFAULT_NUM_CLIENTS
+from lit_fed.data.populations.splits import Division, SplitKind, divided_rows
 
-__all__ = ["Cut", "CutClients", "forget_data", "samples_digest", "systematic"]
+__all__ = ["Cut", "CutClients", "CutRows", "forget_data", "rows_of", "samples_digest"]
+
+OF_TASK = 0
+"""Seed of all that is drawn once for a task: partition, changes of labels, clients, unseen clients, test samples."""
 
 VAL, TEST = 0.2, 0.2
 """Shares of each client's samples for validation and test."""
@@ -35,13 +44,22 @@ HEX = 16
 
 SPLITS = ("train", "val", "test")
 
+VALIDATED, TESTED = 1, 2
+"""Numbers of splits."""
+
 
 class CutClients(NamedTuple):
     """The clients of a cut and their samples, as a task's file names them."""
 
     digests: dict[str, list[str]]  # of the ids of training, validation and test samples, by client
     test_samples: dict[str, int]  # number, by client
+    test_persons: dict[str, int]  # number, by client; of a client without persons, its test samples
     unseen: list[str]
+
+    @property
+    def tested(self) -> tuple[list[str], dict[str, str], dict[str, int]]:
+        """What all cuts of a task have in common: unseen clients, digests of test samples, numbers of persons."""
+        return self.unseen, {name: one[TESTED] for name, one in self.digests.items()}, self.test_persons
 
     def of(self, population: str) -> list[str]:
         """Sorted names of a population of a record: `seen`, or `unseen_...`."""
@@ -52,16 +70,17 @@ class CutClients(NamedTuple):
 class Cut(PooledDataSet):
     """The clients of one cut, as the protocol divides them; all samples are pooled first.
 
-    Quantities are standardised by the training labels of the seen clients.
+    Splits are stratified by class. If the data name persons, all samples of one are in one split; if they name times,
+    the last samples of a client are its test samples. Quantities are standardised by the training and validation
+    labels of the seen clients, which are the same in all cuts.
 
     Args:
         dataset: the data.
         partition: divides samples without natural clients.
         num_clients: clients of the partition.
-        cut: number of the cut, the seed of all that is drawn here.
-        most_clients: clients to keep, drawn from the cut; null: all.
+        cut: number of the cut, the seed of the validation samples.
+        most_clients: clients to keep, drawn once; null: all.
         min_samples: clients with fewer samples are left out.
-        leave_one_out: the unseen client of cut k is client k; else a fifth of the clients is drawn.
     """
 
     dataset: DataSet
@@ -70,7 +89,6 @@ class Cut(PooledDataSet):
     cut: int = 0
     most_clients: int | None = None
     min_samples: int = 10
-    leave_one_out: bool = False
 
     natural = True
 
@@ -89,6 +107,12 @@ class Cut(PooledDataSet):
         """The clients, with digests of their sample ids."""
         return _clients_of(self)
 
+    def persons(self, client: str) -> np.ndarray:
+        """The person of each test sample of a client, [n]; without persons each sample is one."""
+        samples = _cut(self)
+        own = np.flatnonzero((samples.owner == (samples.names or []).index(client)) & (samples.split == TESTED))
+        return own if samples.groups is None else samples.groups[own]
+
 
 def samples_digest(digests: dict[str, list[str]]) -> str:
     """One digest of all clients of a cut."""
@@ -101,34 +125,61 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 # ---------------------------------------------------------------------- division
-@lru_cache(maxsize=8)
-def _cut(cut: Cut) -> Samples:
-    """The samples of a cut; kept, since many runs of a process take the same."""
+class CutRows(NamedTuple):
+    """The samples of a cut, by their positions in the data."""
+
+    names: list[str]  # of the clients
+    rows: list[np.ndarray]  # of each client
+    split: np.ndarray  # [n] of all samples of the data: 0 training, 1 validation, 2 test
+    unseen: tuple[str, ...]
+
+
+def rows_of(cut: Cut) -> CutRows:
+    """Draw clients, unseen clients and splits."""
     samples = _pool(cut.dataset)
     rows, names = _clients(cut, samples)
-    x, y = samples.x, samples.y
-    if cut.partition is not None:
-        x, y = cut.partition.altered(x, y, rows, cut.cut)
+    require(samples.groups is None or samples.order is None, "the data name persons and times; leave one of them out")
     numbers = np.flatnonzero([len(own) >= cut.min_samples for own in rows])
     require(len(numbers) > 1, f"{len(numbers)} clients have {cut.min_samples} samples; a cut needs at least two")
     if cut.most_clients is not None and cut.most_clients < len(numbers):
-        rng = generator(cut.cut, 0, 0, "benchmark clients")
+        rng = generator(OF_TASK, 0, 0, "benchmark clients")
         numbers = np.sort(rng.choice(numbers, cut.most_clients, replace=False))
     rows, names = [rows[one] for one in numbers], [names[one] for one in numbers]
+    has_classes = samples.y.ndim == 1 and samples.y.dtype.kind in "iub" and samples.order is None
+    kind: SplitKind = "random" if samples.order is None else "time"
+    division = Division(VAL, TEST, cut.cut, OF_TASK, kind)
+    labels = samples.y if has_classes else None
+    split = np.zeros(len(samples.y), dtype=np.int64)
+    for name, own in zip(names, divided_rows(rows, None, division, labels, samples.groups, samples.order), strict=True):
+        lacks = next((part for part, held in zip(SPLITS, own, strict=True) if not len(held)), "")
+        fix = "leave it out of the data, or give the task larger min_samples"
+        require(not lacks, f"client {name!r} has no {lacks} samples, since persons and times stay together; {fix}")
+        split[own.val], split[own.test] = VALIDATED, TESTED
+    number = max(1, whole_part(UNSEEN, len(names)))
+    drawn = generator(OF_TASK, 0, 0, "benchmark unseen").choice(len(names), number, replace=False)
+    return CutRows(names, rows, split, tuple(names[one] for one in sorted(drawn.tolist())))
+
+
+@lru_cache(maxsize=8)
+def _cut(cut: Cut) -> Samples:
+    """The samples of a cut; kept, since many runs of a process take the same."""
+    samples, (names, rows, split, unseen) = _pool(cut.dataset), rows_of(cut)
+    x, y = samples.x, samples.y
+    if cut.partition is not None:
+        x, y = cut.partition.altered(x, y, _clients(cut, samples)[0], OF_TASK)
     kept = np.concatenate(rows)
-    split = np.concatenate([_split(y[own], cut.cut, number) for number, own in enumerate(rows)])
-    owner, unseen = np.repeat(np.arange(len(rows)), [len(own) for own in rows]), _unseen(cut, names)
-    y = y[kept]
+    owner, split, y = np.repeat(np.arange(len(rows)), list(map(len, rows))), split[kept], y[kept]
     if y.dtype.kind == "f":
-        known = y[(split == 0) & ~np.isin(owner, [names.index(one) for one in unseen])].astype(np.float64)
+        known = y[(split != TESTED) & ~np.isin(owner, [names.index(one) for one in unseen])].astype(np.float64)
         y = ((y - known.mean(0)) / known.std(0)).astype(np.float32)
-    ids = None if samples.ids is None else samples.ids[kept]
     encode = samples.encode
     if isinstance(encode, TableEncoder):
         encode = replace(encode, label_scale=False)  # standardised above
+    ids, groups = (None if each is None else each[kept] for each in (samples.ids, samples.groups))
     return samples._replace(
-        x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen, ids=ids, encode=encode
-    )
+        x=x[kept], y=y, owner=owner, names=names, split=split, unseen=unseen, ids=ids, encode=encode, groups=groups,
+        order=None,
+    )  # fmt: skip
 
 
 def _clients(cut: Cut, samples: Samples) -> tuple[list[np.ndarray], list[str]]:
@@ -136,47 +187,12 @@ def _clients(cut: Cut, samples: Samples) -> tuple[list[np.ndarray], list[str]]:
     if samples.owner is None:
         require(cut.partition is not None, "the data have no natural clients; give the task a partition")
         assert cut.partition is not None
-        rows = cut.partition(samples.y, cut.num_clients or 20, cut.cut)
+        rows = cut.partition(samples.y, cut.num_clients or DEFAULT_NUM_CLIENTS, OF_TASK)
         return rows, [str(number) for number in range(len(rows))]
     require(cut.partition is None, "the data have natural clients; leave the task's partition out")
     rows = Natural()(samples.y, 0, 0, samples.owner)
     owners = [int(samples.owner[own[0]]) for own in rows]
     return rows, [str(owner) if samples.names is None else samples.names[owner] for owner in owners]
-
-
-def _unseen(cut: Cut, names: Sequence[str]) -> tuple[str, ...]:
-    if cut.leave_one_out:
-        require(cut.cut < len(names), f"cut {cut.cut} leaves out a client of its number, and there are {len(names)}")
-        return (names[cut.cut],)
-    number = max(1, whole_part(UNSEEN, len(names)))
-    drawn = generator(cut.cut, 0, 0, "benchmark unseen").choice(len(names), number, replace=False)
-    return tuple(names[one] for one in sorted(drawn.tolist()))
-
-
-def _split(y: np.ndarray, seed: int, number: int) -> np.ndarray:
-    """The split of each sample of a client, [n]: at random within each class, quantities at random."""
-    rng = generator(seed, 0, number, "benchmark split")
-    order = rng.permutation(len(y))
-    if y.ndim == 1 and y.dtype.kind in "iub":
-        order = order[np.argsort(y[order], kind="stable")]
-    split = np.zeros(len(y), dtype=np.int64)
-    test = systematic(len(y), TEST, rng.random())
-    split[order[test]] = SPLITS.index("test")
-    rest = order[~test]
-    split[rest[systematic(len(rest), VAL / (1 - TEST), rng.random())]] = SPLITS.index("val")
-    return split
-
-
-def systematic(number: int, share: float, start: float) -> np.ndarray:
-    """A systematic sample, [n] bool: each interval of the list has its share, up to one element.
-
-    Example:
-        >>> systematic(10, 0.2, 0.5).nonzero()[0]
-        array([2, 7])
-    """
-    reached = np.floor(np.arange(number + 1) * share + start + 1e-9)
-    sampled: np.ndarray = np.diff(reached) > 0
-    return sampled
 
 
 def forget_data() -> None:
@@ -206,13 +222,13 @@ def _clients_of(cut: Cut) -> CutClients:
     x, owner, split = _raw(samples), samples.owner, samples.split
     assert owner is not None
     assert split is not None
-    digests, test_samples = {}, {}
+    digests, test_samples, test_persons = {}, {}, {}
     for number, name in enumerate(samples.names or ()):
         own = np.flatnonzero(owner == number)
         rows = [own[split[own] == one] for one in range(len(SPLITS))]
         digests[name] = [_digest(_ids(x[each], samples.y[each])) for each in rows]
-        test_samples[name] = len(rows[-1])
-    return CutClients(digests, test_samples, list(samples.unseen))
+        test_samples[name], test_persons[name] = len(rows[-1]), len(np.unique(cut.persons(name)))
+    return CutClients(digests, test_samples, test_persons, list(samples.unseen))
 
 
 def _ids(x: np.ndarray, y: np.ndarray) -> Iterator[bytes]:

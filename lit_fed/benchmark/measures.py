@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
 __all__ = [
-    "METRICS", "SCORES", "Scores", "ValidationCurve", "area", "calibration_error", "primary", "rounded",
+    "FEW", "METRICS", "SCORES", "Scores", "ValidationCurve", "area", "calibration_error", "primary", "rounded",
     "scores_on_test",
 ]  # fmt: skip
 
@@ -35,12 +36,18 @@ SCORES = ("clients", "pooled")
 ADAPTED_ON = (0, 10, 100)
 """Percent of the training samples that unseen clients adapt on."""
 
+FEW = 5
+"""With fewer clients, an interval of a pooled score is for other persons of the same clients."""
+
 BINS = 15
 
 CLIENT_DIGITS = 4
 """Digits of a client's score in a record: its test samples decide no more."""
 
 Population = Literal["seen", "unseen"]
+
+Persons = Callable[[str], np.ndarray]
+"""The person of each test sample of a client."""
 
 
 class Scores(NamedTuple):
@@ -51,6 +58,7 @@ class Scores(NamedTuple):
     score: list[float | None]  # None: undefined, since all labels are of one class
     ece: float | None  # expected calibration error over all samples; None for quantities
     pooled: float | None  # metric of all samples together
+    influence: list[float] | None = None  # (n − 1)(pooled − pooled without a unit) of n units; None: not asked for
 
 
 def primary(scores: Scores, score: str) -> float:
@@ -65,9 +73,12 @@ def primary(scores: Scores, score: str) -> float:
 # ---------------------------------------------------------------------- measuring
 def measured(
     module: FederatedModule, data: FederatedDataModule, population: Population, split: Literal["val", "test"],
-    metric: str, percent: int = 100,
+    metric: str, percent: int = 100, persons: Persons | None = None,
 ) -> Scores:  # fmt: skip
-    """Serve the clients of a population, which adapt on some percent of their training samples, and score a split."""
+    """Serve the clients of a population, which adapt on some percent of their training samples, and score a split.
+
+    With `persons` the result has the influence of each client, or of each person if clients are few.
+    """
     clients = data.populations[0] if population == "seen" else data.populations[1]
     assert clients is not None
     scored, train = data.splits(population, split)
@@ -84,7 +95,7 @@ def measured(
         if parts[one][1].isnan().any():  # models may be finite where what they predict is not
             raise NotFiniteError(one, "log_prob", module.federation.server.rounds_done, "its predictions are NaN")
     names = [clients.names[one - scored.first_id] for one in order]
-    return _scored(names, [parts[one] for one in order], metric)
+    return _scored(names, [parts[one] for one in order], metric, persons)
 
 
 def _part(train: Split, percent: int, seed: int) -> Split:
@@ -100,10 +111,15 @@ def _part(train: Split, percent: int, seed: int) -> Split:
     return Split(train.x[rows], train.y[rows], offsets, train.first_id)
 
 
-def scores_on_test(module: FederatedModule, data: FederatedDataModule, metric: str) -> dict[str, Scores]:
+def scores_on_test(
+    module: FederatedModule, data: FederatedDataModule, metric: str, persons: Persons | None = None
+) -> dict[str, Scores]:
     """Scores of test samples, read once: of seen clients, and of unseen ones for each share of `ADAPTED_ON`."""
-    found = {"seen": measured(module, data, "seen", "test", metric)}
-    return found | {f"unseen_{one}": measured(module, data, "unseen", "test", metric, one) for one in ADAPTED_ON}
+    of_unseen = {f"unseen_{one}": one for one in ADAPTED_ON}
+    found = {"seen": measured(module, data, "seen", "test", metric, persons=persons)}
+    return found | {
+        name: measured(module, data, "unseen", "test", metric, share, persons) for name, share in of_unseen.items()
+    }
 
 
 class ValidationCurve(FederatedCallback):
@@ -140,7 +156,9 @@ class ValidationCurve(FederatedCallback):
             self.seconds += time.process_time() - began
 
 
-def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -> Scores:
+def _scored(
+    names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str, persons: Persons | None = None
+) -> Scores:
     """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities.
 
     Of sequences, labels [n, L] and log-probabilities [n, L, C], each position counts.
@@ -149,12 +167,42 @@ def _scored(names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str) -
     outputs = [shown.double().flatten(0, -2).numpy() for _, shown in parts]
     every, shown = np.concatenate(labels), np.concatenate(outputs)
     pairs, sizes = list(zip(labels, outputs, strict=True)), list(map(len, labels))
-    if metric == "r2":
-        pooled = 1 - float(np.square(every - shown[:, 0]).mean() / every.var())
-        return Scores(names, sizes, [1 - float(np.square(y - mean[:, 0]).mean()) for y, mean in pairs], None, pooled)
-    score = _hits if metric == "accuracy" else area
-    each = [score(y, log) for y, log in pairs]
-    return Scores(names, sizes, each, calibration_error(every, shown), score(every, shown))
+    pooled = {"r2": _r2, "accuracy": _hits, "auroc": area}[metric]
+    of_client = _one_less_error if metric == "r2" else pooled
+    error = None if metric == "r2" else calibration_error(every, shown)
+    influence = None if persons is None else _influence(every, shown, *_units(names, sizes, persons), pooled)
+    return Scores(names, sizes, [of_client(y, log) for y, log in pairs], error, pooled(every, shown), influence)
+
+
+def _units(names: list[str], sizes: list[int], persons: Persons) -> tuple[np.ndarray, int]:
+    """The unit of each value, and their number: clients, or persons if there are fewer than `FEW` clients."""
+    if len(names) >= FEW:
+        return np.repeat(np.arange(len(names)), sizes), len(names)
+    parts, number = [], 0
+    for name, size in zip(names, sizes, strict=True):
+        known, of_sample = np.unique(persons(name), return_inverse=True)
+        parts.append(np.repeat(number + of_sample, size // len(of_sample)))  # a sequence has many values
+        number += len(known)
+    return np.concatenate(parts), number
+
+
+def _influence(
+    labels: np.ndarray, shown: np.ndarray, unit: np.ndarray, number: int, pooled: Callable[..., float | None]
+) -> list[float]:
+    """The jackknife: (n − 1)(score − score without a unit) of each of n units; 0 where the score is undefined."""
+    whole, found = pooled(labels, shown), [0.0] * number
+    for one in range(number if whole is not None else 0):
+        without = pooled(labels[unit != one], shown[unit != one]) if number > 1 else None
+        found[one] = 0.0 if without is None else (number - 1) * (float(whole or 0) - without)
+    return found
+
+
+def _r2(labels: np.ndarray, means: np.ndarray) -> float:
+    return 1 - float(np.square(labels - means[:, 0]).mean() / labels.var())
+
+
+def _one_less_error(labels: np.ndarray, means: np.ndarray) -> float:
+    return 1 - float(np.square(labels - means[:, 0]).mean())
 
 
 def _hits(labels: np.ndarray, log_prob: np.ndarray) -> float:
@@ -198,5 +246,11 @@ def short(value: float | None, digits: int = 6) -> float | None:
 def rounded(scores: Scores) -> dict[str, Any]:
     """Scores as they are kept, clients sorted by name; the task's file has their names and numbers of samples."""
     ordered = [score for _, score in sorted(zip(scores.clients, scores.score, strict=True))]
-    kept = {"score": [short(one, CLIENT_DIGITS) for one in ordered]}
-    return kept | {name: short(getattr(scores, name)) for name in ("ece", "pooled")}
+    kept: dict[str, Any] = {"score": [short(one, CLIENT_DIGITS) for one in ordered]}
+    kept |= {name: short(getattr(scores, name)) for name in ("ece", "pooled")}
+    if scores.influence is None:
+        return kept
+    influence = scores.influence
+    if len(influence) == len(ordered):  # of clients
+        influence = [one for _, one in sorted(zip(scores.clients, influence, strict=True))]
+    return kept | {"influence": [short(one, CLIENT_DIGITS) for one in influence]}

@@ -11,11 +11,11 @@ from lit_fed.core.seeds import generator
 
 __all__ = ["CUTS", "LEARNING_RATES", "PROTOCOL", "TRIALS", "Point", "chosen", "trial_points"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol; records of another one are not compared."""
 
 CUTS = 5
-"""Cuts of a task, each with its own clients, splits and training seed."""
+"""Cuts of a task, each with its own training and validation samples and training seed."""
 
 LEARNING_RATES = (0.001, 0.00316, 0.01, 0.0316, 0.1, 0.316, 1.0, 3.16)
 """Learning rates that are tried, the same for all algorithms."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.benchmark.cut import CutClients, samples_digest
-from lit_fed.benchmark.measures import ADAPTED_ON
+from lit_fed.benchmark.measures import ADAPTED_ON, FEW
 from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.task import Task
 from lit_fed.errors import notice
@@ -20,8 +20,8 @@ from lit_fed.system.foreign_files import json_lines, read_file
 from lit_fed.system.readers import FormError, keyed, list_of, number, optional, plain, text, tuple_of, whole
 
 __all__ = [
-    "CLOSE", "Record", "checked_records", "problems", "read_records", "read_refusals", "records_file", "stored_folder",
-    "with_clients", "write_record", "write_refusal",
+    "CLOSE", "POPULATIONS", "Record", "checked_records", "problems", "read_records", "read_refusals", "records_file",
+    "stored_folder", "with_clients", "write_record", "write_refusal",
 ]  # fmt: skip
 
 Record = dict[str, Any]
@@ -40,12 +40,16 @@ NAMED = readers.record({"algorithm": text(200, r"[\w.]+"), "task": text(200)}, o
 
 DIVERGED = readers.record({"cut": whole(most=MOST), "samples": text(64), "diverged": plain()})
 
+SCORES_OF_TEST = readers.record(
+    {"score": SCORES, "ece": SCORE, "pooled": SCORE, "influence": SCORES}, may_miss=("influence",)
+)
+
 RUN = readers.record(
     {
         "cut": whole(most=MOST), "samples": text(64), "round": whole(), "score": SCORE,
         "cpu_seconds": number(), "bytes_up": number(), "bytes_down": number(), "peak_bytes": number(),
         "curve": list_of(tuple_of(whole(), SCORE, number()), MOST), "test_reads": whole(),
-        "test": keyed(text(64), readers.record({"score": SCORES, "ece": SCORE, "pooled": SCORE}), 10),
+        "test": keyed(text(64), SCORES_OF_TEST, 10),
     }
 )  # fmt: skip
 
@@ -67,7 +71,7 @@ RECORD = readers.record(
 REFUSALS = "refused.json"
 """File of the reasons why algorithms have no record, beside the records."""
 
-POPULATIONS = {"seen", *(f"unseen_{percent}" for percent in ADAPTED_ON)}
+POPULATIONS = ("seen", *(f"unseen_{percent}" for percent in ADAPTED_ON))
 
 CLOSE = 0.01
 """Difference of means that another processor may make: rounding changes a prediction here and there."""
@@ -173,7 +177,7 @@ def problems(record: Record, task: Task, points: Sequence[Any] | None) -> Iterat
         yield f"{_first_difference(wanted, record['arguments'])} differs from the task"
     known = task.known_clients()
     for run in runs:
-        for wrong in _problems_of_run(run, task, known.get(run["cut"], CutClients({}, {}, []))):
+        for wrong in _problems_of_run(run, task, known.get(run["cut"], CutClients({}, {}, {}, []))):
             yield f"cut {run['cut']}: {wrong}"
 
 
@@ -201,15 +205,20 @@ def _problems_of_run(run: dict[str, Any], task: Task, clients: CutClients) -> It
         yield "its clients or their samples are not those of the task"
     if "diverged" in run:
         return
-    if run["test"].keys() != POPULATIONS:
+    if run["test"].keys() != set(POPULATIONS):
         yield "it lacks results"
         return
     if run["round"] != task.rounds or [run["round"], run["score"]] not in [one[:2] for one in run["curve"][-1:]]:
         yield f"it is judged after round {run['round']}, not after the last one, {task.rounds}"
     if run["test_reads"] != 1:
         yield f"its test samples were read {run['test_reads']} times"
-    if any(len(scores["score"]) != len(clients.of(population)) for population, scores in run["test"].items()):
-        yield "it lacks results of some clients"
+    for population, scores in run["test"].items():
+        names = clients.of(population)
+        units = len(names) if len(names) >= FEW else sum(clients.test_persons[name] for name in names)
+        is_short = task.score == "pooled" and len(scores.get("influence", ())) != units
+        if is_short or len(scores["score"]) != len(names):
+            yield "it lacks results of some clients"
+            return
 
 
 def _first_difference(wanted: Any, given: Any, place: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -24,7 +25,14 @@ import lit_fed.algorithms
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.measures import ValidationCurve, rounded, scores_on_test
 from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
-from lit_fed.benchmark.records import Record, write_record, write_refusal
+from lit_fed.benchmark.records import (
+    Record,
+    read_records,
+    records_file,
+    stored_folder,
+    write_record,
+    write_refusal,
+)
 from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
@@ -32,7 +40,7 @@ from lit_fed.callbacks.progress import time_left
 from lit_fed.command_line.classes import near_class
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
-from lit_fed.errors import ClientError, ConfigError, DivergedError, NotFiniteError
+from lit_fed.errors import ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.discovery import import_named
 from lit_fed.system.files import write_atomically
 from lit_fed.system.foreign_files import read_file
@@ -45,6 +53,10 @@ __all__ = ["Entry", "Work", "algorithm_class", "entry_of", "make_records", "make
 
 Fit = Callable[[list[str]], Any]
 """Runs `fit` without a test, and returns the command line's object; other processes import it by its name."""
+
+
+BESIDE = 0.3
+"""CPU seconds of a run beside its training, on a small task."""
 
 
 class Entry(NamedTuple):
@@ -116,11 +128,13 @@ def _cut_of(dataset: str) -> Cut:
     return cut
 
 
-def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit) -> list[Entry]:
+def make_records(
+    entries: Sequence[Entry], root: Path, output: Path, jobs: int, fit: Fit, executor: str | None = None
+) -> list[Entry]:
     """Make the records of algorithms on tasks, each as soon as its runs are made.
 
     What a run returns is kept in a file until its record is made, so that a killed benchmark repeats no finished run.
-    Data lie in `root`, records in `output`; `jobs` runs are made at a time.
+    Data lie in `root`, records in `output`; `jobs` runs are made at a time, by the named executor if there is one.
 
     Returns:
         Those that have a new record; runs of the others were refused.
@@ -132,10 +146,12 @@ def make_records(entries: Sequence[Entry], root: Path, output: Path, jobs: int, 
             task.check_samples(_cut_of(json.dumps(given["data"]["dataset"])))
     unfinished = Unfinished(output / "unfinished", entries)
     plans = [record_plan(entry, output, unfinished) for entry in entries]
-    with executor_of(jobs) as executor:
+    if unfinished.left:
+        print_line(unfinished.announcement(jobs))
+    with executor_of(jobs, executor) as runner:
         made = run_trials(
-            plans, partial(make_run, fit, root), executor, jobs, find=unfinished.find, keep=unfinished.keep,
-            failures=(ClientError, ConfigError),
+            plans, partial(make_run, fit, root), runner, jobs, find=unfinished.find, keep=unfinished.keep,
+            failures=(Exception,),  # hours of other runs do not end with it
         )  # fmt: skip
     with contextlib.suppress(OSError):  # runs without a record stay
         unfinished.folder.rmdir()
@@ -148,11 +164,27 @@ class Unfinished:
     def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        trials = [work for entry in entries for work in trials_of(entry)]
         self.made, self.began = 0, time.monotonic()
-        self.left = sum(len(entry.task.cuts) for entry in entries) + sum(
-            not self.path(work).is_file() for work in trials
-        )
+        self.of_entry = [
+            (entry, len(entry.task.cuts) + sum(map(self._is_missing, trials_of(entry)))) for entry in entries
+        ]
+        self.left = sum(number for _, number in self.of_entry)
+
+    def _is_missing(self, work: Work) -> bool:
+        return not self.path(work).is_file()
+
+    def announcement(self, jobs: int) -> str:
+        """How many runs are made, and how long, by records of the same tasks."""
+        seconds, unknown, known = 0.0, 0, dict[str, float | None]()
+        for entry, number in self.of_entry:
+            name = entry.task.name
+            if name not in known:
+                known[name] = usual_seconds([records_file(one, name) for one in (stored_folder(), self.folder.parent)])
+            took = known[name]
+            seconds, unknown = seconds + number * (took or 0), unknown + number * (took is None)
+        minutes = f"about {math.ceil(seconds / 60 / jobs):,} minutes by stored records" if unknown < self.left else ""
+        first = f"{unknown:,} of tasks without a record, whose time is known after the first" if unknown else ""
+        return f"{self.left:,} runs, {jobs} at a time: {'; '.join(filter(None, (minutes, first)))}"
 
     def path(self, work: Work) -> Path:
         """The file of a run; another one if its algorithm's source has changed."""
@@ -178,6 +210,13 @@ class Unfinished:
         self.made, self.left = self.made + 1, self.left - 1
         left = time_left(self.made, self.made + self.left, time.monotonic() - self.began)
         print_line(f"{work.said}: {told if error is None else error} ({self.left} runs, {left} left)")
+
+
+def usual_seconds(files: Sequence[Path]) -> float | None:
+    """Mean CPU time of a run in records of a task, with that of its start and its measurements; None without one."""
+    made = [run for file in files for record in read_records(file) for run in record.get("runs", ())]
+    took = [float(run["cpu_seconds"]) for run in made if "cpu_seconds" in run]
+    return sum(took) / len(took) + BESIDE if took else None
 
 
 def trials_of(entry: Entry) -> list[Work]:
@@ -271,7 +310,8 @@ def _made(fit: Fit, given: dict[str, Any], task: Task, *, for_test: bool) -> dic
         return result
     result |= {"bytes_up": seen.bytes_up, "bytes_down": seen.bytes_down, "peak_bytes": peak_memory()}
     with _quiet():
-        scores = scores_on_test(cli.model, cli.datamodule, task.metric)
+        persons = cli.datamodule.dataset.persons if task.score == "pooled" else None
+        scores = scores_on_test(cli.model, cli.datamodule, task.metric, persons)
     test = {name: rounded(one) for name, one in scores.items()}
     return result | {"curve": seen.curve, "test_reads": 1, "test": test}
 

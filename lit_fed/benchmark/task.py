@@ -21,10 +21,10 @@ from lit_fed.system.readers import FormError, keyed, list_of, plain, record, tex
 __all__ = ["Task", "read_task", "suites", "task_files"]
 
 NEEDED = ("metric", "rounds", "dataset", "network")
-OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples", "leave_one_out")
+OF_CUT = ("dataset", "partition", "num_clients", "most_clients", "min_samples")
 FIELDS = {
-    *NEEDED, *OF_CUT, "score", "title", "data", "licence", "cuts", "batch_size", "clients_per_round", "suites",
-    "local_epochs", "accelerator", "source", "left_out",
+    *NEEDED, *OF_CUT, "score", "title", "data", "licence", "source", "suites", "cuts", "batch_size", "local_epochs",
+    "clients_per_round", "accelerator", "left_out",
 }  # fmt: skip
 
 MOST = 10**6
@@ -51,6 +51,11 @@ class Task:
     score: str  # what it is judged by: `clients` or `pooled`
     rounds: int  # of each run
     cuts: range  # their numbers
+
+    @property
+    def source(self) -> str:
+        """Name of its data; ranks count tasks of one source once."""
+        return str(self.given.get("source", self.name))
 
     @property
     def digests_path(self) -> Path:
@@ -112,7 +117,10 @@ class Task:
         """
         path, fix = self.digests_path, "restore it, or delete it and the records of the task"
         lines = read_file(path, json_lines, list_of(_cut, MOST), fix) if path.is_file() else []
-        return {line.pop("cut"): CutClients(**line) for line in lines}
+        known = {line.pop("cut"): CutClients(**line) for line in lines}
+        if len({json.dumps(one.tested, sort_keys=True) for one in known.values()}) > 1:
+            raise ConfigError(f"{path}: test samples or unseen clients differ between cuts; {fix}")
+        return known
 
     def write_clients(self, clients: Mapping[int, CutClients]) -> None:
         """Write the clients of each cut beside the task."""
@@ -173,8 +181,9 @@ def _cut(value: Any, place: str) -> dict[str, Any]:
     """Read a line of the file of digests."""
     name = plain(1)  # of a client
     digests, counts = keyed(name, list_of(text(64), 3, 3), MOST), keyed(name, whole(), MOST)
-    fields = {"cut": whole(most=MOST), "digests": digests, "test_samples": counts, "unseen": list_of(name, MOST)}
-    found: dict[str, Any] = record(fields)(value, place)
-    if not found["digests"].keys() == found["test_samples"].keys() >= set(found["unseen"]):
-        raise FormError(f"{place} has other clients in digests than in test_samples or unseen")
+    fields = {"cut": whole(most=MOST), "digests": digests, "unseen": list_of(name, MOST)}
+    found: dict[str, Any] = record(fields | {"test_samples": counts, "test_persons": counts})(value, place)
+    counted = found["test_samples"].keys(), found["test_persons"].keys()
+    if not all(found["digests"].keys() == one >= set(found["unseen"]) for one in counted):
+        raise FormError(f"{place} has other clients in digests than in test_samples, test_persons or unseen")
     return found

@@ -25,8 +25,7 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.core.types import ServingBlock
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.paired import Interval
-from lit_fed.metrics.verdict import Gain, gain_of, in_words, probabilities
+from lit_fed.metrics.verdict import Gain, Interval, gain_of, in_words, probabilities
 from lit_fed.system.files import given_path, quote
 from lit_fed.system.packages import pd
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint

@@ -6,9 +6,9 @@ configurations, else by its run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_fed.command_line.parser import FederatedParser, command_parser
-from lit_fed.metrics.paired import mean_difference
+from lit_fed.command_line.table_formats import ResultTable, TableFormat, escaped, markdown_table, print_tables
+from lit_fed.metrics.paired import holm, mean_difference
 from lit_fed.metrics.scores import STATISTICS
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import draw_comparison
@@ -33,21 +34,17 @@ from lit_fed.training.finished_runs import (
     read_run,
     refuse_other_data,
 )
-from lit_fed.training.output import check_new_folder, new_folder, print_rows, write_table
+from lit_fed.training.output import check_new_folder, new_folder, write_table
 
-__all__ = [
-    "add_runs", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_table", "escaped",
-    "markdown_table",
-]  # fmt: skip
+__all__ = ["add_runs", "cells_of", "compare", "compare_parser", "compare_runs", "comparison_table"]
 
 PAIRED = "the same seen clients"
 """Title of the table of paired differences."""
 
-MARKS = r"[\\`*\[\]<|~$]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)"
-"""Signs that mean something to Markdown, where they do."""
-
-WIDTH = 140
-"""Letters in a line of the table in a file."""
+INTERVALS = (
+    "95 % intervals of each difference over clients, and over divisions of the data where there are some; seeds of the "
+    "training and tuning are not covered. p: corrected for all pairs (Holm)."
+)
 
 
 def add_runs(parser: FederatedParser) -> None:
@@ -70,6 +67,9 @@ def compare_parser() -> FederatedParser:
         "deviation. Names are the differences between the configurations.",
     )  # fmt: skip
     add_runs(parser)
+    parser.add_argument(
+        "--format", type=TableFormat, default="text", help="format of the tables that are printed, for papers."
+    )
     parser.add_argument("--output", type=str, default="comparison", help="folder to be written, new or empty.")
     parser.add_argument(
         "--metric", type=str | None, help="metric to compare; by default accuracy or, for numbers, mse."
@@ -94,12 +94,13 @@ def compare_runs(arguments: list[str]) -> None:
         given.formats,
         given.names,
         different_data=given.different_data,
+        form=given.format,
     )
 
 
 def compare(
     given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str], names: Sequence[str] | None = None,
-    *, different_data: bool = False,
+    *, different_data: bool = False, form: TableFormat = "text",
 ) -> None:  # fmt: skip
     """Read runs, write their comparison into a folder and print it.
 
@@ -110,6 +111,7 @@ def compare(
         formats: formats of the figures.
         names: names of the rows, in the order of their first runs; None: their differences.
         different_data: accept runs on different data.
+        form: format of the printed tables.
 
     Raises:
         ConfigError: naming a run, or what differs between the data of two, and the fix.
@@ -123,19 +125,16 @@ def compare(
     check_new_folder(output)
     table = comparison_table(groups, metric)
     headings, lines = cells_of(table, metric)
-    against, caption = differences_from_first(groups, metric), varied(groups)
+    tables = [ResultTable(f"test {metric}", headings, lines, varied(groups)), pairs_table(groups, metric)]
     private = any(run.is_private for run in runs)
     with owner_only(private), new_folder(output, owner=True) as partial:
         partial.mkdir()
         write_table(table, partial / "comparison.csv")
-        write_atomically(
-            partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist(), against, caption)
-        )
+        write_atomically(partial / "comparison.md", markdown(tables, metric, table["folders"].tolist()))
         draw_comparison(groups, metric, partial, formats)
-    print_rows(f"test {metric}", headings, lines, width=WIDTH, overflow="fold", caption=caption or None)
-    if against[1]:
-        print_rows(PAIRED, *against, width=WIDTH, overflow="fold")
-    sys.stdout.write(f"comparison: {output}\n")
+    print_tables(tables, form)
+    if form == "text":
+        sys.stdout.write(f"comparison: {output}\n")
 
 
 # ---------------------------------------------------------------------- table
@@ -155,7 +154,7 @@ def columns_of(metric: str) -> dict[str, str]:
 
 
 def varied(groups: Sequence[Group]) -> str:
-    """Differences between the runs of a row: seeds of the training, of the data, or both; empty for a single run."""
+    """What runs of a row differ in, seeds of the training, of the data, or both; and the seeds of the training."""
     kinds: dict[str, list[str]] = {}
     for name, runs in groups:
         data = len({json.dumps(run.config.get("data"), sort_keys=True) for run in runs}) > 1
@@ -163,23 +162,34 @@ def varied(groups: Sequence[Group]) -> str:
         what = " and ".join(["data"] * data + ["training"] * (len(training) > 1))
         if what:
             kinds.setdefault(what, []).append(name)
+    configs = [run.config for _, runs in groups for run in runs]
+    seeds = ([str(one.get("seed_everything", "?")) for one in configs], [str(_data_seed(one)) for one in configs])
+    of_training, of_data = (", ".join(dict.fromkeys(one)) for one in seeds)
     texts = [what if len(kinds) == 1 else f"{what} ({', '.join(names)})" for what, names in kinds.items()]
-    return f"±: one standard deviation over seeds of {'; of '.join(texts)}" if texts else ""
+    said = f"±: one standard deviation over seeds of {'; of '.join(texts)}. " if texts else ""
+    return f"{said}Seeds: {of_training} (training), {of_data} (data)."
 
 
-def differences_from_first(groups: Sequence[Group], metric: str) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells: the seen clients of each group beside the same clients of the first one."""
+def _data_seed(config: dict[str, Any]) -> Any:
+    return config.get("data", {}).get("seed", "?")
+
+
+def pairs_table(groups: Sequence[Group], metric: str) -> ResultTable:
+    """The seen clients of each group beside the same clients of each later one."""
     factor, unit = style.percent(metric)
-    first, *others = groups
-    rows = []
-    for name, runs in others:
-        table = compared(runs, first.runs, metric).query("population == 'seen'")
+    rows, p = [], []
+    for first, second in itertools.combinations(groups, 2):
+        table = compared(second.runs, first.runs, metric).query("population == 'seen'")
         if table.empty:
             continue
-        mean, low, high = (f"{factor * value:+.{2 if unit else 4}f}" for value in mean_difference(table))
+        gap = mean_difference(table)
+        numbers = (f"{factor * value:+.{2 if unit else 4}f}" for value in (gap.mean, gap.low, gap.high))
         worse = "" if table["gain"].isna().all() else str((table["gain"] < 0).sum())
-        rows.append([name, mean, f"{low} to {high}", worse, str(len(table))])
-    return ["run", f"difference from {first.name}{unit}", "95 % interval", "clients that lose", "of"], rows
+        rows.append([second.name, first.name, *numbers, worse, str(len(table))])
+        p.append(gap.p)
+    headings = ["run", "other", f"difference{unit}", "from", "to", "clients that lose", "of", "p"]
+    rows = [[*row, f"{one:.3f}"] for row, one in zip(rows, holm(p), strict=True)]
+    return ResultTable(PAIRED, headings, rows, INTERVALS, words=2)
 
 
 def figures_of(run: FinishedRun) -> dict[str, Any]:
@@ -238,30 +248,14 @@ def _cell(key: str, value: float, deviation: float | None) -> str:
     return f"{factor * value:.{digits}f}{spread}"
 
 
-def escaped(text: str) -> str:
-    r"""A text in one line that Markdown shows as it is: without tags, links, code and formulas.
-
-    Example:
-        >>> print(escaped("lr=0.1, my_run"), escaped("<b> [x](javascript:1)"))
-        lr=0.1, my_run \<b> \[x\](javascript:1)
-    """
-    return re.sub(MARKS, r"\\\g<0>", " ".join(text.split()))
-
-
-def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table; all columns but the first are aligned to the right."""
-    head, *rest = ["| " + " | ".join(map(escaped, line)) + " |" for line in [headings, *lines]]
-    return [head, "|---|" + "--:|" * (len(headings) - 1), *rest]
-
-
-def markdown(
-    headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str],
-    against: tuple[list[str], list[list[str]]], caption: str,
-) -> str:  # fmt: skip
+def markdown(tables: Sequence[ResultTable], metric: str, folders: Sequence[str]) -> str:
     """The tables as a Markdown page, with the folders of the runs below."""
+    (_, headings, lines, caption, _), pairs = tables
     text = [f"# Comparison by test {metric}", "", *markdown_table(headings, lines)]
     text += ["", escaped(caption)] if caption else []
-    text += ["", f"Means over {PAIRED}, bootstrap over clients:", "", *markdown_table(*against)] if against[1] else []
+    if pairs.rows:
+        table = markdown_table(pairs.headings, pairs.rows, pairs.words)
+        text += ["", f"Means over {PAIRED}. {INTERVALS}", "", *table]
     shown = (f"`{one}`" if one == " ".join(one.replace("`", " ").split()) else escaped(one) for one in folders)
     text += ["", *(f"- {escaped(line[0])}: {folder}" for line, folder in zip(lines, shown, strict=True))]
     return "\n".join(text) + "\n"

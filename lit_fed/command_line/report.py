@@ -20,7 +20,7 @@ import yaml
 from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.paired import Interval, mean_difference
+from lit_fed.metrics.paired import Difference, mean_difference
 from lit_fed.metrics.verdict import in_words
 from lit_fed.pictures import style
 from lit_fed.pictures.comparison import comparison_figures
@@ -132,7 +132,7 @@ class _Loss(NamedTuple):
     name: str
     baseline: str
     table: pd.DataFrame  # of `compared`, the worst first
-    mean: Interval  # of the differences of seen clients
+    mean: Difference  # of the differences of seen clients
 
     def __str__(self) -> str:
         populations = self.table.groupby("population")["gain"]
@@ -272,7 +272,9 @@ class _Page(NamedTuple):
         numbers: dict[Any, str] = {}  # a client has the same number in every table
         parts = []
         for loss in losses:
-            mean, low, high = (f"{factor * value:+{digits}}" for value in loss.mean)
+            mean, low, high = (
+                f"{factor * value:+{digits}}" for value in (loss.mean.mean, loss.mean.low, loss.mean.high)
+            )
             parts.append(f"<h3>{escape(f'{loss.name} against {loss.baseline}')}</h3>")
             parts.append(f"<p>Mean difference of seen clients{unit}: {mean}, 95 % interval {low} to {high}.</p>")
             rows = loss.table[loss.table["gain"] < 0]
@@ -286,7 +288,7 @@ class _Page(NamedTuple):
             headings = ["client", *(name + unit for name in ("difference", loss.name, loss.baseline)), "test samples"]
             more = f", the {MOST_LOSERS} that lose most of {len(rows):,}" if len(rows) > MOST_LOSERS else ""
             parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
-        about = "The interval is a bootstrap over clients, and leaves out the chance of another training."
+        about = "The interval is over clients, and leaves out the chance of another training."
         return "\n".join([*parts, _note(f"{about} Clients with few test samples are uncertain.")])
 
     def costs(self) -> tuple[list[str], list[list[str]]]:

@@ -33,7 +33,7 @@ from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
 from lit_fed.system.foreign_files import read_file
 from lit_fed.system.machine import cores, require_cores
 from lit_fed.system.readers import record
-from lit_fed.system.trials import CoreExecutor, Outcome, Plan, run_trials
+from lit_fed.system.trials import EXECUTOR, CoreExecutor, Outcome, Plan, executor_of, run_trials
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
 
@@ -59,6 +59,7 @@ def sweep_parser() -> FederatedParser:
     )  # fmt: skip
     parser.add_argument("file", type=str, metavar="FILE", help="a sweep file, such as those of configs/sweep/.")
     parser.add_argument("--jobs", type=PositiveInt | None, help="runs at a time; by default one for each core.")
+    parser.add_argument("--executor", type=str | None, metavar="PATH", help=EXECUTOR)
     parser.add_argument("--seeds", type=NonNegativeInt, nargs="+", help="run each point with each of these seeds.")
     parser.add_argument(
         "--seeds_of", type=Literal["training", "data", "data,training"], default="training",
@@ -85,7 +86,10 @@ def run_sweep(arguments: list[str], parse: Callable[[list[str]], Namespace], run
         SystemExit: with status 1, if a point failed.
     """
     given = sweep_parser().parse_args(arguments)
-    require_cores(given.jobs or 1, "--jobs")
+    if given.executor is None:
+        require_cores(given.jobs or 1, "--jobs")
+    elif given.jobs is None:
+        raise ConfigError(f"--executor {given.executor} needs --jobs, the number of runs at a time; give it")
     try:
         from lit_fed.command_line.sweep_file import check_arguments, read_sweep
     except ImportError as error:
@@ -116,9 +120,10 @@ def _sweep_points(sweep: Sweep, folder: SweepFolder, total: int, given: Namespac
     points = _Points(sweep, folder, total, given.seeds or [None])
     jobs = min(given.jobs or len(cores()), max(1, points.runs_left))
     print_line(f"{points.done} of {total} points are done; {jobs} runs at a time")
-    with CoreExecutor(jobs) as executor:
+    there = SweepFolder(folder.path.absolute(), folder.seeds_of)  # processes elsewhere have another working directory
+    with CoreExecutor(jobs) if given.executor is None else executor_of(jobs, given.executor) as executor:
         run_trials(
-            points.plans(), partial(_fit, run, folder), executor, jobs, find=folder.summary, keep=points.count,
+            points.plans(), partial(_fit, run, there), executor, jobs, find=folder.summary, keep=points.count,
             failures=(Exception,),
         )  # fmt: skip
     note = f"±: one standard deviation over seeds of {' and '.join(folder.seeds_of)}" if len(points.seeds) > 1 else ""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.command_line.compare import WIDTH, escaped, markdown_table
 from lit_fed.command_line.sweep_file import Point, Sweep
+from lit_fed.command_line.table_formats import WIDTH, escaped, markdown_table
 from lit_fed.pictures.style import STYLE, literal, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd

@@ -94,7 +94,8 @@ class FederatedDataModule(LightningDataModule):
         test_fraction: share of each client's samples kept for testing if the data set has no test split; 0: no test
             samples.
         split: how each client's samples are divided by these shares: at `random`, or `stratified`, with about the
-            same share of each class in each split.
+            same share of each class in each split; or by `time`, so that each client's last samples are tested (its
+            validation samples are drawn from the others; samples of one time stay together).
         unseen_fraction: share of the clients held out of training and served as unseen clients; if above 0 at least
             one, and at least one client trains.
         client_fraction: share of the clients sampled in each round, at least one; with `poisson` the probability of
@@ -107,6 +108,8 @@ class FederatedDataModule(LightningDataModule):
             files.
         eval_clients: evaluate this many seen and this many unseen clients, sampled once from `seed`; null: all.
         seed: seed of the partition, the splits and the sample of evaluated clients.
+        test_seed: seed of the partition, the unseen clients and the test samples, which are then the same for every
+            `seed`; null: `seed` draws them, too.
         attackers: clients that attack the training: their number, or their share if below 1; sampled from `seed`. They
             poison their samples (`poison`) or falsify their messages (`attack` of the model), and averages over honest
             clients leave them out.
@@ -132,18 +135,19 @@ class FederatedDataModule(LightningDataModule):
     attackers: float | None = None
     poison: Poison | None = None
     split: SplitKind = "random"
+    test_seed: int | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
         vars(self).update(with_objects(FederatedDataModule.__init__, vars(self), "data", FIXES))
         check_settings(
-            self, prefix="--data", clients_per_block=">= 1", seed=ANY_SEED,
+            self, prefix="--data", clients_per_block=">= 1", seed=ANY_SEED, test_seed=ANY_SEED,
             batch_size=(self.batch_size >= 0, "a whole number >= 1, or 0 for the whole local set"),
             client_fraction=(0 < self.client_fraction <= 1, "a number above 0 and up to 1"),
             eval_clients=(self.eval_clients is None or self.eval_clients >= 1, "a whole number >= 1, or null for all"),
         )  # fmt: skip
-        if self.split == "stratified" and self.dataset.is_remote:
-            raise ConfigError("--data.split is stratified, and nodes divide their own samples; leave it out")
+        if self.split != "random" and self.dataset.is_remote:
+            raise ConfigError(f"--data.split is {self.split}, and nodes divide their own samples; leave it out")
         if self.clients_per_round is not None and self.client_fraction != 1:
             raise ConfigError(
                 f"--data.clients_per_round is {self.clients_per_round} and --data.client_fraction "
@@ -232,6 +236,7 @@ class FederatedDataModule(LightningDataModule):
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
+            test_seed=self.test_seed,
         )  # fmt: skip
         lines = list[str]()
         read, seen = seen, self._as_trained(seen, as_read, place, lines)

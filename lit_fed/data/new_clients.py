@@ -41,7 +41,7 @@ from lit_fed.data.populations.checks import (
     find_client_name,
     with_foreground,
 )
-from lit_fed.data.populations.splits import divided_rows
+from lit_fed.data.populations.splits import Division, divided_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
 
@@ -161,7 +161,7 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
     assert samples.labelled is not None
     clients = []
     parts = [np.flatnonzero(samples.owner == number) for number in range(len(samples.names))]
-    for name, rows in zip(samples.names, divided_rows(parts, samples.split, 0.0, held_out, seed=0), strict=True):
+    for name, rows in zip(samples.names, divided_rows(parts, samples.split, Division(0.0, held_out)), strict=True):
         place, train, test = f"{source}: client {name!r}", np.sort(rows.train), np.sort(rows.test)
         require("/" not in name, f"{place} names a file of results; rename it without /")
         arrays = {"x_train": samples.x[train], "y_train": samples.y[train]} if len(train) else {}

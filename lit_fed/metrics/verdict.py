@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_fed.metrics.paired import Interval
+from lit_fed.metrics.paired import Difference
 from lit_fed.system.packages import pd
 
-__all__ = ["Gain", "gain_of", "in_words", "mean_gain", "probabilities"]
+__all__ = ["Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities"]
 
 KINDS = {
     "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
@@ -19,8 +19,13 @@ KINDS = {
 }  # fmt: skip
 """Verdicts of clients, and how a line counts them."""
 
-LEVEL = 0.975
-"""Quantile of the upper end of an interval of 95 %."""
+
+class Interval(NamedTuple):
+    """A mean, and its interval of 95 %."""
+
+    mean: float
+    low: float
+    high: float
 
 
 class Gain(NamedTuple):
@@ -61,10 +66,7 @@ def gain_of(served: np.ndarray, alone: np.ndarray) -> Gain:
         centre = (more - fewer) / all_pairs
         half = 1.959964 * math.sqrt((more + fewer - (more - fewer) ** 2 / all_pairs) / all_pairs**2)
         return Gain(Interval(mean, float(centre - half), float(centre + half)), number)
-    if number < 2:
-        return Gain(Interval(mean, -math.inf, math.inf), number)
-    half = _quantile(number - 1) * float(difference.std(ddof=1)) / math.sqrt(number)
-    return Gain(Interval(mean, mean - half, mean + half), number)
+    return Gain(_of_student(difference), number)
 
 
 def mean_gain(gains: np.ndarray) -> Interval:
@@ -73,11 +75,7 @@ def mean_gain(gains: np.ndarray) -> Interval:
     Args:
         gains: of the clients, [T]; NaN for a client without samples.
     """
-    means = gains[~np.isnan(gains)]
-    if len(means) < 2:
-        return Interval(float(means.mean()) if len(means) else math.nan, -math.inf, math.inf)
-    half = _quantile(len(means) - 1) * float(means.std(ddof=1)) / math.sqrt(len(means))
-    return Interval(float(means.mean()), float(means.mean()) - half, float(means.mean()) + half)
+    return _of_student(gains[~np.isnan(gains)])
 
 
 def in_words(table: pd.DataFrame) -> str:
@@ -129,7 +127,9 @@ def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
     return found
 
 
-def _quantile(freedom: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, LEVEL))
+def _of_student(values: np.ndarray) -> Interval:
+    """The mean of independent values, with Student's interval; without end for less than two."""
+    if len(values) < 2:
+        return Interval(float(values.mean()) if len(values) else math.nan, -math.inf, math.inf)
+    found = Difference(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), len(values) - 1)
+    return Interval(found.mean, found.low, found.high)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -20,9 +21,16 @@ from concurrent.futures import (
 from functools import partial
 from typing import Any, NamedTuple
 
+from lit_fed.errors import ConfigError
 from lit_fed.system.machine import cores
 
-__all__ = ["CoreExecutor", "InProcess", "Outcome", "Plan", "executor_of", "independent", "run_trials"]
+__all__ = ["EXECUTOR", "CoreExecutor", "InProcess", "Outcome", "Plan", "executor_of", "independent", "run_trials"]
+
+EXECUTOR = (
+    "path of your class or function that makes an executor of concurrent.futures, such as my_cluster.executor, for "
+    "runs on other machines; by default processes of this one."
+)
+"""Help of `--executor`."""
 
 SECONDS_TO_STOP = 20.0
 """Time that a call has to end its round before its process is killed."""
@@ -178,9 +186,30 @@ class CoreExecutor(ThreadPoolExecutor):
         self.shutdown()
 
 
-def executor_of(jobs: int) -> Executor:
-    """This process for one job at a time, else a process for each."""
-    return CoreExecutor(jobs) if jobs > 1 else InProcess()
+def executor_of(jobs: int, named: str | None = None) -> Executor:
+    """This process for one job at a time, else a process for each.
+
+    Args:
+        jobs: calls at a time.
+        named: path of a user's class or function that makes another executor, without arguments.
+
+    Raises:
+        ConfigError: if it cannot be imported, or makes none.
+    """
+    if named is None:
+        return CoreExecutor(jobs) if jobs > 1 else InProcess()
+    module, _, name = named.rpartition(".")
+    fix = "give a class or a function without arguments that makes an executor, such as my_cluster.executor"
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except Exception as error:  # of the user's module, or of the machines behind it
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--executor {named}: it cannot be made ({said}); {fix}") from error
+    if not isinstance(made, Executor):
+        raise ConfigError(
+            f"--executor {named} is a {type(made).__name__}, not an executor of concurrent.futures; {fix}"
+        )
+    return made
 
 
 def _process_on(core: int) -> ProcessPoolExecutor:

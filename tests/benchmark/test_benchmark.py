@@ -1,33 +1,38 @@
 """The benchmark: a user-defined algorithm on a user-defined task from a CSV, and records that break the protocol."""
 
 import copy
+import dataclasses
+import itertools
 import json
 import math
 import re
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import intervals
 import leaderboard
 import numpy as np
 import pytest
 import torch
 import yaml
+from invented_records import invented
 from sklearn.metrics import roc_auc_score
 
 from lit_fed.algorithms.ditto import Ditto
 from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.moon import MOON
-from lit_fed.benchmark import command, measures, protocol, records, runs
-from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, row_of, share_worse
-from lit_fed.benchmark.cut import Cut, forget_data
+from lit_fed.benchmark import command, measures, protocol, ranks, records, runs
+from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, ranked_score, row_of, share_worse
+from lit_fed.benchmark.cut import Cut, forget_data, rows_of
 from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.core.types import Split
+from lit_fed.data.data_sets.base import PooledDataSet, Samples
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
-from lit_fed.metrics import paired as paired_clients
-from lit_fed.metrics.paired import bootstrap
+from lit_fed.metrics.paired import weighted_mean
 from lit_fed.system.discovery import import_named
 from lit_fed.system.trials import Outcome
 
@@ -59,6 +64,13 @@ class Overflowing(Local):
     def log_prob(self, ctx, shared, state, x, outputs):
         found = super().log_prob(ctx, shared, state, x, outputs)
         return found * float("nan") if ctx.solver.rate >= 0.1 else found
+
+@dataclass(frozen=True)
+class Broken(Local):
+    """A mistake."""
+
+    def client_final(self, ctx, shared, work, data):
+        raise RuntimeError("the size of a must match the size of b")
 
 @dataclass(frozen=True)
 class Worse(FedAvg):
@@ -135,6 +147,13 @@ def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
     assert all(run["test_reads"] == 1 for run in record["runs"])
 
 
+def test_a_mistake_of_an_algorithm_ends_its_own_runs_alone(folder, tmp_path, capsys):
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
+    main(["benchmark", "run", "--algorithms", "mine_bench.Broken", *place])
+    assert "my mine_bench.Broken: no record: " in capsys.readouterr().out
+    assert "the size of a must match" in records.read_refusals(tmp_path)["my"]["mine_bench.Broken"]
+
+
 def test_a_run_that_learns_nothing_is_said_and_the_record_is_as_it_was(folder, tmp_path, capsys):
     entry = runs.entry_of(read_task(str(folder / "my.yaml")), runs.algorithm_class("mine_bench.Worse"))
     unfinished, work = runs.Unfinished(tmp_path / "unfinished", [entry]), runs.trials_of(entry)[0]
@@ -150,7 +169,15 @@ def test_a_new_algorithm_stands_beside_stored_records(folder, capsys):
     benchmark(folder, "show")
     assert "mine_bench.Mine" in capsys.readouterr().out
     benchmark(folder, "compare", "FedAvg", "mine_bench.Mine")
-    assert "unseen 10" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Pairs, unseen 10" in shown
+    assert "training seeds 1 to 2, one for each cut" in shown
+    benchmark(folder, "compare", "FedAvg", "Local", "mine_bench.Mine", "--format", "latex")
+    table = capsys.readouterr().out
+    assert re.search(
+        r"my & FedAvg & mine\\_bench.Mine & [+-][\d.]+ & [+-][\d.]+ & [+-][\d.]+ & \d+ & [01].\d{3}", table
+    )
+    assert "corrected for the 3 comparisons of this table (Holm)" in table
     benchmark(folder, "submit-check", str(folder / "records/my.jsonl.gz"), "--trust", "mine_bench")
     assert capsys.readouterr().out.count("keeps to the protocol") == 3
     assert not (folder / "records/unfinished").exists()
@@ -177,6 +204,38 @@ def test_of_an_algorithm_with_a_record_nothing_runs_unless_it_is_asked_for(folde
     task, other = read_task(str(folder / "my.yaml")), copy.deepcopy(before["FedAvg"])
     other["tuning"]["scores"][0] += 0.1
     assert "trial" in next(command._changes(*(records.with_clients(one, task) for one in (before["FedAvg"], other))))
+
+
+CLUSTER = """
+from dask.distributed import Client
+
+def executor():
+    return Client(n_workers=1, threads_per_worker=1, dashboard_address=None).get_executor()
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # of dask, at its end
+def test_runs_of_a_cluster_give_the_same_record(folder, tmp_path, monkeypatch, capsys):
+    """By an executor of dask, as the guide has it: its worker is another process."""
+    pytest.importorskip("distributed")
+    (folder / "my_cluster.py").write_text(CLUSTER)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).resolve().parents[2]}")
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
+    main(["benchmark", "run", "--algorithms", "FedAvg", *place, "--jobs", "2", "--executor", "my_cluster.executor"])
+    assert "10 runs, 2 at a time: 10 of tasks without a record" in capsys.readouterr().out
+    (record,) = records.read_records(tmp_path / "my.jsonl.gz")
+    before = {one["algorithm"]: one for one in records.read_records(folder / "records/my.jsonl.gz")}["FedAvg"]
+    assert record["tuning"]["scores"] == before["tuning"]["scores"]
+    assert [run["test"] for run in record["runs"]] == [run["test"] for run in before["runs"]]
+
+
+def test_the_time_of_runs_is_that_of_stored_records(folder, tmp_path):
+    entry = runs.entry_of(read_task(str(folder / "my.yaml")), FedAvg)
+    assert runs.Unfinished(tmp_path / "unfinished", [entry]).announcement(2).startswith("10 runs, 2 at a time: 10 of")
+    record = {"algorithm": "FedAvg", "task": "my", "runs": [{"cpu_seconds": 59.0}, {"cpu_seconds": 60.4}, {}]}
+    records.write_record(tmp_path, record)
+    said = runs.Unfinished(tmp_path / "unfinished", [entry] * 12).announcement(2)
+    assert said == "120 runs, 2 at a time: about 60 minutes by stored records"
 
 
 def test_a_record_holds_every_client_once_for_each_split(folder, record):
@@ -271,6 +330,27 @@ def test_a_record_that_breaks_the_protocol_is_refused(folder, record, tmp_path, 
     assert re.search(said, capsys.readouterr().out)
 
 
+def test_a_pooled_score_without_the_influence_of_a_unit_is_refused():
+    task = dataclasses.replace(read_task("digits_label_groups"), score="pooled")
+    record = invented(task)
+    assert list(records.problems(record, task, None)) == []
+    record["runs"][3]["test"]["unseen_0"]["influence"].pop()
+    assert list(records.problems(record, task, None)) == ["cut 3: it lacks results of some clients"]
+
+
+def test_test_samples_that_differ_between_cuts_are_refused(tmp_path):
+    """As in files of protocol 1."""
+    shutil.copy(read_task("digits_label_groups").path, tmp_path / "old.yaml")
+    task = read_task(str(tmp_path / "old.yaml"))
+    known = read_task("digits_label_groups").known_clients()
+    known[1].digests["0"][2] = "0" * 16
+    task.write_clients(known)
+    with pytest.raises(
+        ConfigError, match=r"old.samples.jsonl: test samples or unseen clients differ between cuts; res"
+    ):
+        task.known_clients()
+
+
 def other_scores(run):
     run["test"]["unseen_10"]["score"] = [one - 0.02 for one in run["test"]["unseen_10"]["score"]]
 
@@ -356,7 +436,8 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
     [
         (["run"], "needs --algorithms"), (["run", "--algorithms", "FedAvgg"], "did you mean FedAvg"),
         (["run", "--algorithms", "no_file.Mine"], "No module named 'no_file'.*; correct the path, and start in"),
-        (["race"], "'submit-check'.*Got value: race"), (["compare", "FedAvg"], "two algorithms"),
+        (["race"], "'submit-check'.*Got value: race"), (["compare", "FedAvg"], "different algorithms"),
+        (["compare", "FedAvg", "FedAvg"], "different algorithms"),
         (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
         (["show", "--again"], "takes no --again"),
     ],
@@ -384,6 +465,7 @@ def test_a_cut_is_stratified_and_disjoint(tmp_path):
     data = Table(str(tmp_path / "t.csv"), "who", "y")
     first, second = (Cut(data, cut=cut).load() for cut in (0, 1))
     assert len(first.unseen) == 2
+    assert ((first.split == 2) == (second.split == 2)).all()
     assert (first.split != second.split).any()
     for number in range(10):
         own = first.owner == number
@@ -394,6 +476,81 @@ def test_a_cut_is_stratified_and_disjoint(tmp_path):
     digests = Cut(data).clients().digests
     assert len({one for each in digests.values() for one in each}) == 30
     assert digests == Cut(data).clients().digests != Cut(data, cut=1).clients().digests
+    assert Cut(data).clients().tested == Cut(data, cut=1).clients().tested
+
+
+class Studies(PooledDataSet):
+    """400 samples of 8 clients, by 60 persons, whom several clients share, or at 10 times of each client."""
+
+    natural = True
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def load(self):
+        rng = np.random.default_rng(1)
+        owner, x = np.arange(400) % 8, rng.normal(size=(400, 2)).astype(np.float32)
+        persons, times = rng.integers(60, size=400), np.arange(400) // 40
+        more = {"groups": persons} if self.kind == "persons" else {"order": times.astype(float)}
+        return Samples(x, (x[:, 0] > 0).astype(np.int64), owner, [f"c{one}" for one in range(8)], **more)
+
+
+AT_HAND = {"Digits", "Synthetic", "RTable"}
+"""Data sets that every machine has."""
+
+TASKS_AT_HAND = [name for name in task_files() if read_task(name).given["dataset"]["class_path"] in AT_HAND]
+
+
+@pytest.mark.parametrize("case", ["persons", "times", *TASKS_AT_HAND])
+def test_no_sample_that_is_tested_was_seen_by_tuning_or_by_any_training(case):
+    """By row number, over all cuts; and a person is on one side, and no training sample is later than a test sample."""
+    if case in TASKS_AT_HAND:
+        task = read_task(case)
+        given = [json.dumps(task.arguments("FedAvg", {"lr": 0.1}, cut)["data"]["dataset"]) for cut in task.cuts]
+        cuts = list(map(runs._cut_of, given))
+        known = task.known_clients()
+        assert all(
+            one.clients().digests == known[cut].digests for cut, one in zip(task.cuts, cuts, strict=True) if known
+        )
+    else:
+        data = Studies(case)
+        cuts = [Cut(data, cut=cut) for cut in range(5)]
+    each = list(map(rows_of, cuts))
+    seen = [
+        {*np.concatenate([rows for rows, name in zip(one.rows, one.names, strict=True) if name not in one.unseen])}
+        for one in each
+    ]
+    tested = [{*np.flatnonzero(one.split == 2)} for one in each]
+    outside = [{*np.concatenate(one.rows)} - known for one, known in zip(each, seen, strict=True)]
+    learned = [known & {*np.flatnonzero(one.split < 2)} for one, known in zip(each, seen, strict=True)]
+    for one, other in itertools.product(range(5), repeat=2):
+        assert not learned[one] & (tested[other] | outside[other])
+    assert all(one == tested[0] for one in tested)
+    assert all(one.unseen == each[0].unseen for one in each)
+    assert len({tuple(one.split) for one in each}) == 5  # training and validation samples differ
+    for cut in cuts if case in ("persons", "times") else ():
+        samples, split = cut.dataset.load(), rows_of(cut).split
+        if case == "persons":
+            sides = [{*samples.groups[split == one]} for one in (0, 1, 2)]
+            assert not any(one & other for one, other in itertools.combinations(sides, 2))
+            assert 40 < (split == 2).sum() < 120
+        for client in range(8 if case == "times" else 0):
+            own = samples.owner == client
+            assert samples.order[own & (split < 2)].max() < samples.order[own & (split == 2)].min()
+            assert (split[own] == 2).sum() == 10
+
+
+def test_a_client_of_one_person_is_refused():
+    """All of its samples are on one side."""
+    data = Studies("persons")
+    samples = data.load()
+    lonely = samples._replace(groups=np.where(samples.owner == 3, 99, samples.groups))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Studies, "load", lambda self: lonely)
+        with pytest.raises(
+            ConfigError, match=r"client 'c3' has no (val|test|train) samples, since persons and times stay"
+        ):
+            rows_of(Cut(data))
 
 
 def test_unseen_clients_adapt_on_a_part_of_their_samples():
@@ -416,6 +573,19 @@ def test_scores_of_clients():
     assert quantities.pooled == pytest.approx(1 - 0.125)
 
 
+def test_a_pooled_score_has_the_influence_of_each_client_or_of_each_person_if_clients_are_few():
+    """Of a mean, (n − 1)(mean − mean without one) is that one's distance to the mean."""
+    parts = [(torch.tensor([0, 1, 1]), torch.log(torch.tensor([[0.9, 0.1]] * 3)))] * 2
+    persons = {"a": np.array([5, 7, 7]), "b": np.array([0, 1, 2])}
+    found = measures._scored(["a", "b"], parts, "accuracy", persons.__getitem__)
+    assert found.pooled == pytest.approx(1 / 3)
+    without = [1 / 5, 2 / 4, 1 / 5, 2 / 5, 2 / 5]  # persons 5 and 7 of a; three of b
+    assert found.influence == pytest.approx([4 * (1 / 3 - one) for one in without])
+    many = measures._scored(list("abcde"), parts[:1] * 5, "accuracy", persons.__getitem__)
+    assert many.influence == pytest.approx([0] * 5)
+    assert measures._scored(["a"], parts[:1], "accuracy").influence is None
+
+
 def made(scores, curve=((10, 0.5, 4e6),)):
     def run(cut, values):
         held = {"clients": list("abcd")[: len(values)], "samples": [1, 1, 2, 4][: len(values)], "score": values}
@@ -429,6 +599,7 @@ def test_differences_are_paired_by_client():
     found = paired(first, second)
     assert found.is_clear
     assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert paired(first, second, comparisons=9).comparisons == 9
     assert share_worse(first, second) == 0
     assert share_worse(second, first) == 1
     mixed = paired(made([[0.5, 0.5, 0.5, 0.1]]), made([[0.1, 0.1, 0.1, 0.5]]))
@@ -455,28 +626,33 @@ def test_the_deviation_over_cuts_divides_by_one_less():
     assert "| 50.0 |" in leaderboard.task_table(result)[-1]
 
 
-def test_an_interval_of_many_clients_is_drawn_in_blocks(monkeypatch):
-    rng = np.random.default_rng(0)
-    parts = [(rng.normal(size=size), rng.integers(1, 9, size=size).astype(float)) for size in (7, 4)]
-    whole = bootstrap(parts)
-    monkeypatch.setattr(paired_clients, "BLOCK", 100)
-    assert bootstrap(parts) == pytest.approx(whole, abs=1e-12)
-
-
 def test_exchanged_scores_of_clients_are_noticed():
     first, second, third = (made([values])["runs"][0] for values in ([0.5, 0.7], [0.7, 0.5], [0.51, 0.69]))
     assert other_results(first, third) is None
     assert "other scores of single seen clients" in other_results(first, second)
 
 
-def test_a_pooled_score_has_one_value_for_each_cut():
+def test_a_pooled_score_has_an_interval_over_its_units():
     first, second = made([[0.5], [0.5]]), made([[0.9], [0.9]])
     for record, pooled in ((first, 0.8), (second, 0.7)):
         record["score"] = "pooled"
         for run in record["runs"]:
-            run["test"]["seen"]["pooled"] = pooled
-    assert paired(first, second) == pytest.approx((0.1, 0.1, 0.1))
+            run["test"]["seen"] |= {"pooled": pooled, "influence": [pooled, -pooled, 0.0]}
+    found = paired(first, second)
+    assert found.mean == pytest.approx(0.1)
+    assert found.error == pytest.approx(math.sqrt(3 / 2 * 2 * (0.1 / 3) ** 2))
+    assert found.freedom == pytest.approx(2)
     assert share_worse(first, second) == 1  # single clients
+
+
+def test_a_cut_on_which_one_diverged_is_compared_for_neither():
+    first, second = made([[0.5, 0.7], [0.6, 0.8]]), made([[0.4, 0.6], [0.1, 0.1]])
+    del second["runs"][1]["test"]
+    assert paired(first, second).mean == pytest.approx(0.1)
+    assert share_worse(second, first) == 1
+    del second["runs"][0]["test"]
+    assert paired(first, second) is None
+    assert ranked_score(second) == -math.inf
 
 
 def test_the_cost_to_match_is_the_first_round_that_reaches_it():
@@ -489,7 +665,7 @@ def test_the_cost_to_match_is_the_first_round_that_reaches_it():
 @pytest.mark.parametrize("name", sorted(task_files()))
 def test_shipped_tasks_and_their_records_are_whole(name):
     task = read_task(name)
-    known = sorted(task.known_clients())
+    known = sorted(task.known_clients())  # refuses test samples that differ between cuts
     pinned = {"paper", "natural"} & {*task.given["suites"]}  # data are not public, or their file has a digest
     assert known == list(task.cuts) or (known == [] and pinned)
     for record in records.read_records(records.stored_folder() / f"{name}.jsonl.gz"):
@@ -499,34 +675,60 @@ def test_shipped_tasks_and_their_records_are_whole(name):
         assert least < row_of(records.with_clients(record, task)).mean <= 1
 
 
+LEVELS = {"FedEM": 0.8, "ResponsibilityFedEM": 0.79, "FedAvgPlus": 0.7, "Local": 0.6, "FedAvg": 0.5}
+
+
 @pytest.fixture(scope="module")
 def results():
-    return leaderboard.all_results()
+    """Invented results of three tasks of two sources."""
+    names = ("mnist_by_writer", "mnist_label_permutations", "digits_label_groups")
+    return [
+        leaderboard.results_of(
+            task,
+            {
+                name: records.with_clients(invented(task, level, seed, name), task)
+                for seed, (name, level) in enumerate(LEVELS.items())
+            },
+            {},
+        )
+        for task in map(read_task, names)
+    ]
 
 
-def test_the_leaderboard_is_what_the_records_give(results):
+def test_the_leaderboard_is_what_the_records_give():
+    results = leaderboard.all_results()
     assert leaderboard.PAGE.read_text() == leaderboard.page(results)
     everybody = {name for one in results for name in one.records}
     for one in results:
         assert (leaderboard.PAGES / f"{one.task.name}.md").read_text() == leaderboard.task_page(one, everybody)
-    assert len(list(leaderboard.PAGES.iterdir())) == len(results)
+    assert len(list(leaderboard.PAGES.glob("*.md"))) == len(results)
 
 
-def test_lines_of_the_leaderboard_say_where_an_algorithm_is_good(results):
-    """The best one and those whose interval contains 0 are level, as recomputed from the records."""
+def test_without_records_the_page_says_so():
+    page = leaderboard.page([])
+    assert "**There are no records of protocol 2 yet.**" in page
+    assert "digits_label_groups" in page
+    assert "average rank," not in page
+    assert "## Every algorithm" not in page
+
+
+def test_the_page_says_who_is_level_with_the_best(results):
+    page = leaderboard.page(results)
+    assert "**FedEM has the best average rank, 1.0, of 5 algorithms on 3 tasks of 2 sources.**" in " ".join(
+        page.split()
+    )
     for one in results:
-        scores = {name: row_of(record).mean for name, record in one.records.items()}
-        best = max(scores, key=scores.get)
-        assert next(iter(one.standings)) == best
-        level = {name for name, record in one.records.items() if not paired(one.records[best], record).is_clear}
-        assert set(one.level) == level | {best}
-    lines = {line.split("]")[0][3:]: line for line in leaderboard.overview(results, results[0].records, [{}])[2:]}
-    for name, line in lines.items():
-        assert all((f"benchmark/{one.task.name}.md" in line) == (name in one.level) for one in results)
+        assert next(iter(one.standings)) == "FedEM"
+        gaps = {name: paired(one.records["FedEM"], record) for name, record in one.records.items() if name != "FedEM"}
+        wide = {name: gap._replace(comparisons=4) for name, gap in gaps.items()}
+        assert set(one.level) == {"FedEM"} | {name for name, gap in wide.items() if not gap.is_clear}
+        assert all(one.standings[name].gap == gap for name, gap in wide.items())
+    told = " ".join(" ".join(leaderboard.findings(results)[1]).split())
+    assert "(`FedEM`) is clearly ahead of `FedAvgPlus` on 3 of 3 tasks" in told
 
 
 def test_an_algorithm_that_diverged_is_last_and_refusals_have_their_reasons(results):
-    task, records_, *_ = next(one for one in results if one.task.name == "landmine")
+    task, records_, *_ = results[0]
     best = copy.deepcopy(records_["FedEM"])
     best["runs"][2] = {"cut": 2, "samples": "", "diverged": "round 3"}
     result = leaderboard.results_of(task, {**records_, "FedEM": best}, {"my_file.Mine": "needs\na graph"})
@@ -539,23 +741,57 @@ def test_an_algorithm_that_diverged_is_last_and_refusals_have_their_reasons(resu
 
 
 def test_the_figure_names_what_no_other_algorithm_dominates(results):
-    for one in results:
-        best = leaderboard.undominated(one.standings)
-        for name, each in one.standings.items():
-            beaten = any(
-                other.row.mean > each.row.mean and other.row.megabytes <= each.row.megabytes
-                for other in one.standings.values()
-            )
-            assert (name in best) == (not beaten)
+    assert leaderboard.undominated(results[0].standings) == list(LEVELS)  # each sends less than the one before it
 
 
 def test_natural_clients_are_told_apart_from_made_groups(results):
-    natural = leaderboard.natural_tasks(results)
-    assert {one.task.name for one in natural} == {"heart", "landmine", "parkinsons", "school", "mnist_by_writer"}
-    ranks, critical = leaderboard.average_ranks(natural)
-    said = " ".join(" ".join(leaderboard.findings(results)[1]).split())
-    assert f"`{next(iter(ranks))}` has the best average rank, {min(ranks.values()):.1f}," in said
-    assert f"the critical difference is {critical:.1f}" in said
+    assert [one.task.name for one in leaderboard.natural_tasks(results)] == ["mnist_by_writer"]
+
+
+def test_tasks_of_one_source_count_once(results):
+    """Three tasks, of which two share their images: their ranks are averaged first."""
+    assert {one.task.source for one in results} == {"mnist", "digits_label_groups"}
+    _, critical = leaderboard.ranks_of(results)
+    assert critical == ranks.critical_difference(5, 2)
+    ahead, behind = {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 2.0}
+    found, _ = ranks.average_ranks({"x": [ahead, ahead, behind], "y": [ahead]})
+    assert found == pytest.approx({"a": (4 / 3 + 1) / 2, "b": (5 / 3 + 2) / 2})
+
+
+@pytest.mark.usefixtures("rendered")
+def test_algorithms_are_compared_on_several_tasks_with_a_diagram(tmp_path, capsys):
+    names, tasks = ["FedEM", "Local", "FedAvg"], ["digits_label_groups", "mnist_by_writer", "mnist_label_permutations"]
+    for task, name in itertools.product(tasks, names):
+        records.write_record(tmp_path, invented(read_task(task), LEVELS[name], names.index(name), name))
+    line = ["benchmark", "compare", *names, "--output", str(tmp_path), "--format", "csv", "--tasks"]
+    main([*line, *tasks, "--diagram", str(tmp_path / "ranks.svg")])
+    rows = [one.split(",") for one in capsys.readouterr().out.splitlines()]
+    pairs = [row for row in rows if row[0] in tasks and row[1] in names]
+    assert len(pairs) == 4 * 3 * 3  # populations, tasks, pairs
+    assert all(float(row[4]) < float(row[3]) < float(row[5]) for row in pairs)
+    assert (tmp_path / "ranks.svg").read_text().count("<svg") == 1
+    for arguments, said in (
+        ([*tasks, "--diagram", str(tmp_path / "ranks.gif")], "--diagram is .*ranks.gif; give a file that ends in .png"),
+        ([*tasks[1:], "--diagram", str(tmp_path / "ranks.svg")], "needs three algorithms or more, and tasks of two so"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*line, *arguments])
+        assert re.search(said, capsys.readouterr().err)
+
+
+def test_the_page_of_intervals_is_that_of_its_record_and_they_hold():
+    record = json.loads(intervals.RESULTS.read_text())
+    assert intervals.RESULTS.with_suffix(".md").read_text() == intervals.page(record)
+    for score in ("clients", "pooled"):
+        assert 3 <= intervals._share([one for one in record["same"] if one["score"] == score], "clear", "pairs") <= 7
+    assert 93 <= intervals._share(record["halves"], "covered", "halves") <= 97
+
+
+def test_halves_of_clients_have_the_means_of_their_clients():
+    whole = weighted_mean(np.arange(12.0).reshape(2, 6), np.tile([1.0, 2.0, 1.0, 1.0, 1.0, 2.0], (2, 1)))
+    part = intervals._part(whole, np.array([True, True, False, False, False, True]))
+    assert part.score == pytest.approx([(0 + 2 + 10) / 5, (6 + 14 + 22) / 5])
+    assert np.nansum(part.parts, 1) == pytest.approx([0, 0])
 
 
 def test_the_classes_that_a_task_names_are_imported(monkeypatch):
@@ -581,4 +817,4 @@ def test_suites_are_those_of_the_guide():
 
 def test_the_critical_difference_is_the_published_one():
     """Four classifiers on fourteen data sets: 1.25, the example of Demsar 2006, Section 3.2.4."""
-    assert leaderboard.critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+    assert ranks.critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)

@@ -1,5 +1,6 @@
 """Several runs side by side: names, figures and errors; reports of them."""
 
+import csv
 import html
 import json
 import re
@@ -284,8 +285,29 @@ def test_clients_are_paired_and_the_table_says_what_varied(runs, tmp_path):
     avg = write_run(tmp_path / "runs/pair/version_0", config("FedAvg", lr=0.2), (0.6, 0.8))
     main(["compare", *map(str, [*runs[:2], avg]), "--output", str(tmp_path / "out")])
     page = (tmp_path / "out/comparison.md").read_text()
-    assert "±: one standard deviation over seeds of data and training\n" in page
-    assert "| FedAvg, lr=0.2 | -5.00 | -20.00 to +10.00 | 1 | 2 |" in page
+    assert "±: one standard deviation over seeds of data and training. Seeds: 0, 1 (training), 0, 1 (data).\n" in page
+    assert "| FedAvg, lr=0.2 | FedEM, lr=0.1 | -5.00 | -195.59 | +185.59 | 1 | 2 | 0.795 |" in page  # by two clients
+
+
+@pytest.mark.parametrize("form", ["latex", "csv", "md"])
+def test_tables_are_printed_for_papers(runs, tmp_path, capsys, form):
+    """All pairs with corrected p-values; the caption has the seeds."""
+    more = write_run(tmp_path / "runs/other/version_0", config("Local", lr=0.3), (0.5, 0.9))
+    main(["compare", *map(str, [*runs[:1], runs[2], more]), "--output", str(tmp_path / "out"), "--format", form])
+    shown = capsys.readouterr().out
+    assert "comparison:" not in shown
+    assert shown.count("FedEM") == 1 + 2  # its row, and its pairs with the two others
+    if form == "csv":
+        rows = list(csv.reader(shown.splitlines()))
+        pairs = [[name.partition(",")[0] for name in row[:2]] for row in rows[-3:]]
+        assert pairs == [["FedAvg", "FedEM"], ["Local", "FedEM"], ["Local", "FedAvg"]]
+        assert all(0 <= float(row[-1]) <= 1 for row in rows[-3:])
+        return
+    assert "corrected for all pairs (Holm)" in shown
+    assert "(training)" in shown
+    if form == "latex":
+        assert shown.count("\\begin{tabular}") == shown.count("\\bottomrule") == 2
+        assert "difference (\\%)" in shown
 
 
 # ---------------------------------------------------------------------- reports

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from lit_fed.errors import ConfigError
 from lit_fed.system.trials import CoreExecutor, InProcess, Outcome, executor_of, independent, run_trials
 
 
@@ -102,6 +103,24 @@ def test_an_interrupted_loop_stops_its_processes():
         run_trials([independent(["x", "sleep"])], sleep, executor, 2, keep=keep)
     assert time.monotonic() - began < 10
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("concurrent.futures.ThreadPoolExecutor", None), ("no_file.executor", "No module named 'no_file'"),
+        ("concurrent.futures.Later", "has no attribute 'Later'"), ("executor", "Empty module name"),
+        ("builtins.dict", "is a dict, not an executor of concurrent.futures"),
+    ],
+)  # fmt: skip
+def test_an_executor_may_be_named_by_its_path(path, said):
+    if said is not None:
+        with pytest.raises(ConfigError, match=f"--executor {path}.*{said}.*such as my_cluster.executor"):
+            executor_of(2, path)
+        return
+    with executor_of(2, path) as executor:
+        ((one, other),) = run_trials([independent(["3", "4"])], int, executor, 2)
+    assert (one.value, other.value) == (3, 4)
 
 
 def sleep(trial):

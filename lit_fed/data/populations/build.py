@@ -34,7 +34,14 @@ from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
 from lit_fed.data.populations.checks import check_equal_inputs, check_finite_samples, check_training
-from lit_fed.data.populations.splits import SplitKind, classes_of, divided_rows, split_of, with_validation
+from lit_fed.data.populations.splits import (
+    Division,
+    SplitKind,
+    classes_of,
+    divided_rows,
+    split_of,
+    with_validation,
+)
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -56,6 +63,7 @@ def build_populations(
     unseen_fraction: float = 0.0,
     seed: int = 0,
     split: SplitKind = "random",
+    test_seed: int | None = None,
 ) -> tuple[Population, Population | None]:
     """Load a data set and divide it into clients and splits.
 
@@ -68,28 +76,32 @@ def build_populations(
         test_fraction: share of each client's pooled samples for testing; ignored if clients have their own splits.
         unseen_fraction: share of the clients held out of training.
         seed: seed of the partition, the splits and the choice of unseen clients.
-        split: `random`, or `stratified` by the labels of each client.
+        split: `random`, `stratified` by the labels of each client, or `time`, with the last samples for testing.
+        test_seed: seed of the partition, the unseen clients and the test samples; None: `seed`.
 
     Returns:
         Seen clients, and unseen clients or None; both in the order of the data set.
     """
     _check_fractions(val_fraction, test_fraction, unseen_fraction)
     _check_parties(dataset, val_fraction, unseen_fraction)
+    division = Division(val_fraction, test_fraction, seed, test_seed, split)
     unseen: Population | None = None
     encode: Encode | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
+        _check_time(dataset, None, split)
         seen, unseen = with_validation(*dataset.load(), val_fraction, seed, stratified=split == "stratified")
     elif isinstance(dataset, PooledDataSet):
         samples = dataset.load()
-        seen = _divide_pool(dataset, samples, partition, num_clients, val_fraction, test_fraction, seed, split)
+        _check_time(dataset, samples, split)
+        seen = _divide_pool(dataset, samples, partition, num_clients, division)
         seen, unseen = _set_aside(seen, samples)
         encode = samples.encode
     else:
         raise ConfigError(f"{type(dataset).__name__} is not a data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
     check_finite_samples(seen, unseen)
-    seen, unseen = _hold_out(seen, unseen, unseen_fraction, seed)
+    seen, unseen = _hold_out(seen, unseen, unseen_fraction, division.seed_of_clients)
     if dataset.labels == "regression":
         seen, unseen = _quantities(seen), None if unseen is None else _quantities(unseen)
     seen, unseen = (seen, unseen) if encode is None else encode(seen, unseen)
@@ -293,15 +305,21 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
     )
 
 
+def _check_time(dataset: DataSet, samples: Samples | None, split: SplitKind) -> None:
+    """Refuse the split `time` without times, and with persons, who would have to be on one side as well."""
+    name = type(dataset).__name__
+    require(
+        split != "time" or (samples is not None and samples.order is not None),
+        f"--data.split is time, and {name} has no time of its samples; set its time_column, or give random",
+    )
+    require(
+        split != "time" or samples is None or samples.groups is None,
+        f"--data.split is time, and {name} has a group_column; leave one of them out",
+    )
+
+
 def _divide_pool(
-    dataset: PooledDataSet,
-    samples: Samples,
-    partition: Partition | None,
-    num_clients: int | None,
-    val_fraction: float,
-    test_fraction: float,
-    seed: int,
-    split: SplitKind,
+    dataset: PooledDataSet, samples: Samples, partition: Partition | None, num_clients: int | None, division: Division
 ) -> Population:
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
@@ -313,16 +331,17 @@ def _divide_pool(
         "leave one of them out",
     )
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
+    seed = division.seed_of_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
     if isinstance(partition, Natural) and samples.names is not None:
         held = {int(samples.owner[part[0]]) for part in parts}  # type: ignore[index]  # natural clients own samples
         say_left_out([one for number, one in enumerate(samples.names) if number not in held], "a sample")
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
-    labels = classes_of(samples.y) if split == "stratified" else None
-    rows = divided_rows(parts, samples.split, val_fraction, test_fraction, seed, labels)
+    labels = classes_of(samples.y) if division.split == "stratified" else None
+    rows = divided_rows(parts, samples.split, division, labels, samples.groups, samples.order)
     if labels is not None:
-        _say_rare_classes(parts, labels, 1 + (val_fraction > 0) + (test_fraction > 0))
+        _say_rare_classes(parts, labels, 1 + (division.val_fraction > 0) + (division.test_fraction > 0))
     train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
     return Population(
@@ -346,7 +365,10 @@ def _check_samples(samples: Samples, dataset_name: str) -> None:
     """Refuse an empty pool, arrays of different lengths, and duplicate or single class names."""
     num_samples = len(samples.x)
     require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
-    for name, array in (("y", samples.y), ("owner", samples.owner), ("split", samples.split)):
+    for name, array in (
+        ("y", samples.y), ("owner", samples.owner), ("split", samples.split), ("groups", samples.groups),
+        ("order", samples.order),
+    ):  # fmt: skip
         count = num_samples if array is None else len(array)
         require(
             count == num_samples, f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal"

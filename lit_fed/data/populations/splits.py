@@ -1,6 +1,7 @@
 """Training, validation and test split of each client.
 
-Each client has its own random stream, so its split does not depend on the other clients.
+Each client has its own random stream, so its split does not depend on the other clients, unless a person has samples at
+several of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +29,29 @@ from lit_fed.data.data_sets.base import (
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
-    "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts",
+    "Division", "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts",
     "split_of", "split_rows", "stored_split", "with_validation",
 ]  # fmt: skip
 
 
-SplitKind = Literal["random", "stratified"]
-"""Division of a client's samples; stratified: each split has about its share of each class."""
+SplitKind = Literal["random", "stratified", "time"]
+"""Division of a client's samples. Stratified: each split has about its share of each class. Time: the last are tested.
+"""
+
+
+class Division(NamedTuple):
+    """Shares of each client's samples for validation and test, and how they are drawn."""
+
+    val_fraction: float = 0.0
+    test_fraction: float = 0.2
+    seed: int = 0
+    test_seed: int | None = None  # of the test samples; None: `seed`
+    split: SplitKind = "random"
+
+    @property
+    def seed_of_clients(self) -> int:
+        """Seed of the partition, of the unseen clients and of test samples."""
+        return self.seed if self.test_seed is None else self.test_seed
 
 
 class SplitRows(NamedTuple):
@@ -78,17 +95,21 @@ def split_rows(
         client_id: selects the random stream.
         labels: class of each row [n], for stratified splits; None: they are random.
     """
-    random = generator(seed, 0, client_id, "split")
-    order = random.permutation(len(rows)) if labels is not None else None
-    shuffled = random.permutation(rows) if order is None else rows[order]
-    if labels is not None and order is not None:
-        place = np.zeros(len(rows))
-        for one in np.unique(labels):
-            own = np.flatnonzero(labels[order] == one)
-            place[own] = (np.arange(len(own)) + random.random()) / len(own)
-        shuffled = shuffled[np.argsort(place, kind="stable")]
+    shuffled = rows[_shuffled(len(rows), generator(seed, 0, client_id, "split"), labels)]
     num_train, num_val, _ = split_counts(len(rows), val_fraction, test_fraction)
     return SplitRows(*np.split(shuffled, [num_train, num_train + num_val]))
+
+
+def _shuffled(number: int, random: np.random.Generator, labels: np.ndarray | None) -> np.ndarray:
+    """The positions 0 … number − 1, shuffled; with labels [number], so that each part has its share of each class."""
+    order = random.permutation(number)
+    if labels is None:
+        return order
+    place = np.zeros(number)
+    for one in np.unique(labels):
+        own = np.flatnonzero(labels[order] == one)
+        place[own] = (np.arange(len(own)) + random.random()) / len(own)
+    return order[np.argsort(place, kind="stable")]
 
 
 def classes_of(y: np.ndarray) -> np.ndarray | None:
@@ -100,32 +121,89 @@ def classes_of(y: np.ndarray) -> np.ndarray | None:
 
 
 def divided_rows(
-    parts: list[np.ndarray], split: np.ndarray | None, val_fraction: float, test_fraction: float, seed: int,
-    labels: np.ndarray | None = None,
+    parts: list[np.ndarray], split: np.ndarray | None, division: Division, labels: np.ndarray | None = None,
+    groups: np.ndarray | None = None, order: np.ndarray | None = None,
 ) -> list[SplitRows]:  # fmt: skip
-    """The splits of all clients: those of the data set, completed by fractions.
+    """The splits of all clients: those of the data set, completed by shares.
+
+    Test samples are drawn first, and validation samples from the rest. Samples of one person, and with the split `time`
+    those of one time, stay together; as many are drawn as come closest to the share.
 
     Args:
         parts: sample indices of each client.
         split: [n] 0 training, 1 validation, 2 test, as the data set assigns samples; None: it does not.
-        val_fraction: share of each client's samples for validation if the data set assigns none.
-        test_fraction: likewise for testing.
-        seed: seed of the splits.
+        division: shares for the splits to which the data set assigns no sample, and their seeds.
         labels: classes [n], for stratified splits.
+        groups: the person of each sample [n].
+        order: the time of each sample [n], for the split `time`.
     """
-
-    def cut_of(client_id: int, rows: np.ndarray, val: float, test: float) -> SplitRows:
-        return split_rows(rows, val, test, seed, client_id, None if labels is None else labels[rows])
-
+    shares = {1: division.val_fraction, 2: division.test_fraction}
+    val, test = (0.0 if split is not None and (split == one).any() else share for one, share in shares.items())
+    own = [[part if split is None else part[split[part] == one] for one in (0, 1, 2)] for part in parts]
     if split is None:
-        return [cut_of(client_id, part, val_fraction, test_fraction) for client_id, part in enumerate(parts)]
-    val, test = (0.0 if (split == one).any() else part for one, part in ((1, val_fraction), (2, test_fraction)))
-    divided = []
-    for client_id, part in enumerate(parts):
-        own = [part[split[part] == one] for one in range(3)]
-        cut = cut_of(client_id, own[0], val, test) if val or test else SplitRows(own[0], own[1][:0], own[2][:0])
-        divided.append(SplitRows(cut.train, np.concatenate([own[1], cut.val]), np.concatenate([own[2], cut.test])))
-    return divided
+        own = [[part, part[:0], part[:0]] for part in parts]
+    elif not val and not test:
+        return [SplitRows(*each) for each in own]
+    units, is_time = (order, True) if division.split == "time" else (groups, False)
+    kinds: tuple[Units, Units] = ("last", "times") if is_time else ("persons", "persons")
+    free = [rows for rows, _, _ in own]
+    if units is None and division.test_seed is None:
+        drawn = [
+            split_rows(rows, val, test, division.seed, client, None if labels is None else labels[rows])
+            for client, rows in enumerate(free)
+        ]
+    else:
+        counts = [split_counts(len(rows), val, test) for rows in free]
+        _, of_val, of_test = zip(*counts, strict=True)
+        streams = (division.seed_of_clients, "test samples"), (division.seed, "validation samples")
+        rest, tested = _set_apart(free, of_test, streams[0], labels, units, kinds[0])
+        kept, held = _set_apart(rest, of_val, streams[1], labels, units, kinds[1])
+        drawn = list(map(SplitRows, kept, held, tested))
+    return [
+        SplitRows(one.train, np.concatenate([given[1], one.val]), np.concatenate([given[2], one.test]))
+        for given, one in zip(own, drawn, strict=True)
+    ]
+
+
+Units = Literal["persons", "times", "last"]
+"""Units that are drawn whole: persons, the same at all clients; times of a client, by chance or the last ones."""
+
+
+def _set_apart(
+    parts: Sequence[np.ndarray], counts: Sequence[int], stream: tuple[int, str], labels: np.ndarray | None,
+    units: np.ndarray | None, kind: Units,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:  # fmt: skip
+    """Sample indices of each client that stay, and those that are set apart.
+
+    Args:
+        parts: sample indices of each client.
+        counts: number of samples to set apart at each client.
+        stream: seed and purpose of the draws.
+        labels: classes [n], for stratified draws.
+        units: the unit of each sample [n]; None: each is one.
+        kind: of the units.
+    """
+    fates: dict[Any, bool] = {}  # of the persons of earlier clients; True: set apart
+    stay, apart = [], []
+    for client, (rows, wanted) in enumerate(zip(parts, counts, strict=True)):
+        own = np.arange(len(rows)) if units is None else units[rows]
+        names, first, place, sizes = np.unique(own, return_index=True, return_inverse=True, return_counts=True)
+        order = np.arange(len(names))
+        if kind != "last":
+            random = generator(stream[0], 0, client, stream[1])
+            order = _shuffled(len(names), random, None if labels is None else labels[rows][first])
+        drawn = np.array([fates.get(one, False) for one in names.tolist()], dtype=bool)
+        known = np.array([one in fates for one in names.tolist()], dtype=bool)
+        order = order[~known[order]][::-1]
+        reached = sizes[drawn].sum() + np.cumsum([0, *sizes[order]])
+        least, most = int(wanted > 0 and not drawn.any()), len(order) - int(not (known & ~drawn).any())
+        if least <= most:
+            drawn[order[: least + int(np.abs(reached[least : most + 1] - wanted).argmin())]] = True
+        if units is not None and kind == "persons":
+            fates |= dict(zip(names.tolist(), drawn.tolist(), strict=True))
+        stay.append(rows[~drawn[place]])
+        apart.append(rows[drawn[place]])
+    return stay, apart
 
 
 def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None = None) -> Split:

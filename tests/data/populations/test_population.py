@@ -403,3 +403,73 @@ def test_what_cannot_be_stratified_is_said(capsys):
         one.setup()
     assert same[0].seen.test.y.equal(same[1].seen.test.y)
     assert "the labels are no classes of a sample, so splits are random" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- test samples with a seed of their own
+def test_with_a_test_seed_other_seeds_leave_clients_and_test_samples_as_they_are():
+    options = {"val_fraction": 0.2, "unseen_fraction": 0.3, "test_seed": 7}
+    one, other = (build(Pool(120), Dirichlet(), 6, seed=seed, **options) for seed in (0, 1))
+    for first, second in zip(one, other, strict=True):
+        assert first.names == second.names
+        assert values(first.test) == values(second.test)
+        for position in range(len(first.names)):
+            parts = [{*values(split)[position]} for split in first.splits]
+            assert len(set.union(*parts)) == sum(map(len, parts))
+    assert values(one[0].train) != values(other[0].train)
+    plain = build(Pool(120), Dirichlet(), 6, seed=1, val_fraction=0.2, unseen_fraction=0.3)[0]
+    assert values(plain.test) != values(one[0].test)
+    module = FederatedDataModule(Pool(120), Dirichlet(), 6, val_fraction=0.2, test_fraction=0.25, seed=1, test_seed=7)
+    module.setup()
+    assert {*module.seen.test.x.flatten().tolist()} >= {*one[0].test.x.flatten().tolist()}
+
+
+@dataclass(frozen=True)
+class Visits(PooledDataSet):
+    """Persons with up to 6 samples, at any of 3 clients, or the days of these samples."""
+
+    days: bool = False
+    both: bool = False
+    natural: ClassVar[bool] = True
+
+    def load(self) -> Samples:
+        rng = np.random.default_rng(2)
+        persons, days = rng.integers(40, size=150), rng.integers(12, size=150).astype(float)
+        x = np.arange(150, dtype=np.float32)[:, None]
+        return Samples(
+            x, np.arange(150) % 2, np.arange(150) % 3, ["ann", "bob", "cy"],
+            groups=None if self.days and not self.both else persons, order=days if self.days else None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("split", ["random", "stratified"])
+def test_a_person_is_in_one_split_across_clients(split):
+    persons = Visits().load().groups
+    seen, _ = build(Visits(), val_fraction=0.2, split=split)
+    sides = [{*persons[one.x.flatten().long()]} for one in seen.splits]
+    assert not sides[0] & sides[1] | sides[0] & sides[2] | sides[1] & sides[2]
+    assert [len(one) for one in values(seen.test)] == pytest.approx([12.5] * 3, abs=4)
+    assert sum(map(len, values(seen.val))) == pytest.approx(30, abs=6)
+
+
+def test_by_time_the_last_samples_are_tested_and_those_of_one_time_stay_together():
+    days = Visits(days=True).load().order
+    first, second = (build(Visits(days=True), val_fraction=0.2, split="time", seed=seed)[0] for seed in (0, 1))
+    assert values(first.test) == values(second.test)
+    assert values(first.val) != values(second.val)
+    for position in range(3):
+        train, val, test = (days[np.array(values(split)[position], dtype=int)] for split in first.splits)
+        assert max(*train, *val) < min(test)
+        assert not {*train} & {*val}
+        assert len(test) == pytest.approx(12.5, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (Pool(), "Pool has no time of its samples; set its time_column, or give random"),
+        (Clients(), "Clients has no time"), (Visits(days=True, both=True), "Visits has a group_column; leave one"),
+    ],
+)  # fmt: skip
+def test_a_split_by_time_needs_times_and_no_persons(data, said):
+    with pytest.raises(ConfigError, match=said):
+        build(data, split="time")

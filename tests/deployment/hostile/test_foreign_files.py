@@ -17,6 +17,7 @@ import pytest
 import torchvision
 import yaml
 from attacks_in_settings import FORBIDDEN
+from invented_records import invented
 from test_compare import config, write_run
 from watched import watch
 
@@ -159,7 +160,7 @@ def test_a_text_in_a_checkpoint_with_aliases_is_a_configuration():
 # ---------------------------------------------------------------------- records and tasks
 @pytest.fixture
 def record():
-    return records.read_records(records.records_file(records.stored_folder(), "heart"))[0]
+    return invented(read_task("digits_label_groups"))
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def canary(tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", [{"algorithm": "canary.K"}, {"task": "{}/other.yaml"}, {"task": "/dev/zero"}])
 def test_a_record_imports_and_opens_nothing(canary, record, capsys, change):
     change = {name: text.format(canary) for name, text in change.items()}
-    path = canary / "heart.jsonl.gz"
+    path = canary / "digits_label_groups.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(record | change).encode()))
     with watch(FORBIDDEN) as seen, pytest.raises(SystemExit) as stopped:
         command.run_benchmark(["submit-check", str(path)], UntestedCLI)
@@ -186,8 +187,8 @@ def test_a_record_imports_and_opens_nothing(canary, record, capsys, change):
 def test_showing_a_record_imports_nothing(canary, record, capsys):
     records.write_record(canary, record | {"algorithm": "canary.K"})
     with watch(FORBIDDEN) as seen:
-        command.run_benchmark(["show", "--tasks", "heart", "--output", str(canary)], UntestedCLI)
-    assert not others(seen, configs_folder(), records.stored_folder(), canary / "heart.jsonl.gz")
+        command.run_benchmark(["show", "--tasks", "digits_label_groups", "--output", str(canary)], UntestedCLI)
+    assert not others(seen, configs_folder(), records.stored_folder(), canary / "digits_label_groups.jsonl.gz")
     assert "the trials of the record of canary.K are not checked" in capsys.readouterr().err
 
 
@@ -195,7 +196,7 @@ def test_a_trusted_module_is_imported(tmp_path, record, monkeypatch, capsys):
     (tmp_path / "trusted_one.py").write_text("from lit_fed.algorithms.fedavg import FedAvg\nclass K(FedAvg): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     records.write_record(tmp_path, record | {"algorithm": "trusted_one.K"})
-    line = ["submit-check", str(tmp_path / "heart.jsonl.gz"), "--trust", "trusted_one"]
+    line = ["submit-check", str(tmp_path / "digits_label_groups.jsonl.gz"), "--trust", "trusted_one"]
     with pytest.raises(SystemExit):
         command.run_benchmark(line, UntestedCLI)
     assert "class_path differs from the task" in capsys.readouterr().out
@@ -204,7 +205,7 @@ def test_a_trusted_module_is_imported(tmp_path, record, monkeypatch, capsys):
 
 def test_fuzz_records(record):
     """Each changed record has a problem in words, or none; what is shown of one without problems can be computed."""
-    rng, task = random.Random(5), read_task("heart")
+    rng, task = random.Random(5), read_task("digits_label_groups")
     assert not list(records.problems(record, task, None))
     found = 0
     for _ in range(300):
@@ -231,6 +232,10 @@ def test_a_file_of_records_has_a_form(tmp_path, content, said):
         records.read_records(tmp_path / "x.jsonl.gz")
 
 
+OTHER_CLIENTS = json.dumps(
+    {"cut": 0, "digests": {"a": ["0", "1", "2"]}, "test_samples": {}, "test_persons": {}, "unseen": []}
+)
+
 TASK = {"metric": "accuracy", "rounds": 2, "network": {"class_path": "Linear"}, "dataset": {"class_path": "Table"}}
 
 
@@ -239,7 +244,7 @@ TASK = {"metric": "accuracy", "rounds": 2, "network": {"class_path": "Linear"}, 
     [
         (BOMB, "", "has an alias"), ({"cuts": 10**9}, "", "cuts is 1000000000; give a whole number >= 1, at most"),
         ({"rounds": True}, "", "rounds is True"), ({}, '{"cut": 0}', "content.0..digests is not there"),
-        ({}, '{"cut": 0, "digests": {"a": ["0", "1", "2"]}, "test_samples": {}, "unseen": []}', "has other clients in"),
+        ({}, OTHER_CLIENTS, "has other clients in"),
     ],
 )  # fmt: skip
 def test_a_task_has_a_form(tmp_path, change, digests, said):
