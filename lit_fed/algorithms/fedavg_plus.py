@@ -15,8 +15,7 @@ Deviations:
 
 from dataclasses import dataclass
 
-from lit_fed.algorithms.fedavg import FedAvg
-from lit_fed.core.algorithm import ranged, tuned
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, ranged, tuned
 from lit_fed.core.fine_tuning import FineTunes, FineTuning
 from lit_fed.core.partial_models import Patterns
 
@@ -24,7 +23,7 @@ __all__ = ["FedAvgPlus"]
 
 
 @dataclass(frozen=True)
-class FedAvgPlus(FineTunes, FedAvg):
+class FedAvgPlus(FineTunes, Algorithm[GlobalModels, tuple[()], LocalRun]):
     """FedAvg with local fine-tuning: a client is served by a copy of the global model tuned on its own samples.
 
     Args:
