@@ -629,6 +629,9 @@ def test_exchanged_scores_of_clients_are_noticed():
     first, second, third = (made([values])["runs"][0] for values in ([0.5, 0.7], [0.7, 0.5], [0.51, 0.69]))
     assert other_results(first, third) is None
     assert "other scores of single seen clients" in other_results(first, second)
+    for run, influence in ((first, [0.1, -0.1]), (third, [-0.1, 0.1])):
+        run["test"]["seen"]["influence"] = influence
+    assert "other influences of single seen clients" in other_results(first, third)
 
 
 def test_a_pooled_score_has_an_interval_over_its_units():
