@@ -793,6 +793,9 @@ def test_halves_of_clients_have_the_means_of_their_clients():
     part = intervals._part(whole, np.array([True, True, False, False, False, True]))
     assert part.score == pytest.approx([(0 + 2 + 10) / 5, (6 + 14 + 22) / 5])
     assert np.nansum(part.parts, 1) == pytest.approx([0, 0])
+    values = np.array([[0.0, np.nan, 2.0, 4.0]])
+    part = intervals._part(weighted_mean(values, np.ones((1, 4))), np.array([True, True, False, True]))
+    assert part.score == pytest.approx([2.0])  # an undefined client is in neither half
 
 
 def test_suites_are_those_of_the_guide():
