@@ -25,7 +25,7 @@ from lit_fed.benchmark.comparison import units
 from lit_fed.benchmark.runs import Work, algorithm_class, entry_of, make_run
 from lit_fed.benchmark.task import Task, read_task
 from lit_fed.cli import UntestedCLI
-from lit_fed.metrics.paired import Difference, Units, difference
+from lit_fed.metrics.paired import Difference, Units, difference, weighted_mean
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/intervals.json"
 RATES = {"school": 0.01, "synthetic_mixture": 0.316}
@@ -98,13 +98,10 @@ def halves(one: Units, other: Units, seed: int) -> Iterator[tuple[Difference, Di
 
 
 def _part(whole: Units, kept: np.ndarray) -> Units:
-    """The mean over some clients."""
-    weight = np.where(kept, whole.weight, 0.0)
-    share = weight.sum(1, keepdims=True)
-    values = whole.score[:, None] + whole.parts / whole.weight
-    score = (weight * values).sum(1) / share[:, 0]
-    parts = np.where(kept, weight / share * (values - score[:, None]), np.nan)
-    return Units(score, parts, weight / share)
+    """The mean over some clients, of those whose score is defined."""
+    held = kept & ~np.isnan(whole.parts)
+    weight = np.where(held, whole.weight, np.nan)
+    return weighted_mean(whole.score[:, None] + whole.parts / weight, weight)
 
 
 def covers(one: Difference, other: Difference) -> bool:

@@ -246,17 +246,15 @@ def _compare(given: Namespace, tasks: list[Task], fit: Fit) -> None:
     found = {task: records for task in tasks if (records := _records(given, task)).keys() >= set(names)}
     if not found:
         raise ConfigError(f"no task has records of {' and '.join(names)}; make them by `benchmark run`")
-    print_tables([_means(found, names), *(_pairs(found, names, one) for one in POPULATIONS)], given.format)
     sources: dict[str, list[dict[str, float]]] = {}
     for task, records in found.items():
         sources.setdefault(task.source, []).append({name: ranked_score(records[name]) for name in names})
+    if given.diagram is not None and Path(given.diagram).suffix not in UNDATED:
+        raise ConfigError(f"--diagram is {given.diagram}; give a file that ends in {', '.join(UNDATED)}")
+    if given.diagram is not None and (len(names) < 3 or len(sources) < 2):
+        raise ConfigError("--diagram needs three algorithms or more, and tasks of two sources or more; leave it out")
+    print_tables([_means(found, names), *(_pairs(found, names, one) for one in POPULATIONS)], given.format)
     if given.diagram is not None:
-        if Path(given.diagram).suffix not in UNDATED:
-            raise ConfigError(f"--diagram is {given.diagram}; give a file that ends in {', '.join(UNDATED)}")
-        if len(names) < 3 or len(sources) < 2:
-            raise ConfigError(
-                "--diagram needs three algorithms or more, and tasks of two sources or more; leave it out"
-            )
         save(critical_difference_diagram(*average_ranks(sources)), Path(given.diagram))
 
 
@@ -290,9 +288,9 @@ def _pairs(found: Mapping[Task, dict[str, Record]], names: Sequence[str], popula
         "seen clients" if population == "seen" else f"unseen clients with {population[7:]} % of their training samples"
     )
     about = (
-        f"Scores x 100 of {whom}, with 95 % intervals over clients, crossed with cuts; tuning is not covered. Pooled "
-        f"scores of fewer than {FEW} clients have intervals over persons. p: corrected for the {len(p)} comparisons of "
-        "this table (Holm)."
+        f"Differences x 100 of {whom}, with 95 % intervals over clients, crossed with cuts; tuning is not covered. "
+        f"Pooled scores of fewer than {FEW} clients have intervals over persons. p: corrected for the {len(p)} "
+        "comparisons of this table (Holm)."
     )
     headings = ["task", "algorithm", "other", "difference", "from", "to", "% of clients worse", "p"]
     rows = [[*row, f"{one:.3f}"] for row, one in zip(rows, holm(p), strict=True)]

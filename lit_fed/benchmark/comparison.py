@@ -182,6 +182,9 @@ def other_results(run: Mapping[str, Any], again: Mapping[str, Any]) -> str | Non
         gaps = [abs(one - two) for one, two in both if one is not None and two is not None]
         if gaps and sum(gaps) / len(gaps) > CLOSE_CLIENTS:
             return f"{where} has other scores of single {population} clients"
+        gaps = [abs(one - two) for one, two in zip(*(side.influence or [] for side in sides), strict=True)]
+        if gaps and sum(gaps) / len(gaps) > CLOSE_CLIENTS:
+            return f"{where} has other influences of single {population} clients or persons"
     sent = [one.get("bytes_up", 0) + one.get("bytes_down", 0) for one in (run, again)]
     other = abs(sent[0] - sent[1]) > CLOSE * sent[1]
     return f"{where} sends {sent[1]:.0f} bytes, not {sent[0]:.0f}" if other else None

@@ -630,6 +630,9 @@ def test_exchanged_scores_of_clients_are_noticed():
     first, second, third = (made([values])["runs"][0] for values in ([0.5, 0.7], [0.7, 0.5], [0.51, 0.69]))
     assert other_results(first, third) is None
     assert "other scores of single seen clients" in other_results(first, second)
+    for run, influence in ((first, [0.1, -0.1]), (third, [-0.1, 0.1])):
+        run["test"]["seen"]["influence"] = influence
+    assert "other influences of single seen clients" in other_results(first, third)
 
 
 def test_a_pooled_score_has_an_interval_over_its_units():
@@ -792,6 +795,9 @@ def test_halves_of_clients_have_the_means_of_their_clients():
     part = intervals._part(whole, np.array([True, True, False, False, False, True]))
     assert part.score == pytest.approx([(0 + 2 + 10) / 5, (6 + 14 + 22) / 5])
     assert np.nansum(part.parts, 1) == pytest.approx([0, 0])
+    values = np.array([[0.0, np.nan, 2.0, 4.0]])
+    part = intervals._part(weighted_mean(values, np.ones((1, 4))), np.array([True, True, False, True]))
+    assert part.score == pytest.approx([2.0])  # an undefined client is in neither half
 
 
 def test_the_classes_that_a_task_names_are_imported(monkeypatch):

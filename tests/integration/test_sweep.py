@@ -147,6 +147,17 @@ def rows(folder):
 
 
 @forking()
+def test_a_sweep_runs_on_a_named_executor(tmp_path, capfd):
+    parameters = {"model.solver.lr": {"values": [0.01, 0.1]}, "trainer.max_epochs": {"value": 1}}
+    path = written(tmp_path / "two.yaml", parameters=parameters, command=[*COMMAND[:5], *COMMAND[7:]])
+    out, named = tmp_path / "out", ["--executor", "lit_fed.system.trials.InProcess"]
+    assert swept(path, out, *named) == 2
+    assert "--executor lit_fed.system.trials.InProcess needs --jobs" in capfd.readouterr().err
+    main(["sweep", str(path), "--output", str(out), "--jobs", "1", *named])
+    assert len(summaries(out)) == 2
+    assert "2/2  point 001" in capfd.readouterr().out
+
+
 def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
     parameters = {
         "model.algorithm": {"values": ["FedAvg", "Oracle"]},  # digits by class know no groups that Oracle could take
