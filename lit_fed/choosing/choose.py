@@ -31,8 +31,8 @@ from lit_fed.training.stopping import CutShort
 
 __all__ = ["choose_parser", "choose_run"]
 
-CANDIDATES = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM", "MixedEffects", "Local")
-"""Algorithms that are tried by default, as far as network and labels allow."""
+CANDIDATES = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM")
+"""Algorithms that are tried by default, with `MixedEffects` for the network Linear, `PartialPooling` for others."""
 
 OWN = ("--candidates", "--jobs", "--output")
 """Options of this command; all others are those of `fit`."""
@@ -47,7 +47,11 @@ def choose_parser() -> FederatedParser:
         "with the gain of each client over training alone, on its test samples. The same command continues after an "
         "interrupt.",
     )  # fmt: skip
-    parser.add_argument("--candidates", type=str, nargs="+", default=[*CANDIDATES], help="algorithms beside Local.")
+    parser.add_argument(
+        "--candidates", type=str, nargs="+",
+        help=f"algorithms beside Local; by default {', '.join(CANDIDATES)}, and MixedEffects for the network Linear, "
+        "PartialPooling for others.",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=PositiveInt | None, help="runs at a time; by default one for each core.")
     parser.add_argument("--output", type=str, default="runs/choose", help="folder of the new run, a run itself.")
     return parser
@@ -83,8 +87,11 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
     require_cores(given.jobs or 1, "--jobs")
     output = given_path(given.output, "--output")
     check_writable(output, "--output")
-    fits = _fits([*dict.fromkeys([*given.candidates, "Local"])], others, output / "candidates", parse)
-    rounds = parse(["fit", *fits[0].arguments]).fit.trainer.max_epochs
+    usual = parse(["fit", *others]).fit
+    is_linear = str(usual.model.network.class_path).rpartition(".")[2] == "Linear"
+    names = given.candidates or [*CANDIDATES, "MixedEffects" if is_linear else "PartialPooling"]
+    fits = _fits([*dict.fromkeys([*names, "Local"])], others, output / "candidates", parse)
+    rounds = usual.trainer.max_epochs
     jobs = min(given.jobs or len(cores()), len(fits))
     done = sum(one.is_over for one in fits)
     print_line(
