@@ -116,7 +116,7 @@ class PrivacyFeature(Feature):
         ),
         "deployed noise_by_target": (
             "--model.privacy.target_epsilon is given, and how much noise that takes follows from the rounds that a "
-            "server announces; give --model.privacy.noise_multiplier to nodes, such as the one that a simulation prints"
+            "server announces; give nodes --model.privacy.noise_multiplier, such as the one that a simulation prints"
         ),
         "fixed_denominator sampling !poisson": (
             "--model.privacy {privacy} needs --data.client_sampling poisson; uniform and size have other guarantees"
