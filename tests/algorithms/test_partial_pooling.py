@@ -248,6 +248,16 @@ def test_of_many_samples_evenly_spaced_ones_count(client_trainer):
     close(federation.shared.sums.determined, np.mean(k, 0))
 
 
+def test_each_entry_of_a_label_counts():
+    """σ² of vectors of two numbers, from residuals of all entries."""
+    target = VectorRegression(2)
+    federation = Federation(PartialPooling(), make_clients([5, 9], 3, target), make_task(target, 3))
+    federation.round()
+    k = float(federation.shared.sums.determined.sum())
+    assert float(federation.shared.sums.labels) == 2 * 7
+    close(federation.shared.noise, federation.shared.sums.squares / (2 * 7 - k), 1e-12)
+
+
 # ---------------------------------------------------------------------- cohorts
 def test_cohorts_estimate_what_all_clients_do():
     """A fifth of the clients in each round: variances within their sampling error, though a cohort has only eight."""
