@@ -7,6 +7,7 @@ others, and gives the training its seed.
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -233,7 +234,7 @@ def _clients_of(cut: Cut) -> CutClients:
 
 def _ids(x: np.ndarray, y: np.ndarray) -> Iterator[bytes]:
     """Id of each sample: its inputs and its label, whatever its position in the data is."""
-    inputs, labels = (_plain(one.reshape(len(one), -1)) for one in (x, y))
+    inputs, labels = (_plain(one.reshape(len(one), math.prod(one.shape[1:]))) for one in (x, y))
     return (one.tobytes() + other.tobytes() for one, other in zip(inputs, labels, strict=True))
 
 
