@@ -25,7 +25,7 @@ from lit_fed.algorithms.fedavg import FedAvg
 from lit_fed.algorithms.moon import MOON
 from lit_fed.benchmark import command, measures, protocol, ranks, records, runs
 from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, ranked_score, row_of, share_worse
-from lit_fed.benchmark.cut import Cut, forget_data, rows_of
+from lit_fed.benchmark.cut import Cut, _ids, forget_data, rows_of
 from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.core.types import Split
@@ -824,3 +824,7 @@ def test_suites_are_those_of_the_guide():
 def test_the_critical_difference_is_the_published_one():
     """Four classifiers on fourteen data sets: 1.25, the example of Demsar 2006, Section 3.2.4."""
     assert ranks.critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+
+
+def test_a_client_may_have_no_sample_on_a_side():
+    assert list(_ids(np.zeros((0, 3)), np.zeros(0))) == []
