@@ -295,7 +295,9 @@ def page(results: Sequence[Results]) -> str:
     parts: dict[str, Any] = {"waiting": wrap(f"Not run: {', '.join(waiting)}.") if waiting else None}
     small = ranked_tasks(results)
     if not small or not set.intersection(*(set(one.records) for one in small)):
-        return written(__file__, parts | {"lead": wrap(NOTHING.format(PROTOCOL))})
+        tasks = [f"| {name} | {given[name]['title']} |" for name in waiting]
+        lead = [*wrap(NOTHING.format(PROTOCOL)), "", "| task without records | data |", "|---|---|", *tasks]
+        return written(__file__, parts | {"lead": lead, "waiting": None})
     ranks, _ = ranks_of(small)
     common = common_tasks(results)
     columns = [ranks] if len(common) == len(small) else [ranks, ranks_of(common)[0]]

@@ -458,7 +458,8 @@ class FederatedModule(LightningModule):
     def __repr__(self) -> str:
         """Algorithm, solver and network with their settings; once it is built, parameters and clients."""
         said = {"algorithm": _with_settings(self.settings.algorithm, "all")}
-        said["solver"] = _with_settings(self.settings.solver, "changed")
+        solver = self.federation.terms.solver.given if self.is_built else self.settings.solver
+        said["solver"] = _with_settings(solver, "changed")
         said["network"] = _network(self) if self.is_built else _made_by(self.settings.network)
         said["clients"] = (
             _clients(self) if self.is_built else "not known yet: the trainer builds the states from the data"

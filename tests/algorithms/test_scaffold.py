@@ -39,7 +39,7 @@ def compare_with_the_reference(federation, cohorts, **options):
     for cohort in cohorts:
         theta, control, controls = scaffold_round(
             theta, control, controls, as_arrays(federation.train), batch_orders(federation), present=cohort,
-            lr=solver.lr, momentum=solver.momentum, weight_decay=solver.weight_decay, **options,
+            lr=solver.rate, momentum=solver.momentum, weight_decay=solver.weight_decay, **options,
         )  # fmt: skip
         federation.round(cohort)
         np.testing.assert_allclose(federation.weights[0].numpy(), theta, rtol=0, atol=1e-10)

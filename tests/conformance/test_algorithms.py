@@ -97,7 +97,8 @@ def all_algorithms():
     """Every concrete algorithm of the package, also of files that nobody imports."""
     for module in pkgutil.iter_modules(lit_fed.algorithms.__path__, "lit_fed.algorithms."):
         importlib.import_module(module.name)
-    found = {one for one in subclasses(Algorithm) if one.__module__.split(".")[0] == "lit_fed"}
+    known = (one for one in subclasses(Algorithm) if one.__module__.split(".")[0] == "lit_fed")
+    found = {one for one in known if not one.__module__.startswith("lit_fed.wrappers.")}  # of trained algorithms
     return sorted((one for one in found if not inspect.isabstract(one)), key=lambda one: one.__name__)
 
 

@@ -88,7 +88,7 @@ def test_fedavg_plus_before_the_first_round_is_local_for_an_epoch(problem, train
     options = {**problem, "solver": LocalSolver(momentum=0.9), "batch_size": 0}
     tuned = run_rounds(FedAvgPlus(), trainer, rounds=0, **options)
     alone = run_rounds(Local(), trainer, rounds=1, **options)
-    assert distance(tuned.serve(), alone.states.models) < 1e-12
+    assert distance(tuned.serve().models, alone.states.models) < 1e-12
 
 
 def test_fedavg_of_one_full_batch_step_is_gradient_descent_on_all_samples(problem, trainer):

@@ -67,5 +67,9 @@ def test_no_other_page_shows_output():
     for path in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]):
         page = str(path.relative_to(ROOT))
         texts = [block.text for block in blocks(page) if block.language == "text"]
-        found = [one for one in texts if re.search(r"^(lit_fed: |--[a-z]+\.|client,|.*[┃│].*[┃│])", one, re.MULTILINE)]
+        found = [
+            one
+            for one in texts
+            if re.search(r"^(lit_fed: |--[a-z]+\.|client,|population,|.*[┃│].*[┃│])", one, re.MULTILINE)
+        ]
         assert len(found) == len(SHOWN.get(page, ())) + ELSEWHERE.get(page, 0), page

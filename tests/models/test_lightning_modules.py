@@ -60,7 +60,7 @@ def test_a_class_trains_by_its_own_steps_resumes_and_goes_back(folder, capsys):
     run("fit", *chosen, "--trainer.max_epochs", "1", "--name", "first")
     said = capsys.readouterr().err
     assert "lit_fed: Mine trains by its own training_step\n" in said
-    assert "lit_fed: clients step by Adam(lr=0.02) of Mine.configure_optimizers; a --model.solver.lr other than" in said
+    assert "lit_fed: clients step by Adam(lr=0.02) of Mine.configure_optimizers\n" in said
     (checkpoint,) = folder.glob("**/last.ckpt")
     assert "hits" in next(folder.glob("**/clients.csv")).read_text().splitlines()[0].split(",")
     run("fit", *chosen, "--trainer.max_epochs", "2", "--ckpt_path", str(checkpoint))
