@@ -41,7 +41,7 @@ CONFIGS = {
     "null.yaml": "model: null\n",
     "null_algorithm.yaml": "model:\n  algorithm: null\n",
     "null_argument.yaml": "model:\n  algorithm:\n    class_path: FedEM\n    init_args:\n      em_steps: null\n",
-    "null_lr.yaml": "model:\n  solver:\n    lr: null\n",
+    "null_momentum.yaml": "model:\n  solver:\n    momentum: null\n",
     "null_seed.yaml": "data:\n  seed: null\n",
     "nan.json": '{"model": {"solver": {"lr": NaN}}}',
     "patients.csv": "a,b,label\n1,2,0\n",
