@@ -43,7 +43,6 @@ from lit_fed.wrappers.blend import (
     negative_log_likelihood,
     stacked,
 )
-from lit_fed.wrappers.serving.feature import ServingFeature
 
 __all__ = ["blend_parser", "blend_runs"]
 
@@ -235,7 +234,7 @@ def _check_served(run: _Run, module: FederatedModule, data: FederatedDataModule)
     """Refuse a run of nodes, and one with features."""
     if data.dataset.is_remote:
         raise ConfigError(f"{quote(run.folder)} trained on nodes, whose validation samples stay there")
-    others = (one for one in module.settings.features if not isinstance(one, ServingFeature))
+    others = (one for one in module.settings.features if not one.only_serves)
     if features := [type(one).__name__ for one in others]:
         raise ConfigError(
             f"{quote(run.folder)} has {', '.join(features)}, which no blend serves yet; give runs without"

@@ -38,7 +38,6 @@ from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Stage, Tree
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.serving.feature import ServingFeature
 
 __all__ = ["Blend", "BlendShared", "BlendState", "Candidate", "errors_of", "negative_log_likelihood", "stacked"]
 
@@ -66,7 +65,11 @@ class Candidate:
     @property
     def served(self) -> Any:
         """The algorithm with its fine-tuning."""
-        return ServingFeature(self.serving).around(self.algorithm)
+        if not self.serving.fine_tune_epochs:
+            return self.algorithm
+        from lit_fed.wrappers.serving.wrapper import FineTuned  # which may be absent
+
+        return FineTuned(self.algorithm, self.serving)
 
 
 class BlendShared(NamedTuple):

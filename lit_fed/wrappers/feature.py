@@ -56,6 +56,9 @@ class Feature:
     callbacks: ClassVar[tuple[str, ...]] = ()
     """Callbacks that every run with this feature has, by their names."""
 
+    only_serves: ClassVar[bool] = False
+    """Whether it changes nothing but how clients are served."""
+
     is_private: ClassVar[bool] = False
     """Whether only their owner may read files with results of clients."""
 

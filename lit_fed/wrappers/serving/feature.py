@@ -22,6 +22,7 @@ class ServingFeature(Feature):
     serving: FineTuning = FineTuning()  # noqa: RUF009 - frozen
 
     order = -2
+    only_serves = True
     reasons = {"fine_tuning": "--model.serving.fine_tune_epochs"}
     refused = {
         "fine_tunes refuses_fine_tuning": (
