@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -30,6 +31,7 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.seeds import generator
+from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, Leaves, LocalWork, Phase, PhaseTraffic, ServingBlock, Split, Tree
 from lit_fed.logged import logged_by_step, step_of
 from lit_fed.metrics.chosen import Add, ChosenMetrics
@@ -39,7 +41,7 @@ from lit_fed.rounds import FederatedRounds
 
 __all__ = [
     "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "logged_names", "measure", "predict_block",
-    "predict_job", "selected", "serve",
+    "predict_job", "prediction_of", "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
@@ -253,6 +255,22 @@ def predict_block(
         torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
         torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
     )  # fmt: skip
+
+
+def prediction_of(federation: FederatedRounds, state: Tree) -> tuple[Callable[[Task, Tensor], Tensor], Task]:
+    """`log_prob` of a client with this state, as a function of a task and inputs [N, ...], and the task; on the CPU."""
+    algorithm, ctx = federation.algorithm, federation.context("evaluate")
+    shared, state, frozen = (
+        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (federation.shared, state, ctx.task.frozen)
+    )
+    task = replace(ctx.task, frozen=frozen)
+    ctx = ctx._replace(lr=ctx.lr.cpu())
+
+    def predict(task: Task, x: Tensor) -> Tensor:
+        own = ctx._replace(task=task)
+        return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))
+
+    return predict, task
 
 
 # ---------------------------------------------------------------------- selection of a round's clients

@@ -115,9 +115,7 @@ def _served(module: FederatedModule, population: Population, *, seen: bool) -> I
 
 def _linear(module: FederatedModule, state: Tree, width: int) -> np.ndarray | None:
     """Slopes and intercept of a client's predictions, [outputs, width + 1]; None if they are not linear."""
-    from lit_fed.training.export import prediction_of  # which takes long to import
-
-    predict, task = prediction_of(module.federation, state)
+    predict, task = serving.prediction_of(module.federation, state)
     x = torch.stack([torch.zeros(width), torch.ones(width)]).requires_grad_()
     with torch.enable_grad():
         found = predict(task, x)

@@ -18,7 +18,7 @@ import math
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
+from lit_fed.serving import prediction_of
 from lit_fed.system.files import given_path, write_atomically
 from lit_fed.system.packages import optional_package
 from lit_fed.training.output import check_new_folder, check_writable
@@ -43,7 +44,7 @@ from lit_fed.wrappers.base import innermost
 
 __all__ = [
     "PersonalModel", "Predict", "RawColumns", "SubstitutedTask", "asked_models", "check_program_file", "network_of",
-    "prediction_of", "save_program", "traced_model",
+    "save_program", "traced_model",
 ]  # fmt: skip
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
@@ -390,22 +391,6 @@ def traced_model(
     combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), {}, name=about["algorithm"]))
     made = components, combination, facts.normalisation, shown, about, legal_inputs(facts)
     return PersonalModel(*made) if facts.inputs is None else NamedPersonalModel(facts.inputs, *made)
-
-
-def prediction_of(federation: FederatedRounds, state: Tree) -> tuple[Predict, Task]:
-    """`log_prob` of a client with this state, as a function of a task and inputs [N, ...], and the task; on the CPU."""
-    algorithm, ctx = federation.algorithm, federation.context("evaluate")
-    shared, state, frozen = (
-        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (federation.shared, state, ctx.task.frozen)
-    )
-    task = replace(ctx.task, frozen=frozen)
-    ctx = ctx._replace(lr=ctx.lr.cpu())
-
-    def predict(task: Task, x: Tensor) -> Tensor:
-        own = ctx._replace(task=task)
-        return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))
-
-    return predict, task
 
 
 def asked_models(predict: Predict, task: Task, x: Tensor) -> list[Asked]:

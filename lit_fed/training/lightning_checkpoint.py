@@ -16,8 +16,9 @@ from lit_fed.core.served_models import served_models
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
+from lit_fed.serving import prediction_of
 from lit_fed.system.files import write_atomically
-from lit_fed.training.export import network_of, prediction_of
+from lit_fed.training.export import network_of
 from lit_fed.training.output import new_folder
 
 __all__ = ["save_lightning"]

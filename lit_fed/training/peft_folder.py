@@ -23,6 +23,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models.adapters import adapters_of, remove_adapters
 from lit_fed.models.hugging_face import HuggingFaceCausalLM, HuggingFaceClassifier, silenced
 from lit_fed.rounds import FederatedRounds
+from lit_fed.serving import prediction_of
 from lit_fed.system.packages import optional_package
 from lit_fed.training.export import (
     PersonalModel,
@@ -30,7 +31,6 @@ from lit_fed.training.export import (
     SubstitutedTask,
     asked_models,
     network_of,
-    prediction_of,
     save_program,
     traced_model,
 )
