@@ -155,6 +155,11 @@ def test_without_samples_weights_are_the_prior():
         torch.testing.assert_close(stacked(torch.zeros(4, 2), torch.zeros(4), prior, weight), prior)
 
 
+def test_without_a_prior_one_sample_decides():
+    found = stacked(torch.tensor([[0.1, 2.0]]), torch.ones(1), torch.tensor([0.5, 0.5]), 0.0)
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.0]), rtol=0, atol=1e-4)
+
+
 def test_masked_samples_do_not_count():
     losses, prior = torch.tensor([[0.1, 2.0], [0.3, 0.2], [9.0, 0.0]]), torch.tensor([0.5, 0.5])
     whole = stacked(losses[:2], torch.ones(2), prior, 1.0)
