@@ -77,7 +77,7 @@ def blend_parser() -> FederatedParser:
     parser.add_argument(
         "--alone", type=str | None,
         help="folder of a further run, of Local: it serves clients whose validation samples do not speak for the "
-        "blend, and the gain over it is told for each client.",
+        "blend, and each client's gain over it is written.",
     )  # fmt: skip
     parser.add_argument("--trust", type=str, action="append", default=[], metavar="MODULE", help="as of `test`.")
     return parser
@@ -106,7 +106,7 @@ def blend(
         folders: of the runs.
         output: folder of the new run.
         prior_weight: as of `Blend`.
-        alone: folder of a run of Local, the last candidate; None: nobody is served by one run on principle.
+        alone: folder of a run of Local, the last candidate; None: there is no such fallback.
         trusted: modules whose classes checkpoints may name.
 
     Raises:
@@ -129,6 +129,7 @@ class _Run(NamedTuple):
     checkpoint: Path
     arguments: dict[str, Any]
     identity: dict[str, Any]
+    frozen: str  # digest of what is frozen; "" without any
 
     @classmethod
     def read(cls, given: Path) -> _Run:
@@ -144,7 +145,10 @@ class _Run(NamedTuple):
         stored = load_checkpoint(checkpoint, values=False)[CHECKPOINT_KEY]
         if not stored["arguments"]:
             raise ConfigError(f"{quote(folder)} is a run of a Python program, whose settings it does not hold")
-        return cls(folder, checkpoint, stored["arguments"], stored["identity"])
+        if stored["init_from"] is not None:
+            raise ConfigError(f"{quote(folder)} started from --init_from, which no blend serves yet; give runs without")
+        frozen = "" if stored["frozen"] is None else stored["frozen"]["digest"]
+        return cls(folder, checkpoint, stored["arguments"], stored["identity"], frozen)
 
     @property
     def solver(self) -> dict[str, Any]:
@@ -181,6 +185,11 @@ def _check_alike(runs: Sequence[_Run]) -> None:
             raise ConfigError(
                 f"{quote(one.folder)} and {quote(first.folder)} differ: {found[0].setting} is {found[0].now} and "
                 f"{found[0].before}; a blend needs runs on the same clients and samples, with the same network"
+            )
+        if one.frozen != first.frozen:
+            raise ConfigError(
+                f"{quote(one.folder)} and {quote(first.folder)} froze other numbers of their network; a blend needs "
+                "runs with the same ones, such as by the same --seed_everything"
             )
         key = "data (fingerprint)"
         if one.identity[key] != first.identity[key]:

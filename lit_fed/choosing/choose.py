@@ -24,6 +24,7 @@ from lit_fed.command_line.arguments import options_in
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
+from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
 from lit_fed.system.trials import CoreExecutor, Plan, run_trials
 from lit_fed.training.output import check_writable, print_line
@@ -100,20 +101,21 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
     )
     os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
     errors: dict[str, str] = {}
-    try:
-        with CoreExecutor(jobs) as executor:
-            plans = (_plan(one, errors) for one in fits)
-            run_trials(
-                plans, partial(_train, run), executor, jobs, find=lambda one: one.is_over or None, failures=(Exception,)
-            )
-    except KeyboardInterrupt as error:
-        raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
-    from lit_fed.choosing.blend import blend
+    with claimed(output, "choice", {"candidates": [one.name for one in fits], "options of fit": others}):
+        try:
+            with CoreExecutor(jobs) as executor:
+                run_trials(
+                    (_plan(one, errors) for one in fits), partial(_train, run), executor, jobs,
+                    find=lambda one: one.is_over or None, failures=(Exception,),
+                )  # fmt: skip
+        except KeyboardInterrupt as error:
+            raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
+        from lit_fed.choosing.blend import blend
 
-    if "Local" in errors or len(errors) == len(fits) - 1:
-        raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
-    trained = [one.folder for one in fits if one.name not in errors]
-    blend(trained[:-1], output, alone=trained[-1])
+        if "Local" in errors or len(errors) == len(fits) - 1:
+            raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
+        trained = [one.folder for one in fits if one.name not in errors]
+        blend(trained[:-1], output, alone=trained[-1])
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

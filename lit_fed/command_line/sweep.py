@@ -7,7 +7,6 @@ their last round and repeats failed ones.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -28,11 +27,8 @@ from lit_fed.command_line.arguments import shipped
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.summary import RunSummary
-from lit_fed.system.files import write_atomically
-from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
-from lit_fed.system.foreign_files import read_file
+from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
-from lit_fed.system.readers import record
 from lit_fed.system.trials import EXECUTOR, CoreExecutor, Outcome, Plan, executor_of, run_trials
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
@@ -271,26 +267,8 @@ class SweepFolder:
             ConfigError: if it cannot be written, belongs to something else, or is in use by another process.
         """
         check_writable(self.path, "--output")
-        others = [one for one in self.path.iterdir() if one.name not in (LOCK_NAME, "sweep.json")]
-        with FolderLock(self.path, f"--output {self.path}", "wait until it ends, or choose a new folder"):
-            self._claim({**sweep.meaning(), "seeds": seeds, "seeds_of": self.seeds_of}, empty=not others)
+        with claimed(self.path, "sweep", {**sweep.meaning(), "seeds": seeds, "seeds_of": self.seeds_of}):
             yield self
-
-    def _claim(self, meaning: dict[str, Any], *, empty: bool) -> None:
-        file = self.path / "sweep.json"
-        if not file.is_file():
-            if not empty:
-                raise ConfigError(f"--output {self.path} holds something that is no sweep; choose a new folder")
-            write_atomically(file, json.dumps(meaning, indent=2) + "\n")
-            return
-        now = json.loads(json.dumps(meaning))
-        stored = read_file(file, json.loads, record({}, others=True), "choose a new folder")
-        changed = [key for key in now if stored.get(key) != now[key]]
-        if changed:
-            raise ConfigError(
-                f"--output {self.path} holds another sweep: {', '.join(changed)} changed since; choose a new "
-                "folder, or take the change back"
-            )
 
     def run_folder(self, run: _Run) -> Path:
         """Folder of a run."""

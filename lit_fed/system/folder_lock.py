@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.files import os_error_text
+from lit_fed.system.files import os_error_text, write_atomically
+from lit_fed.system.foreign_files import read_file
+from lit_fed.system.readers import record
 
-__all__ = ["LOCK_NAME", "FolderLock"]
+__all__ = ["LOCK_NAME", "FolderLock", "claimed"]
 
 LOCK_NAME = ".lock"
 """The file in a folder that its writer holds. It stays when nobody does: deleting it could let two writers in."""
@@ -70,3 +75,32 @@ class FolderLock:
         except (OSError, ValueError):  # it is being written
             return "another process is at work in it"
         return f"{who} is at work in it since {since}"
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, kind: str, meaning: dict[str, Any]) -> Iterator[None]:
+    """Lock the folder of a command's runs for this process, and for this command with these settings.
+
+    Args:
+        folder: the folder of `--output`, which exists.
+        kind: what the folder holds, such as `sweep`; its settings are in `sweep.json`.
+        meaning: the settings.
+
+    Raises:
+        ConfigError: if it belongs to something else, or is in use by another process.
+    """
+    file = folder / f"{kind}.json"
+    others = [one for one in folder.iterdir() if one.name not in (LOCK_NAME, file.name)]
+    with FolderLock(folder, f"--output {folder}", "wait until it ends, or choose a new folder"):
+        if not file.is_file():
+            if others:
+                raise ConfigError(f"--output {folder} holds something that is no {kind}; choose a new folder")
+            write_atomically(file, json.dumps(meaning, indent=2) + "\n")
+        stored = read_file(file, json.loads, record({}, others=True), "choose a new folder")
+        now = json.loads(json.dumps(meaning))
+        if changed := [key for key in now if stored.get(key) != now[key]]:
+            raise ConfigError(
+                f"--output {folder} holds another {kind}: {', '.join(changed)} changed since; choose a new folder, or "
+                "take the change back"
+            )
+        yield

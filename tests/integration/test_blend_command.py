@@ -128,6 +128,12 @@ def test_what_cannot_be_blended_is_refused(runs, tmp_path):
     ]
     cases.append((none, "the runs have no validation samples, which weights are found on"))
     robust = fit(tmp_path, "median", "--model.robust_aggregation", "Median", algorithm="FedAvg")
+    last = str(folders[0] / "checkpoints" / "last.ckpt")
+    warm = fit(tmp_path, "warm", "--init_from", last, algorithm="FedAvg")
+    cases.append(([str(warm), first], "started from --init_from, which no blend serves yet"))
+    frozen = ["--model.network", "MLP", "--model.trainable", "[head]", "--seed_everything"]
+    head = [fit(tmp_path, f"head{seed}", *frozen, seed, algorithm="FedAvg") for seed in "12"]
+    cases.append(([*map(str, head)], "froze other numbers of their network"))
     for given, said in cases:
         done = run(["blend", *given, "--output", str(tmp_path / "out")])
         assert done.returncode == 2, done.stdout

@@ -62,6 +62,14 @@ def test_each_client_is_told_its_gain(chosen):
     assert "4 candidates of 4 rounds each" in done.stdout
 
 
+@pytest.mark.parametrize("more", [["--trainer.max_epochs", "5"], ["--data.seed", "3"]], ids=["rounds", "data"])
+def test_runs_of_another_choice_are_not_taken(chosen, more):
+    root, _ = chosen
+    done = run(command(root, *more))
+    assert done.returncode == 2
+    assert "holds another choice: options of fit changed since; choose a new folder" in done.stderr
+
+
 def test_a_report_begins_with_the_verdict(chosen, tmp_path):
     root, chose = chosen
     page = tmp_path / "report.html"
