@@ -200,7 +200,7 @@ def _check_alike(runs: Sequence[_Run]) -> None:
 
 
 # ---------------------------------------------------------------------- the runs
-class _Restored(FederatedCLI):
+class Restored(FederatedCLI):
     """A command line up to its objects: runs nothing."""
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -216,7 +216,7 @@ def _restored(runs: Sequence[_Run], trust: list[str]) -> tuple[list[FederatedMod
     modules: list[FederatedModule] = []
     data: FederatedDataModule | None = None
     for one in runs:
-        own = _Restored(["validate", "--ckpt_path", str(one.checkpoint), *trust])
+        own = Restored(["validate", "--ckpt_path", str(one.checkpoint), *trust])
         data = own.datamodule if data is None else data
         module = federated(own.model)
         _check_served(one, module, data)

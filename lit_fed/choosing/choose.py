@@ -20,6 +20,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from lit_fed.callbacks.defaults import keep_notices_out
+from lit_fed.choosing.blend import Restored, blend
 from lit_fed.command_line.arguments import options_in
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
@@ -92,6 +93,8 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
     is_linear = str(usual.model.network.class_path).rpartition(".")[2] == "Linear"
     names = given.candidates or [*CANDIDATES, "MixedEffects" if is_linear else "PartialPooling"]
     fits = _fits([*dict.fromkeys([*names, "Local"])], others, output / "candidates", parse)
+    with redirect_stderr(StringIO()):  # each run says these notices itself
+        Restored(["validate", *fits[-1].arguments]).datamodule.setup()  # data that cannot be read are refused now
     rounds = usual.trainer.max_epochs
     jobs = min(given.jobs or len(cores()), len(fits))
     done = sum(one.is_over for one in fits)
@@ -110,8 +113,6 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
                 )  # fmt: skip
         except KeyboardInterrupt as error:
             raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
-        from lit_fed.choosing.blend import blend
-
         if "Local" in errors or len(errors) == len(fits) - 1:
             raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
         trained = [one.folder for one in fits if one.name not in errors]

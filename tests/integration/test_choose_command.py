@@ -130,9 +130,10 @@ def test_what_choose_decides_is_refused(tmp_path):
     for more, said in (
         (["--model.algorithm", "FedEM"], "--model.algorithm is decided by choose"),
         (["--name", "x"], "--name is decided by choose"),
+        (["--data.dataset.path", "nothing.csv"], "nothing.csv: there is no such file; correct --data.dataset.path"),
         (["--data.batch_sise", "3"], "--data.batch_size"),
     ):
         done = run(command(tmp_path, *more))
         assert done.returncode == 2
         assert said in done.stderr
-    assert not (tmp_path / "chosen" / "version_0").exists()
+    assert not [*(tmp_path / "chosen").glob("[a-z]*")]
