@@ -1,6 +1,6 @@
 """Measures whether the benchmark's intervals hold, and makes docs/results/intervals.md.
 
-    python scripts/intervals.py --data.root DIR [--repetitions 200] [--tasks digits_label_groups heart landmine]
+    python scripts/intervals.py --data.root DIR [--repetitions 200] [--tasks digits_label_groups heart parkinsons]
 
 One algorithm runs under many training seeds by the benchmark's protocol. Every two repetitions are one algorithm under
 two names, whose difference is 0: an interval that excludes 0 is wrong. Then several algorithms run once, and intervals
@@ -22,13 +22,14 @@ from reproduction.markdown import grid
 from trials import facts, keep, written
 
 from lit_fed.benchmark.comparison import units
-from lit_fed.benchmark.runs import Work, algorithm_class, entry_of, make_run
+from lit_fed.benchmark.method import method_of
+from lit_fed.benchmark.runs import Work, entry_of, make_run
 from lit_fed.benchmark.task import Task, read_task
 from lit_fed.cli import UntestedCLI
 from lit_fed.metrics.paired import Difference, Units, difference, weighted_mean
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/intervals.json"
-RATES = {"school": 0.01, "synthetic_mixture": 0.316}
+RATES = {"synthetic_mixture": 0.316}
 """Learning rates that are not 0.1; no trial chooses them, since tuning is not covered."""
 
 ALGORITHMS = ("FedAvg", "Local", "FedAvgPlus", "FedEM", "Ditto", "FedProx", "IFCA", "APFL")
@@ -72,7 +73,7 @@ class Runs:
             key = (name, algorithm, repetition, cut)
             if key not in self.known:
                 point = json.dumps({"lr": RATES.get(name, 0.1)})
-                work = Work(entry_of(task, algorithm_class(algorithm)), None, point, cut)
+                work = Work(entry_of(task, method_of(algorithm)), None, point, cut)
                 self.known[key] = make_run(UntestedCLI, self.root, work)
                 with self.path.open("a") as file:
                     file.write(json.dumps({"key": key, **self.known[key]}) + "\n")
@@ -174,9 +175,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", type=Path, default=Path("data"))
     parser.add_argument("--repetitions", type=int, default=200)
-    parser.add_argument("--tasks", nargs="+", default=["digits_label_groups", "heart", "landmine"])
+    parser.add_argument("--tasks", nargs="+", default=["digits_label_groups", "heart", "parkinsons"])
     parser.add_argument(
-        "--halved", nargs="+", default=["digits_label_groups", "landmine", "school", "synthetic_mixture"]
+        "--halved", nargs="+", default=["digits_label_groups", "exam", "parkinsons", "synthetic_mixture"]
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/intervals.jsonl"))
     given = parser.parse_args()

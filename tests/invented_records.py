@@ -6,15 +6,15 @@ import numpy as np
 
 from lit_fed.benchmark.cut import samples_digest
 from lit_fed.benchmark.measures import FEW
-from lit_fed.benchmark.protocol import PROTOCOL, trial_points
+from lit_fed.benchmark.method import method_of
+from lit_fed.benchmark.protocol import PROTOCOL
 from lit_fed.benchmark.records import POPULATIONS
-from lit_fed.benchmark.runs import algorithm_class
 
 
 def invented(task, level=0.7, seed=0, algorithm="FedAvg"):
     """A record with normal scores around a level; the first trial is the best."""
     rng, known = np.random.default_rng(seed), task.known_clients()
-    points = json.loads(json.dumps(trial_points(algorithm_class(algorithm))))
+    points = json.loads(json.dumps(method_of(algorithm).points))
     costs = {"cpu_seconds": 1.0, "bytes_up": level * 1e5, "bytes_down": 1e5, "peak_bytes": 1e8, "test_reads": 1}
     made = []
     for cut in task.cuts:

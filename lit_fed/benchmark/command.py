@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-import lit_fed.algorithms
 from lit_fed.benchmark import comparison
 from lit_fed.benchmark.comparison import Row, paired, ranked_score, row_of, share_worse
 from lit_fed.benchmark.measures import FEW
-from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS, trial_points
+from lit_fed.benchmark.method import is_own, method_of
+from lit_fed.benchmark.protocol import CUTS, LEARNING_RATES, TRIALS
 from lit_fed.benchmark.ranks import average_ranks
 from lit_fed.benchmark.records import (
     POPULATIONS,
@@ -29,7 +29,7 @@ from lit_fed.benchmark.records import (
     stored_folder,
     with_clients,
 )
-from lit_fed.benchmark.runs import Entry, Fit, Work, algorithm_class, entry_of, make_records, make_run
+from lit_fed.benchmark.runs import Entry, Fit, Work, entry_of, make_records, make_run
 from lit_fed.benchmark.task import Task, read_task, suites, task_files
 from lit_fed.command_line.classes import check_modules
 from lit_fed.command_line.parser import FederatedParser, command_parser
@@ -72,7 +72,11 @@ def benchmark_parser() -> FederatedParser:
         "--tasks", nargs="+", type=str, default=["small"], help="suites, tasks, or YAML files of your own tasks."
     )
     parser.add_argument(
-        "--algorithms", nargs="+", type=str, default=[], help="names, or paths such as my_file.MyAlgorithm."
+        "--algorithms",
+        nargs="+",
+        type=str,
+        default=[],
+        help="names, or paths such as my_file.MyAlgorithm; FedEM+serving also tunes the settings of --model.serving.",
     )
     parser.add_argument("--data.root", type=str, default="data", help="folder of the data sets.")
     parser.add_argument("--output", type=str, default="runs/benchmark", help="folder of new records.")
@@ -137,7 +141,7 @@ def _list(given: Namespace, tasks: list[Task], fit: Fit) -> None:
 
 def _distrusted(given: Namespace, name: str) -> str | None:
     """Why an algorithm that a record names is not imported; None if it is of lit_fed, named or trusted by the user."""
-    known = name in lit_fed.algorithms.__all__ or name in given.algorithms
+    known = is_own(name) or name in given.algorithms
     if known or any(lies_below(name, one) for one in given.trust):
         return None
     module = name.rpartition(".")[0] or name
@@ -150,7 +154,7 @@ def _points(given: Namespace, name: str) -> list[dict[str, Any]] | None:
         notice(f"the trials of the record of {name} are not checked: {why}")
         return None
     try:
-        return json.loads(json.dumps(trial_points(algorithm_class(name))))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(method_of(name).points))  # type: ignore[no-any-return]
     except ConfigError:
         return None
 
@@ -167,9 +171,9 @@ def _run(given: Namespace, tasks: list[Task], fit: Fit) -> None:
         raise ConfigError(f"--jobs is {given.jobs}; give a whole number >= 1")
     if given.executor is None:
         require_cores(given.jobs, "--jobs")
-    classes = [algorithm_class(name) for name in given.algorithms]
+    methods = [method_of(name) for name in given.algorithms]
     output = Path(given.output)
-    entries = [entry_of(task, one) for task in tasks for one in classes]
+    entries = [entry_of(task, one) for task in tasks for one in methods]
     held = {task.name: _records(given, task) for task in tasks}
     stored = [(one, held[one.task.name].get(one.name)) for one in entries]
     known = {one: record for one, record in stored if record is not None and not _is_missing(one, record)}
@@ -326,7 +330,7 @@ def _wrong(given: Namespace, record: Record, own: dict[str, Task], fit: Fit) -> 
         yield why
         return
     task = task or read_task(record["task"])
-    entry = entry_of(task, algorithm_class(name))
+    entry = entry_of(task, method_of(name))
     found = list(problems(record, task, _points(given, entry.name)))
     found += ["it is of another version of the algorithm's file"] if not found and _is_missing(entry, record) else []
     yield from found or _differences(record, entry, fit, Path(given.data.root))

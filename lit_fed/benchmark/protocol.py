@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_fed.core.algorithm import Algorithm, tuning_space
 from lit_fed.core.seeds import generator
 
 __all__ = ["CUTS", "LEARNING_RATES", "PROTOCOL", "TRIALS", "Point", "chosen", "trial_points"]
@@ -32,18 +31,19 @@ Point = dict[str, Any]
 """The learning rate, `lr`, and settings of the algorithm by name."""
 
 
-def trial_points(algorithm: type[Algorithm]) -> list[Point]:
+def trial_points(space: Mapping[str, Sequence[Any]]) -> list[Point]:
     """The points of all trials: a Latin hypercube, in which each value of a setting comes about equally often.
 
     Learning rates come in the same order for all algorithms.
 
+    Args:
+        space: values of the settings beside the rate, of which the first two are tuned.
+
     Example:
-        >>> from lit_fed.algorithms.fedavg import FedAvg
-        >>> from lit_fed.algorithms.ditto import Ditto
-        >>> len(trial_points(FedAvg)), trial_points(FedAvg)[0].keys(), trial_points(Ditto)[0].keys()
-        (8, dict_keys(['lr']), dict_keys(['lr', 'prox_weight']))
+        >>> len(trial_points({})), trial_points({})[0].keys(), trial_points({"mu": [0.1, 1.0]})[0].keys()
+        (8, dict_keys(['lr']), dict_keys(['lr', 'mu']))
     """
-    tuned = list(tuning_space(algorithm).items())[:MOST_SETTINGS]
+    tuned = list(space.items())[:MOST_SETTINGS]
     columns = {name: _column(values, number) for number, (name, values) in enumerate([("lr", LEARNING_RATES), *tuned])}
     return [{name: column[trial] for name, column in columns.items()} for trial in range(TRIALS)]
 

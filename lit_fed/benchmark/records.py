@@ -35,7 +35,7 @@ SCORES = list_of(SCORE, MOST)
 
 POINT = readers.record({"lr": number()}, others=True)
 
-NAMED = readers.record({"algorithm": text(200, r"[\w.]+"), "task": text(200)}, others=True)
+NAMED = readers.record({"algorithm": text(200, r"[\w.+]+"), "task": text(200)}, others=True)
 """Reader of what tells records apart."""
 
 DIVERGED = readers.record({"cut": whole(most=MOST), "samples": text(64), "diverged": plain()})

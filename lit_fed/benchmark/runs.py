@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -19,12 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 
-import lit_fed.algorithms
 from lit_fed.benchmark.cut import Cut, forget_data
 from lit_fed.benchmark.measures import ValidationCurve, rounded, scores_on_test
-from lit_fed.benchmark.protocol import PROTOCOL, chosen, trial_points
+from lit_fed.benchmark.method import Method
+from lit_fed.benchmark.protocol import PROTOCOL, chosen
 from lit_fed.benchmark.records import (
     Record,
     read_records,
@@ -37,8 +35,6 @@ from lit_fed.benchmark.task import Task
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.progress import time_left
-from lit_fed.command_line.classes import near_class
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.errors import ConfigError, DivergedError, NotFiniteError
 from lit_fed.system.discovery import import_named
@@ -49,7 +45,7 @@ from lit_fed.system.readers import record
 from lit_fed.system.trials import Outcome, Plan, executor_of, run_trials
 from lit_fed.training.output import print_line
 
-__all__ = ["Entry", "Work", "algorithm_class", "entry_of", "make_records", "make_run"]
+__all__ = ["Entry", "Work", "entry_of", "make_records", "make_run"]
 
 Fit = Callable[[list[str]], Any]
 """Runs `fit` without a test, and returns the command line's object; other processes import it by its name."""
@@ -60,10 +56,10 @@ BESIDE = 0.3
 
 
 class Entry(NamedTuple):
-    """An algorithm on a task: what a record is made of."""
+    """A method on a task: what a record is made of."""
 
     task: Task
-    name: str  # of the algorithm's class, with its module unless it is one of lit_fed
+    name: str  # of the method
     points: tuple[str, ...]  # of the trials, as JSON: hashable
     source: str  # digest of the algorithm's file
 
@@ -88,30 +84,9 @@ class Work(NamedTuple):
         return f"{self.entry.task.name} {self.entry.name} {part}"
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
-    """An algorithm of lit_fed by its name, or a user-defined one by its path.
-
-    Raises:
-        ConfigError: if there is none.
-    """
-    own = name in lit_fed.algorithms.__all__
-    try:
-        found = getattr(lit_fed.algorithms, name) if own else import_object(name) if "." in name else None
-    except (ImportError, AttributeError, ValueError) as error:
-        fix = "correct the path, and start in the folder of the module or set PYTHONPATH"
-        raise ConfigError(f"--algorithms {name}: cannot be imported ({error}); {fix}") from error
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise ConfigError(f"--algorithms: there is no algorithm {name!r}; {near_class('model.algorithm', name)}")
-    return found
-
-
-def entry_of(task: Task, algorithm: type[Algorithm]) -> Entry:
-    """The entry of an algorithm on a task."""
-    inside = algorithm.__module__.startswith("lit_fed.")
-    name = algorithm.__name__ if inside else f"{algorithm.__module__}.{algorithm.__name__}"
-    path = sys.modules[algorithm.__module__].__file__
-    source = "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return Entry(task, name, tuple(json.dumps(point) for point in trial_points(algorithm)), source)
+def entry_of(task: Task, method: Method) -> Entry:
+    """The entry of a method on a task."""
+    return Entry(task, method.name, tuple(json.dumps(point) for point in method.points), method.source)
 
 
 @lru_cache(maxsize=64)
@@ -143,7 +118,9 @@ def make_records(
     for task in {entry.task.path: entry.task for entry in entries}.values():
         for cut in task.cuts:
             given = task.at(root, task.arguments("FedAvg", {"lr": 0.1}, cut))
-            task.check_samples(_cut_of(json.dumps(given["data"]["dataset"])))
+            held = _cut_of(json.dumps(given["data"]["dataset"]))
+            held.prepare()
+            task.check_samples(held)
     unfinished = Unfinished(output / "unfinished", entries)
     plans = [record_plan(entry, output, unfinished) for entry in entries]
     if unfinished.left:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from lit_fed.benchmark.cut import Cut, CutClients, samples_digest
 from lit_fed.benchmark.measures import METRICS, SCORES
+from lit_fed.benchmark.method import model_arguments
 from lit_fed.benchmark.protocol import CUTS, Point
 from lit_fed.command_line.arguments import configs_folder
 from lit_fed.errors import ConfigError
@@ -62,7 +63,7 @@ class Task:
         """The file of the digests, beside the task."""
         return self.path.with_suffix(".samples.jsonl")
 
-    def arguments(self, algorithm: str, point: Point, cut: int) -> dict[str, Any]:
+    def arguments(self, method: str, point: Point, cut: int) -> dict[str, Any]:
         """The configuration of a run, without the place of the data; the cut also decides the training seed."""
         lr, settings = point["lr"], {name: value for name, value in point.items() if name != "lr"}
         of_cut = {name: self.given[name] for name in OF_CUT if name in self.given}
@@ -70,7 +71,7 @@ class Task:
         return {
             "seed_everything": 1 + cut,
             "model": {
-                "algorithm": {"class_path": algorithm, "init_args": settings},
+                **model_arguments(method, settings),
                 "solver": {"lr": lr, "schedule": "constant", "local_epochs": epochs},
                 "network": self.given["network"],
             },

@@ -421,7 +421,7 @@ def tuned(default: Any, *values: Any, within: str = "") -> Any:
     return field(default=default, metadata={"tuned": values, "range": within})
 
 
-def tuning_space(algorithm: type[Algorithm]) -> dict[str, tuple[Any, ...]]:
-    """The tuned settings of an algorithm by name, with the values to try; {} if there are none."""
-    found = fields(algorithm)  # type: ignore[arg-type] # every algorithm is a dataclass
+def tuning_space(options: type[Any]) -> dict[str, tuple[Any, ...]]:
+    """The tuned settings of an algorithm, or of a section, by name, with the values to try; {} if there are none."""
+    found = fields(options)
     return {one.name: one.metadata["tuned"] for one in found if "tuned" in one.metadata}

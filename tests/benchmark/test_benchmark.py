@@ -26,6 +26,7 @@ from lit_fed.algorithms.moon import MOON
 from lit_fed.benchmark import command, measures, protocol, ranks, records, runs
 from lit_fed.benchmark.comparison import cost_to_match, other_results, paired, ranked_score, row_of, share_worse
 from lit_fed.benchmark.cut import Cut, _ids, forget_data, rows_of
+from lit_fed.benchmark.method import Method, method_of
 from lit_fed.benchmark.task import read_task, suites, task_files
 from lit_fed.cli import UntestedCLI, main
 from lit_fed.core.types import Split
@@ -135,7 +136,27 @@ def record(folder):
 
 def wrong_in(folder, record):
     task = read_task(str(folder / "my.yaml"))
-    return list(records.problems(record, task, protocol.trial_points(FedAvg)))
+    return list(records.problems(record, task, Method(FedAvg).points))
+
+
+def test_settings_of_a_section_are_tuned_with_an_algorithm(folder, tmp_path):
+    place = ["--tasks", str(folder / "my.yaml"), "--data.root", str(folder), "--output", str(tmp_path)]
+    main(["benchmark", "run", "--algorithms", "FedAvg+serving", *place])
+    (record,) = records.read_records(tmp_path / "my.jsonl.gz")
+    tried = [one["serving.fine_tune_epochs"] for one in record["tuning"]["points"]]
+    assert sorted(tried) == [0, 0, 1, 1, 5, 5, 10, 10]
+    best = max(range(8), key=lambda trial: (record["tuning"]["scores"][trial] or -1, -trial))
+    assert record["arguments"]["model"]["serving"] == {"fine_tune_epochs": tried[best]}
+    task = read_task(str(folder / "my.yaml"))
+    points = json.loads(json.dumps(method_of("FedAvg+serving").points))
+    assert list(records.problems(record, task, points)) == []
+    # seen clients fine-tune, too: more epochs at a large rate score otherwise than none
+    entry, lr = runs.entry_of(task, method_of("FedAvg+serving")), 0.316
+    few, many = (json.dumps({"lr": lr, "serving.fine_tune_epochs": one}) for one in (0, 10))
+    made = [runs.make_run(UntestedCLI, folder, runs.Work(entry, None, one, 0)) for one in (few, many)]
+    alone = runs.make_run(UntestedCLI, folder, runs.Work(runs.entry_of(task, Method(FedAvg)), None, '{"lr": 0.316}', 0))
+    assert made[0]["test"] == alone["test"]
+    assert made[1]["test"]["seen"] != alone["test"]["seen"]
 
 
 def test_predictions_that_are_nan_count_as_diverged(folder, tmp_path):
@@ -155,7 +176,7 @@ def test_a_mistake_of_an_algorithm_ends_its_own_runs_alone(folder, tmp_path, cap
 
 
 def test_a_run_that_learns_nothing_is_said_and_the_record_is_as_it_was(folder, tmp_path, capsys):
-    entry = runs.entry_of(read_task(str(folder / "my.yaml")), runs.algorithm_class("mine_bench.Worse"))
+    entry = runs.entry_of(read_task(str(folder / "my.yaml")), method_of("mine_bench.Worse"))
     unfinished, work = runs.Unfinished(tmp_path / "unfinished", [entry]), runs.trials_of(entry)[0]
     result = runs.make_run(UntestedCLI, folder, work)
     assert re.search("training loss ended at .*, above the first round .* clients above guessing", result["said"])
@@ -230,7 +251,7 @@ def test_runs_of_a_cluster_give_the_same_record(folder, tmp_path, monkeypatch, c
 
 
 def test_the_time_of_runs_is_that_of_stored_records(folder, tmp_path):
-    entry = runs.entry_of(read_task(str(folder / "my.yaml")), FedAvg)
+    entry = runs.entry_of(read_task(str(folder / "my.yaml")), Method(FedAvg))
     assert runs.Unfinished(tmp_path / "unfinished", [entry]).announcement(2).startswith("10 runs, 2 at a time: 10 of")
     record = {"algorithm": "FedAvg", "task": "my", "runs": [{"cpu_seconds": 59.0}, {"cpu_seconds": 60.4}, {}]}
     records.write_record(tmp_path, record)
@@ -435,10 +456,11 @@ def test_a_task_decides_nothing_of_the_protocol(tmp_path, change, said):
     ("arguments", "said"),
     [
         (["run"], "needs --algorithms"), (["run", "--algorithms", "FedAvgg"], "did you mean FedAvg"),
+        (["run", "--algorithms", "FedAvg+server"], "no section 'server' has settings to tune; .*serving"),
         (["run", "--algorithms", "no_file.Mine"], "No module named 'no_file'.*; correct the path, and start in"),
         (["race"], "'submit-check'.*Got value: race"), (["compare", "FedAvg"], "different algorithms"),
         (["compare", "FedAvg", "FedAvg"], "different algorithms"),
-        (["show", "--tasks", "landmin"], "did you mean landmine"), (["submit-check"], "needs a file"),
+        (["show", "--tasks", "parkinson"], "did you mean parkinsons"), (["submit-check"], "needs a file"),
         (["show", "--again"], "takes no --again"),
     ],
 )  # fmt: skip
@@ -449,7 +471,7 @@ def test_wrong_commands_are_explained(arguments, said):
 
 # ---------------------------------------------------------------------- protocol
 def test_trials_are_the_same_for_all_and_balanced():
-    points = {cls: protocol.trial_points(cls) for cls in (FedAvg, Ditto, MOON)}
+    points = {cls: Method(cls).points for cls in (FedAvg, Ditto, MOON)}
     rates = [one["lr"] for one in points[FedAvg]]
     assert sorted(rates) == list(protocol.LEARNING_RATES)
     assert all([one["lr"] for one in each] == rates for each in points.values())
@@ -672,7 +694,7 @@ def test_shipped_tasks_and_their_records_are_whole(name):
     pinned = {"paper", "natural"} & {*task.given["suites"]}  # data are not public, or their file has a digest
     assert known == list(task.cuts) or (known == [] and pinned)
     for record in records.read_records(records.stored_folder() / f"{name}.jsonl.gz"):
-        points = protocol.trial_points(runs.algorithm_class(record["algorithm"]))
+        points = method_of(record["algorithm"]).points
         assert list(records.problems(record, task, json.loads(json.dumps(points)))) == []
         least = -math.inf if task.metric == "r2" else 0  # R² of a fit that is worse than the mean is negative
         assert least < row_of(records.with_clients(record, task)).mean <= 1
@@ -813,7 +835,7 @@ def test_the_classes_that_a_task_names_are_imported(monkeypatch):
 
 def test_suites_are_those_of_the_guide():
     assert {name: len(tasks) for name, tasks in suites().items()} == {
-        "small": 9,
+        "small": 7,
         "text": 1,
         "images": 2,
         "paper": 3,
