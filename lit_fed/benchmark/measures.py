@@ -23,7 +23,7 @@ from lit_fed.training.module import FederatedModule
 
 __all__ = [
     "FEW", "METRICS", "SCORES", "Scores", "ValidationCurve", "area", "calibration_error", "primary", "rounded",
-    "scores_on_test",
+    "scores_of", "scores_on_test",
 ]  # fmt: skip
 
 METRICS = ("accuracy", "auroc", "r2")
@@ -95,7 +95,7 @@ def measured(
         if parts[one][1].isnan().any():  # models may be finite where what they predict is not
             raise NotFiniteError(one, "log_prob", module.federation.server.rounds_done, "its predictions are NaN")
     names = [clients.names[one - scored.first_id] for one in order]
-    return _scored(names, [parts[one] for one in order], metric, persons)
+    return scores_of(names, [parts[one] for one in order], metric, persons)
 
 
 def _part(train: Split, percent: int, seed: int) -> Split:
@@ -156,7 +156,7 @@ class ValidationCurve(FederatedCallback):
             self.seconds += time.process_time() - began
 
 
-def _scored(
+def scores_of(
     names: list[str], parts: list[tuple[Tensor, Tensor]], metric: str, persons: Persons | None = None
 ) -> Scores:
     """Scores from labels [n] and log-probabilities [n, C] of each client, or means [n, 1] of quantities.

@@ -44,7 +44,7 @@ from lit_fed.wrappers.blend import (
     stacked,
 )
 
-__all__ = ["blend_parser", "blend_runs"]
+__all__ = ["TakesRuns", "Weights", "blend_parser", "blend_runs", "predictions"]
 
 EVIDENCE = 0.9
 """Probability of a gain from which a client is served by the blend in place of its own training."""
@@ -118,7 +118,7 @@ def blend(
     _check_alike(runs)
     modules, data = _restored(runs, [part for one in trusted for part in ("--trust", one)])
     half = any(one.is_searched for one in runs)  # the other samples chose their learning rates
-    found = _Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None)
+    found = Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None)
     _BlendCLI.keep(runs, TakesRuns(modules, found), output, prior_weight=prior_weight)
 
 
@@ -250,7 +250,7 @@ def _check_served(run: _Run, module: FederatedModule, data: FederatedDataModule)
         )
 
 
-class _Weights(NamedTuple):
+class Weights(NamedTuple):
     """Weights of all seen clients, and what they have in common."""
 
     mixture: Tensor  # [T, K]
@@ -262,7 +262,7 @@ class _Weights(NamedTuple):
     def of(
         cls, modules: Sequence[FederatedModule], data: FederatedDataModule, prior_weight: float, *, half: bool,
         falls_back: bool,
-    ) -> _Weights:  # fmt: skip
+    ) -> Weights:  # fmt: skip
         """Weights by the validation samples; the prior is their mean, found with equal ones.
 
         Args:
@@ -318,12 +318,12 @@ def held_out_gains(
 
 
 def predictions(
-    modules: Sequence[FederatedModule], blocks: Iterable[ServingBlock]
+    modules: Sequence[FederatedModule], blocks: Iterable[ServingBlock], *, seen: bool = True
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each seen client with samples its number, outputs [n, K, ...] of the runs and labels [n]."""
+    """For each client with samples its number, outputs [n, K, ...] of the runs and labels [n]."""
     for block in blocks:
         with torch.no_grad():
-            each = [serving.predict_block(one.federation, block, seen=True) for one in modules]
+            each = [serving.predict_block(one.federation, block, seen=seen) for one in modules]
         target, sizes = modules[0].target, each[0].sizes.tolist()
         outputs = torch.stack([target.as_outputs(one.log_prob) for one in each], 1)
         parts = zip(each[0].client_ids.tolist(), outputs.split(sizes), each[0].labels.split(sizes), strict=True)
@@ -344,7 +344,7 @@ def common_spread(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
 class TakesRuns(Callback):
     """Replaces the initial states of a blend by those of the runs before its only round."""
 
-    def __init__(self, modules: Sequence[FederatedModule], found: _Weights) -> None:
+    def __init__(self, modules: Sequence[FederatedModule], found: Weights) -> None:
         self.modules, self.found = modules, found
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

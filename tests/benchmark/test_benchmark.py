@@ -590,7 +590,7 @@ def test_scores_of_clients():
     log = np.log(np.stack([1 - chance, chance], 1) + 1e-9)
     assert measures.area(labels, log) == pytest.approx(roc_auc_score(labels, chance))
     assert measures.area(labels * 0, log) is None
-    quantities = measures._scored(["a"], [(torch.tensor([1.0, -1.0]), torch.tensor([[0.5], [-1.0]]))], "r2")
+    quantities = measures.scores_of(["a"], [(torch.tensor([1.0, -1.0]), torch.tensor([[0.5], [-1.0]]))], "r2")
     assert quantities.score == [1 - 0.25 / 2]
     assert quantities.pooled == pytest.approx(1 - 0.125)
 
@@ -599,13 +599,13 @@ def test_a_pooled_score_has_the_influence_of_each_client_or_of_each_person_if_cl
     """Of a mean, (n − 1)(mean − mean without one) is that one's distance to the mean."""
     parts = [(torch.tensor([0, 1, 1]), torch.log(torch.tensor([[0.9, 0.1]] * 3)))] * 2
     persons = {"a": np.array([5, 7, 7]), "b": np.array([0, 1, 2])}
-    found = measures._scored(["a", "b"], parts, "accuracy", persons.__getitem__)
+    found = measures.scores_of(["a", "b"], parts, "accuracy", persons.__getitem__)
     assert found.pooled == pytest.approx(1 / 3)
     without = [1 / 5, 2 / 4, 1 / 5, 2 / 5, 2 / 5]  # persons 5 and 7 of a; three of b
     assert found.influence == pytest.approx([4 * (1 / 3 - one) for one in without])
-    many = measures._scored(list("abcde"), parts[:1] * 5, "accuracy", persons.__getitem__)
+    many = measures.scores_of(list("abcde"), parts[:1] * 5, "accuracy", persons.__getitem__)
     assert many.influence == pytest.approx([0] * 5)
-    assert measures._scored(["a"], parts[:1], "accuracy").influence is None
+    assert measures.scores_of(["a"], parts[:1], "accuracy").influence is None
 
 
 def made(scores, curve=((10, 0.5, 4e6),)):
