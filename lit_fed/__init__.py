@@ -28,6 +28,7 @@ _ROOMS = (
     "lit_fed.core.likelihood",
     "lit_fed.core.segmentation",
     "lit_fed.core.forecasting",
+    "lit_fed.core.positive_numbers",
     "lit_fed.core.task",
     "lit_fed.core.graphs.topology",
     "lit_fed.core.graphs.mixing",

@@ -519,7 +519,7 @@ class VectorRegression(_Gaussian):
 
 OTHER_TARGET = (
     "give another --model.target: Binary, Multiclass, Sequences (a class for each position), MultiLabel, Regression, "
-    "VectorRegression, or a Likelihood of your own"
+    "VectorRegression, Poisson (counts), LogNormal (amounts), or a Likelihood of your own"
 )
 
 

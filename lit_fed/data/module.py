@@ -37,6 +37,7 @@ from lit_fed.data.populations.checks import (
     num_classes_of,
     outlying_inputs,
     rounded_numbers,
+    say_rare_class,
     scale_of_labels,
     taken_labels,
     with_foreground,
@@ -305,6 +306,7 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(self.target, Segmentation):
             seen, unseen = flat_population(seen), None if unseen is None else flat_population(unseen)
         seen, unseen = self._that_teach(seen), None if unseen is None else self._that_teach(unseen)
+        say_rare_class(self.target, seen)
         if self.target.partly_labelled and not seen.train.num_samples:
             raise ConfigError(
                 f"no training sample of {type(self.dataset).__name__} has a label; correct --data.dataset"

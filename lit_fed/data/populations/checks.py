@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.segmentation import Segmentation
-from lit_fed.core.targets import IGNORED, Regression, Sequences, Target
+from lit_fed.core.targets import IGNORED, Binary, Multiclass, Regression, Sequences, Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, Normalisation, say
 from lit_fed.data.data_sets.columns import TableColumns
@@ -27,8 +27,8 @@ from lit_fed.system.spreadsheets import unquoted
 __all__ = [
     "all_splits", "check_equal_inputs", "check_finite_samples", "check_labels", "check_mask_values",
     "check_missing_classes", "check_training", "far_inputs", "find_client", "find_client_name", "fingerprint",
-    "learned_constants", "looked_at", "num_classes_of", "outlying_inputs", "rounded_numbers", "scale_of_labels",
-    "taken_labels", "with_foreground", "with_ignored", "without_unlabelled",
+    "learned_constants", "looked_at", "num_classes_of", "outlying_inputs", "rounded_numbers", "say_rare_class",
+    "scale_of_labels", "taken_labels", "with_foreground", "with_ignored", "without_unlabelled",
 ]  # fmt: skip
 
 CLIENTS_LOOKED_AT = 8
@@ -189,8 +189,30 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
         raise ConfigError(
             f"the training labels hold {target.num_classes} different whole numbers; give {classes} if they are "
             f"classes, or {option} regression if they are quantities, or a --model.target: Multiclass, Regression, or "
-            "a Likelihood of your own for counts"
+            "Poisson for counts"
         )
+
+
+RARE = 0.05
+"""Share of the training labels below which a class of few is named."""
+
+
+def say_rare_class(target: Target, seen: Population) -> None:
+    """Name the rarest class if it is far rarer than the others, and what guessing the most frequent one is worth."""
+    y = looked_at(seen.train).y
+    if not isinstance(target, Binary | Multiclass) or not len(y):
+        return
+    shares = torch.bincount(y, minlength=target.num_values).double() / len(y)
+    held = [one for one in shares.argsort().tolist() if shares[one] > 0]
+    rare, usual = held[0], held[-1]
+    if len(held) < 2 or shares[rare] >= min(RARE, 0.5 / len(held)):
+        return
+    names = [str(one) for one in range(len(shares))] if seen.class_names is None else seen.class_names
+    say(
+        f"{100 * shares[rare]:.2g} % of the training labels are {names[rare]!r}, and always guessing {names[usual]!r} "
+        f"has an accuracy of {shares[usual]:.3f}; --model.metrics [AUROC] tells more, and --model.loss CrossEntropy "
+        "--model.loss.weight inverse_frequency counts rare classes as much as others"
+    )
 
 
 VOID = 255
