@@ -90,7 +90,7 @@ def personalize(
         write_table(predictions, partial / f"predictions.{format}")
     if results:
         report.print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
-    sys.stdout.write(f"{served_in_words(served, data)}results: {folder}\n")
+    sys.stdout.write(f"{served_in_words(served, data, module.federation.without_samples)}results: {folder}\n")
     return table
 
 

@@ -65,6 +65,7 @@ class FederatedRounds:
         store: states of the seen clients; not set if only unseen clients are served.
         schedule_rounds: horizon of the learning-rate schedule; None: the number of rounds.
         selection: selects the clients of a round among candidates, see `lit_fed.serving.selected`; None: all of them.
+        stored_mean: mean mixture weights of the seen clients, [M], where there is no store; None: unknown.
         reports: traffic of the candidates' reports ahead of the coming round; None: there were none.
     """
 
@@ -76,6 +77,7 @@ class FederatedRounds:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
         self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
+        self.stored_mean: Tensor | None = None
         self.selection: Any = None  # a rule of `--model.selection`, which its feature sets
         self.reports: PhaseTraffic | None = None
         self._round: RoundState | None = None
@@ -217,6 +219,21 @@ class FederatedRounds:
                 if not position:  # later phases may need what the server makes of the first
                     raise ConfigError(f"a trial step of the client with most samples fails: {error}") from error
 
+    @property
+    def mean_mixture(self) -> Tensor | None:
+        """Mean mixture weights of the seen clients, [M]; None where they are unknown, as on a client's machine."""
+        store = getattr(self, "store", None)
+        if store is None or not store.has_mixtures:
+            return self.stored_mean
+        mean: Tensor = store.mixture_weights.mean(0)
+        return mean
+
+    @property
+    def without_samples(self) -> str:
+        """What serves an unseen client without training samples, in words; "": it is refused."""
+        adapts = self.algorithm.adapt_work(self.context("adapt"), False) is not None
+        return self.algorithm.without_samples if adapts else "the shared model"
+
     def check_unseen(self, unseen: Population | None) -> None:
         """Refuse unseen clients without training samples if the algorithm adapts before serving.
 
@@ -225,12 +242,12 @@ class FederatedRounds:
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local, adapts = getattr(self.algorithm, "adapts_statistics", False), not self.algorithm.adapts_without_samples
-        if local or (adapts and self.algorithm.adapt_work(self.context("adapt"), False) is not None):
+        local = getattr(self.algorithm, "adapts_statistics", False)
+        if local or not self.without_samples:
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
                 f"unseen client {name!r} has no training samples, and {self.name}{how} adapts to those of each client "
-                "before it serves it; add some with a label, or choose an algorithm that does not adapt, such as FedAvg"
+                "before it serves it; add some with a label, or choose an algorithm that serves it without: FedAvg, FedEM"
             )
 
     def _phase_of(self, block: ClientBlock) -> PhaseState:

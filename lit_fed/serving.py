@@ -72,10 +72,22 @@ def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen
     if not len(client_ids):
         return states
     train = train.select(client_ids)
+    bare = train.sizes[train.positions(client_ids)] == 0
+    if not seen and bare.any() and algorithm.mean_mixture and not algorithm.hides_cohort:  # the mean is no part of ε
+        states = _with_mixture(states, bare.to(federation.server.device), federation.mean_mixture)
     for own, work in ((ctx, algorithm.adapt_work(ctx, seen)), (ctx._replace(tunes=True), algorithm.tune_work)):
         if work is not None:
             states = _adapted(federation, own, work, client_ids, train, states)
     return states
+
+
+def _with_mixture(state: Tree, chosen: Tensor, mixture: Tensor | None) -> Tree:
+    """States [C, ...] of an algorithm, perhaps inside those of wrappers, of which some have these mixture weights."""
+    if mixture is None:
+        return state
+    if "mixture" in state._fields:
+        return state._replace(mixture=torch.where(chosen[:, None], mixture, state.mixture))
+    return state._replace(inner=_with_mixture(state.inner, chosen, mixture))
 
 
 def _adapted(

@@ -82,6 +82,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
 
     in_every_combination = True
     serving_settings: ClassVar[tuple[str, ...]] = ("em_steps",)  # read in the phase `adapt` alone, never in training
+    without_samples = "the mean mixture of the seen clients"
+    mean_mixture = True
     reads_losses = True  # ℓ(θ_m; s) of each sample s under each received component, [N, M]
     # Privacy of samples needs noise on π_t too, `mixture_noise`, since q_t weighs the local steps.
     incompatible = {"noise_in_steps_alone": "the mixture weights"}

@@ -149,7 +149,7 @@ class MixedEffects(Served[Effects, Any, ClientFit]):
     message = MessageSpec("statistics")
     participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     server_only = ("gamma2", "change", "information")
-    adapts_without_samples = True
+    without_samples = "the fixed effects"
     incompatible = {
         "fine_tuning": "solves for its coefficients",
         "loss": "has a likelihood for each kind of labels",

@@ -125,7 +125,7 @@ class PartialPooling(Personal[PooledModels, OwnLeaves, LocalRun]):
     message = MessageSpec("multiples")
     participation = Participation(weighting="uniform", fills_in_absent=False)
     server_only = ("sums",)
-    adapts_without_samples = True
+    without_samples = "the mean of the clients' models"
     incompatible = {
         "loss": "learns variances from the likelihood of the labels",
         "size_sampling": "takes a mean in which each client counts the same",

@@ -100,16 +100,19 @@ def _plain(state: Tree) -> Any:
     return {name: _plain(one) for name, one in zip(names, state, strict=True)}
 
 
-def served_in_words(served: ServedClients, data: NewClients) -> str:
+def served_in_words(served: ServedClients, data: NewClients, without_samples: str) -> str:
     """A summary of the served unseen clients, in a line or two.
 
     Args:
         served: the gathered predictions of all of them.
         data: the clients.
+        without_samples: what serves those without samples to adapt on.
     """
     total, measured = int(served.sizes.sum()), int(served.sizes[data.labelled].sum())
     said = f"served: {len(served.sizes)} clients, with {data.unseen.train.num_samples} samples to adapt on; "
     said += f"{total} samples predicted, {measured} of them measured\n"
+    if bare := int((data.unseen.train.sizes == 0).sum()):
+        said += f"{bare} of them have no labelled samples and are served by {without_samples}\n"
     if data.held_out:
         said += (
             f"every row has a label, so {HELD_OUT:.0%} of each client's were held out and measured; a column `split` "

@@ -22,7 +22,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
 
-__all__ = ["ClientStore"]
+__all__ = ["BUFFER_NAMES", "ClientStore"]
 
 STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
 """Initial states written to the table at once: one copy per small state is slow."""

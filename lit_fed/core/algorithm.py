@@ -139,8 +139,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     serving_settings: ClassVar[tuple[str, ...]] = ()
     """Fields that only change how clients are served: a checkpoint may be served with other values."""
 
-    adapts_without_samples: ClassVar[bool] = False
-    """Whether the phase `adapt` serves a client without training samples; False: such a client is refused."""
+    without_samples: ClassVar[str] = ""
+    """What the phase `adapt` serves a client without training samples by, in words; "": such a client is refused."""
+
+    mean_mixture: ClassVar[bool] = False
+    """Whether an unseen client without training samples gets the mean of the seen clients' mixture weights."""
 
     reads_losses: ClassVar[bool] = False
     """Whether `client_init` reads the losses of the client's samples under the shared models."""

@@ -63,7 +63,8 @@ class Poisson(_PositiveNumber):
 
     def error(self, predicted: Tensor, y: Tensor) -> Tensor:
         """The unit deviance."""
-        return 2 * (torch.special.xlogy(y, y / predicted) - y + predicted)
+        deviance: Tensor = 2 * (torch.special.xlogy(y, y / predicted) - y + predicted)
+        return deviance
 
     def guessing_loss(self, y: Tensor) -> float | None:
         y = y.double()

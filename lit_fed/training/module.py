@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
-from lit_fed.clients.store import ClientStore
+from lit_fed.clients.store import BUFFER_NAMES, ClientStore
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
@@ -254,6 +254,8 @@ class FederatedModule(LightningModule):
         self.federation.schedule_rounds = int(stored["schedule_rounds"])
         self.federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
         self._loaded_from = f"--ckpt_path {path}"
+        weights = checkpoint["state_dict"].get(f"store.{BUFFER_NAMES['mixture']}")
+        self.federation.stored_mean = None if weights is None else weights.mean(0)
         self.load_state_dict(
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )

@@ -131,8 +131,8 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         return len(self.candidates)
 
     @property
-    def adapts_without_samples(self) -> bool:  # type: ignore[override]
-        return all(one.served.adapts_without_samples for one in self.candidates)
+    def without_samples(self) -> str:  # type: ignore[override]
+        return "the mean weights of the seen clients" * all(one.served.without_samples for one in self.candidates)
 
     @property
     def state_reads_data(self) -> bool:  # type: ignore[override]

@@ -402,6 +402,9 @@ def read_later(path: Path, columns: TableColumns, class_names: tuple[str, ...] |
         ConfigError: naming file, row, column and value of what is wrong.
     """
     rows = read_rows([(str(path), OPTION)], columns.reading._replace(classes=class_names))
+    if columns.label_column not in rows.frame:
+        say(f"{rows.source} has no column {columns.label_column!r}: its rows have no label, and are predicted")
+        rows = rows._replace(frame=rows.frame.assign(**{columns.label_column: np.nan}))
     columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
     label, client = columns.label_column, columns.client_column
     roles = (label, client, columns.split_column, columns.query_column)

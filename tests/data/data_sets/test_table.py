@@ -329,7 +329,7 @@ def test_what_labels_were_taken_for_is_said(tmp_path, capsys):
     assert "labels are taken" not in capsys.readouterr().err
 
 
-def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):
+def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path, capsys):
     data = data_of(table(tmp_path, ignored_columns=("fold",), standardize=False))
     facts = TrainingFacts.from_plain(data.facts(weighting="samples", seed=0, num_rounds=1).plain())
     assert facts.columns == TableColumns(
@@ -353,6 +353,10 @@ def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):
         assert message in str(caught.value)
     file.write_text("town,who,age,kind\nRome,eve,1,yes\nOslo,dan,2,\n")
     assert NewClients(str(file), facts).unseen.train.sizes.tolist() == [0, 1]  # refused by an algorithm that adapts
+    file.write_text("town,who,age\nRome,eve,1\nOslo,dan,2\n")
+    bare = NewClients(str(file), facts)
+    assert (bare.unseen.train.sizes.tolist(), bare.unseen.test.x[:, 0].tolist()) == ([0, 0], [2, 1])
+    assert "new.csv has no column 'kind': its rows have no label, and are predicted" in capsys.readouterr().err
     file.write_text("town,age,kind\nRome,1,yes\n")
     with pytest.raises(ConfigError, match=r"'who': .*new.csv has no such column; it has town, age, kind"):
         NewClients(str(file), facts)
@@ -581,3 +585,17 @@ def test_queries_stand_beside_labels(tmp_path):
     data.setup()
     assert sorted(data.seen.train.y[:, 1].tolist()) == [1, 2, 3, 4]
     assert data.input_shape == (1,)
+
+
+def test_a_rare_class_is_named_with_the_accuracy_of_guessing(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+
+    def said(rare):
+        kinds = np.array(["no"] * (200 - rare) + ["yes"] * rare)
+        frame = pd.DataFrame({"who": list("ab") * 100, "age": rng.normal(size=200), "kind": kinds})
+        frame.to_csv(tmp_path / "rare.csv", index=False)
+        data_of(Table(str(tmp_path / "rare.csv"), "who", "kind"), test_fraction=0)
+        return capsys.readouterr().err
+
+    assert "4 % of the training labels are 'yes', and always guessing 'no' has an accuracy of 0.960" in said(8)
+    assert "always guessing" not in said(12)
