@@ -247,7 +247,7 @@ class FederatedRounds:
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
                 f"unseen client {name!r} has no training samples, and {self.name}{how} adapts to those of each client "
-                "before it serves it; add some with a label, or choose an algorithm that serves it without: FedAvg, FedEM"
+                "before it serves it; add some with a label, or choose one that serves it without, such as FedEM"
             )
 
     def _phase_of(self, block: ClientBlock) -> PhaseState:
