@@ -10,7 +10,7 @@ import io
 import itertools
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import yaml
 
 from lit_fed.command_line import compare
 from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.command_line.report_predictions import Predictions, calibration_figure
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.paired import Difference, mean_difference
 from lit_fed.metrics.verdict import in_words
@@ -71,6 +72,11 @@ def report_parser() -> FederatedParser:
     compare.add_runs(parser)
     parser.add_argument("--output", type=str, default="report.html", help="file to be written, .html.")
     parser.add_argument("--metric", type=str | None, help="metric to report; by default accuracy or, for numbers, mse.")
+    parser.add_argument(
+        "--by", type=str | None, metavar="COLUMN",
+        help="results of groups of samples, such as sex or age, by a column of predictions.csv that `predict --keep` "
+        "copied.",
+    )  # fmt: skip
     parser.add_argument("--anonymous", action="store_true", help="leave out names of clients, and settings.")
     return parser
 
@@ -87,8 +93,9 @@ def report_runs(arguments: list[str]) -> None:
         raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
     runs = [Path(run) for run in given.runs]
     write_report(
-        runs, output, given.metric, given.names, anonymous=given.anonymous, different_data=given.different_data
-    )
+        runs, output, given.metric, given.names, by=given.by, anonymous=given.anonymous,
+        different_data=given.different_data,
+    )  # fmt: skip
     sys.stdout.write(f"report: {output}\n")
 
 
@@ -98,6 +105,7 @@ def write_report(
     metric: str | None = None,
     names: Sequence[str] | None = None,
     *,
+    by: str | None = None,
     anonymous: bool = False,
     different_data: bool = False,
 ) -> None:
@@ -108,6 +116,7 @@ def write_report(
         output: the page; readable by its owner only if a run was private, since ε does not cover results of clients.
         metric: the metric to report; None: the first that all runs have.
         names: names of the rows; None: the differences between the runs.
+        by: column of `predictions.csv` by which samples are grouped; None: they are not.
         anonymous: leave out the names of clients, and the settings, which may name them.
         different_data: accept runs on different data.
 
@@ -120,7 +129,11 @@ def write_report(
     groups = finished_runs.named(finished_runs.grouped(runs), names, hidden)
     if not different_data:
         finished_runs.refuse_other_data(groups)
-    page = _Page(groups, metric, anonymous)
+    if anonymous and by == "client":
+        raise ConfigError("--by client names the clients, and --anonymous leaves their names out; give one of both")
+    page = _Page(groups, metric, anonymous, by)
+    if by is not None and not any(True for _ in page.predictions()):
+        raise ConfigError(f"--by {by}: no run has a predictions.csv with labels; make it by `predict --keep {by}`")
     check_writable(output.absolute().parent, "--output")
     with owner_only(page.is_private):
         write_atomically(output, page.html())
@@ -151,6 +164,14 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 
     return f'<div class="scroll"><table>\n<tr>{line(headings, "th")}</tr>\n{body}\n</table></div>'
 
 
+def _figure(figure: Any, caption: str) -> str:
+    """A figure inside the page."""
+    held, said = io.BytesIO(), escape(caption)
+    figure.savefig(held, format="svg", transparent=True, metadata=style.UNDATED[".svg"])
+    source = f"data:image/svg+xml;base64,{base64.b64encode(held.getvalue()).decode()}"
+    return f'<figure><img src="{source}" alt="{said}"><figcaption>{said}</figcaption></figure>'
+
+
 def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
@@ -170,6 +191,7 @@ class _Page(NamedTuple):
     groups: Sequence[Group]
     metric: str
     anonymous: bool
+    by: str | None = None
 
     @property
     def is_private(self) -> bool:
@@ -187,8 +209,9 @@ class _Page(NamedTuple):
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
             "<h2>Results</h2>", _table(*results),
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
-            "<h2>Figures</h2>", self.figures(),
+            *self.other_metrics(), "<h2>Figures</h2>", self.figures(),
             "<h2>Clients that lose</h2>", self.losers(losses),
+            *self.samples(), "<h2>All clients</h2>", *self.clients(),
             "<h2>Costs</h2>", _table(*self.costs()), _note("All clients and rounds; means over seeds."),
             "" if self.anonymous else "<h2>Settings</h2>" + "".join(map(self.settings, self.groups)),
         ]  # fmt: skip
@@ -245,10 +268,7 @@ class _Page(NamedTuple):
         parts = []
         with mpl.rc_context(style.COLUMN):
             for name, figure in comparison_figures(self.groups, self.metric).items():
-                held, caption = io.BytesIO(), escape(name.replace("_vs_", " against ").replace("_", " "))
-                figure.savefig(held, format="svg", transparent=True, metadata=style.UNDATED[".svg"])
-                source = f"data:image/svg+xml;base64,{base64.b64encode(held.getvalue()).decode()}"
-                parts.append(f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
+                parts.append(_figure(figure, name.replace("_vs_", " against ").replace("_", " ")))
         return f'<div class="figures">{"".join(parts)}</div>'
 
     def losses(self) -> list[_Loss]:
@@ -290,6 +310,61 @@ class _Page(NamedTuple):
             parts.append(_table(headings, cells) + _note(f"Clients that are worse{more}.") if cells else "")
         about = "The interval is over clients, and leaves out the chance of another training."
         return "\n".join([*parts, _note(f"{about} Clients with few test samples are uncertain.")])
+
+    def other_metrics(self) -> list[str]:
+        """Results by every other metric that all runs have."""
+        each = [finished_runs.metrics_of(run) for group in self.groups for run in group.runs]
+        common = [one for one in each[0] if one != self.metric and all(one in names for names in each)]
+        parts = []
+        for metric in common:
+            table = compare.cells_of(compare.comparison_table(self.groups, metric), metric)
+            parts += [f"<h3>{escape(metric)}</h3>", _table(*table)]
+        return parts
+
+    def predictions(self) -> Iterator[tuple[str, Predictions]]:
+        """The predictions of each run that has them, with its name."""
+        for name, runs in self.groups:
+            for run in runs:
+                if (found := Predictions.of(run.folder)) is not None:
+                    yield name if len(runs) == 1 else f"{name} ({run.name}/{run.folder.name})", found
+
+    def samples(self) -> list[str]:
+        """Groups of samples, calibration and thresholds of each run with predictions; else how to get them."""
+        parts = []
+        for name, found in self.predictions():
+            if self.by is not None:
+                parts += [f"<h2>{escape(f'{name}: by {self.by}')}</h2>", _table(*found.groups(self.by))]
+            if found.positive is not None:
+                figure = _figure(calibration_figure(found), "calibration")
+                parts += [
+                    f"<h2>{escape(name)}: probabilities and thresholds</h2>", f'<div class="figures">{figure}</div>',
+                    _table(*found.calibration_table(), words=0), _table(*found.thresholds()),
+                    _note(
+                        f"From this probability on, {found.classes[1]!r} is said. PPV, NPV: share of right ones among "
+                        "those said and not said. Choose a threshold on other samples: predict --split val."
+                    ),
+                ]  # fmt: skip
+        return parts or [
+            _note("`lit-fed predict` writes predictions, by which calibration and thresholds are shown here.")
+        ]
+
+    def clients(self) -> list[str]:
+        """Every client with every metric, a table for each run, closed at first."""
+        parts = []
+        for name, runs in self.groups:
+            for run in runs:
+                table = run.clients.drop(columns="client_id", errors="ignore").sort_values("client", kind="stable")
+                if self.anonymous:
+                    table = table.assign(client=[f"client {number + 1}" for number in range(len(table))])
+                rows = [
+                    ["" if one != one else f"{one:.4g}" if isinstance(one, float) else str(one) for one in row]
+                    for row in table.itertuples(index=False)
+                ]
+                said = escape(f"{name}, {run.name}/{run.folder.name}: {len(rows):,} clients")
+                parts.append(
+                    f"<details><summary>{said}</summary>{_table(list(table.columns), rows, words=2)}</details>"
+                )
+        return parts
 
     def costs(self) -> tuple[list[str], list[list[str]]]:
         rows = []

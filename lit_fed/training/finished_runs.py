@@ -19,8 +19,8 @@ from lit_fed.system.readers import record
 from lit_fed.training.round_logger import newest_version, read_history
 
 __all__ = [
-    "SAME_DATA", "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of", "named",
-    "read_run", "refuse_other_data", "without_seeds",
+    "SAME_DATA", "FinishedRun", "Group", "compared", "differences", "find_run", "grouped", "metric_of",
+    "metrics_of", "named", "read_run", "refuse_other_data", "without_seeds",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -138,7 +138,7 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
     Raises:
         ConfigError: if a run does not have it, or one run has accuracies and another has squared errors.
     """
-    known = {run.folder: _metrics_of(run) for run in runs}
+    known = {run.folder: metrics_of(run) for run in runs}
     if asked_for is None:
         first, *others = runs
         for other in others:
@@ -154,7 +154,7 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
     return asked_for
 
 
-def _metrics_of(run: FinishedRun) -> list[str]:
+def metrics_of(run: FinishedRun) -> list[str]:
     """The metrics of a run's clients: the usual ones before the chosen ones."""
     measured = run.clients.columns.drop(["client", "population"])
     names = [name for name in dict.fromkeys((*USUAL, *measured)) if name in measured]

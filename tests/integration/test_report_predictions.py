@@ -1,0 +1,108 @@
+"""Parts of a report that read predictions.csv: calibration, thresholds, groups of samples; every client and metric."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
+from test_compare import config, write_run
+
+from lit_fed.cli import main
+from lit_fed.command_line.report_predictions import BINS, Predictions
+from lit_fed.errors import ConfigError
+
+
+def predicted(n=400):
+    rng = np.random.default_rng(0)
+    chance = rng.uniform(size=n).round(6)
+    ill = rng.uniform(size=n) < chance**2
+    return pd.DataFrame({
+        "client": np.where(np.arange(n) < n // 2, "north", "south"), "client_id": 0, "sample": np.arange(n),
+        "label": np.where(ill, "yes", "no"), "prediction": np.where(chance >= 0.5, "yes", "no"), "p_no": 1 - chance,
+        "p_yes": chance, "sex": rng.choice(["f", "m"], n), "age": rng.integers(20, 90, n),
+    })  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder with predictions."""
+    folder = write_run(tmp_path / "runs/ill/version_0", config(), (0.5, 0.75), names=["north", "south"])
+    predicted().to_csv(folder / "predictions.csv", index=False)
+    return folder
+
+
+def page_of(tmp_path, *arguments):
+    main(["report", *map(str, arguments), "--output", str(tmp_path / "r.html")])
+    return (tmp_path / "r.html").read_text()
+
+
+def table_below(page, heading):
+    """The rows of the first table below a heading."""
+    body = page.split(heading, 1)[1].split("</table>", 1)[0]
+    return [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", line) for line in body.splitlines() if line.startswith("<tr>")]
+
+
+def test_thresholds_and_calibration_are_those_of_scikit_learn(run):
+    found, frame = Predictions.of(run), predicted()
+    y, chance = (frame["label"] == "yes").to_numpy(), frame["p_yes"].to_numpy()
+    headings, rows = found.thresholds()
+    assert headings[0] == "from"
+    for limit, *cells in rows[:-1]:
+        said = chance >= float(limit)
+        expected = [
+            recall_score(y, said), recall_score(~y, ~said), precision_score(y, said), precision_score(~y, ~said),
+            accuracy_score(y, said),
+        ]  # fmt: skip
+        assert cells == [f"{100 * one:.1f}" for one in expected]
+    assert rows[-1] == ["always 'no'", "", "", "", "", f"{100 * (1 - y.mean()):.1f}"]
+    share, mean = calibration_curve(y, chance, n_bins=BINS)
+    np.testing.assert_allclose(found.calibration()[0], mean, rtol=1e-9)
+    np.testing.assert_allclose(found.calibration()[1], share, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("rendered")
+def test_a_page_has_groups_calibration_and_every_client(run, tmp_path):
+    page, frame = page_of(tmp_path, run, "--by", "sex"), predicted()
+    head, *rows = table_below(page, "by sex</h2>")
+    assert head == ["sex", "samples", "accuracy (%)", "AUROC (%)", "&#x27;yes&#x27; (%)"]
+    for name, samples, accuracy, auroc, share in rows:
+        own = frame if name == "all" else frame[frame["sex"] == name]
+        y = own["label"] == "yes"
+        assert samples == str(len(own))
+        assert accuracy == f"{100 * (own['label'] == own['prediction']).mean():.1f}"
+        assert auroc == f"{100 * roc_auc_score(y, own['p_yes']):.1f}"
+        assert share == f"{100 * y.mean():.1f}"
+    assert [one[0] for one in rows] == ["f", "m", "all"]
+    assert 'alt="calibration"' in page
+    _, *clients = table_below(page, "<h2>All clients</h2>")
+    assert [one[0] for one in clients] == ["north", "south"]
+    assert "<h3>loss</h3>" in page  # every metric of the run
+    quarters = table_below(page_of(tmp_path, run, "--by", "age"), "by age</h2>")[1:]
+    assert [round(int(one[1]) / 100) for one in quarters] == [1, 1, 1, 1, 4]
+
+
+def test_quantities_have_errors_by_group(run, tmp_path):
+    frame = predicted().drop(columns=["p_no", "p_yes"]).assign(label=2.0, prediction=np.arange(400) % 2 + 1.0)
+    frame.to_csv(run / "predictions.csv", index=False)
+    page = page_of(tmp_path, run, "--by", "client")
+    assert table_below(page, "by client</h2>")[1:] == [
+        ["north", "200", "0.5", "-0.5"], ["south", "200", "0.5", "-0.5"], ["all", "400", "0.5", "-0.5"]
+    ]  # fmt: skip
+    assert "thresholds</h2>" not in page
+
+
+def test_wrong_columns_and_missing_predictions_are_explained(run, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["report", str(run), "--by", "ward", "--output", str(tmp_path / "r.html")])
+    with pytest.raises(ConfigError, match=r"no such column; choose from client, sex, age, or keep it by .*--keep"):
+        Predictions.of(run).groups("ward")
+    anonymous = page_of(tmp_path, run, "--by", "sex", "--anonymous")
+    assert "north" not in anonymous
+    with pytest.raises(SystemExit):
+        main(["report", str(run), "--by", "client", "--anonymous", "--output", str(tmp_path / "r.html")])
+    (run / "predictions.csv").unlink()
+    assert "writes predictions, by which calibration" in page_of(tmp_path, run)
+    with pytest.raises(SystemExit):
+        main(["report", str(run), "--by", "sex", "--output", str(tmp_path / "r.html")])
