@@ -99,7 +99,8 @@ class LocalSolver:
         lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round;
             null: 0.1, or the rate of a module's own `configure_optimizers`.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
-            `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
+            `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1); `exponential`, γᵗ.
+        schedule_decay: γ of `exponential`, in (0, 1].
         schedule_rounds: R, after which `multi_step` and `cosine` keep their last rate; null takes the rounds of the
             run. A run that is continued with more rounds keeps its first R.
         adapt_lr: learning rate of adaptation before serving; null takes `lr`, since the decayed rate of the last rounds
@@ -128,7 +129,8 @@ class LocalSolver:
 
     optimizer: str = "sgd"
     lr: float | Literal["auto"] | None = None
-    schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
+    schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear", "exponential"] = "constant"
+    schedule_decay: float = 0.99
     schedule_rounds: int | None = None
     adapt_lr: float | None = None
     momentum: float = 0.0
@@ -150,7 +152,7 @@ class LocalSolver:
             object.__setattr__(self, "optimizer", self.optimizer.rpartition(".")[2].lower())
         if gone := instead_of(f"model.solver.optimizer {self.optimizer}"):
             raise ConfigError("\n".join(gone))
-        schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
+        schedules = ("constant", "multi_step", "cosine", "sqrt", "linear", "exponential")
         checks = {
             "optimizer": (
                 self.optimizer in OPTIMIZERS or _is_path(self.optimizer),
@@ -160,6 +162,10 @@ class LocalSolver:
             "lr": (
                 self.lr in (None, "auto") or (not isinstance(self.lr, str) and self.lr >= 0),
                 "a number >= 0, or auto",
+            ),
+            "schedule_decay": (
+                0 < self.schedule_decay <= 1 and (self.schedule == "exponential" or self.schedule_decay == 0.99),
+                "a number in (0, 1], with the schedule exponential",
             ),
             "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
             "adapt_lr": (self.adapt_lr is None or self.adapt_lr >= 0, "a number >= 0, or null"),
@@ -248,6 +254,7 @@ class LocalSolver:
             "cosine": (1 + math.cos(math.pi * min(round_idx, horizon - 1) / horizon)) / 2,
             "sqrt": (round_idx + 1) ** -0.5,
             "linear": 1 / (round_idx + 1),
+            "exponential": self.schedule_decay**round_idx,
         }[self.schedule]
         return torch.tensor(self.rate * factor, dtype=torch.float64)
 

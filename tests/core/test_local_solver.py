@@ -287,6 +287,7 @@ def rates(schedule, num_rounds, rounds=None):
         ("linear", [2, 1, 2 / 3, 0.5]),
         ("cosine", [2, 1 + math.cos(math.pi / 4), 1, 1 - math.cos(math.pi / 4)]),
         ("multi_step", [2, 2, 0.2, 0.02]),
+        ("exponential", [2, 2 * 0.99, 2 * 0.99**2, 2 * 0.99**3]),
     ],
 )
 def test_schedules_by_hand(schedule, expected):
@@ -309,7 +310,7 @@ def test_rates_are_float64_scalars():
     assert float(rate) == 0.1
 
 
-@pytest.mark.parametrize("schedule", ["constant", "multi_step", "cosine", "sqrt", "linear"])
+@pytest.mark.parametrize("schedule", ["constant", "multi_step", "cosine", "sqrt", "linear", "exponential"])
 def test_rates_never_go_up_and_a_horizon_has_a_last_one(schedule):
     solver = LocalSolver(lr=2.0, schedule=schedule, schedule_rounds=8)
     found = [float(solver.lr_at(t, 30)) for t in range(30)]
@@ -322,7 +323,7 @@ def test_rates_never_go_up_and_a_horizon_has_a_last_one(schedule):
         assert found == rates(schedule, 30)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "multi_step", "cosine", "sqrt", "linear"])
+@pytest.mark.parametrize("schedule", ["constant", "multi_step", "cosine", "sqrt", "linear", "exponential"])
 def test_adaptation_has_a_rate_of_its_own(schedule):
     plain, own = LocalSolver(lr=2.0, schedule=schedule), LocalSolver(lr=2.0, schedule=schedule, adapt_lr=0.5)
     for t in (0, 5, 7):
@@ -343,6 +344,7 @@ def test_work_is_epochs_or_steps():
     ("field", "value"),
     [
         ("lr", -0.1),
+        ("schedule_decay", 0.9),
         ("lr", math.nan),
         ("schedule_rounds", 0),
         ("adapt_lr", -0.1),

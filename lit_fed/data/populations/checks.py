@@ -200,7 +200,7 @@ RARE = 0.05
 def say_rare_class(target: Target, seen: Population) -> None:
     """Name the rarest class if it is far rarer than the others, and what guessing the most frequent one is worth."""
     y = looked_at(seen.train).y
-    if not isinstance(target, Binary | Multiclass) or not len(y):
+    if not isinstance(target, Binary | Multiclass) or y.ndim > 1 or not len(y):
         return
     shares = torch.bincount(y, minlength=target.num_values).double() / len(y)
     held = [one for one in shares.argsort().tolist() if shares[one] > 0]

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lit_fed.data import IID, Dirichlet, Natural, QuantitySkew, Shards
+from lit_fed.data import IID, Dirichlet, LabelsPerClient, Natural, QuantitySkew, Shards
 from lit_fed.data.partitions.base import fill_up
 from lit_fed.errors import ConfigError
 
@@ -137,11 +137,39 @@ def test_more_groups_than_labels():
     [
         (Dirichlet, "alpha", 0.0), (Dirichlet, "label_groups", 0), (Dirichlet, "min_samples", 0),
         (QuantitySkew, "alpha", 0.0), (QuantitySkew, "min_samples", 0), (Shards, "shards_per_client", 0),
+        (LabelsPerClient, "labels_per_client", 0),
     ],
 )  # fmt: skip
 def test_out_of_range_fields_are_named(partition, field, value):
     with pytest.raises(ConfigError, match=rf"{partition.__name__}.{field} is {value}; give"):
         partition(**{field: value})
+
+
+# ---------------------------------------------------------------------- LabelsPerClient
+@pytest.mark.parametrize(("num_clients", "each"), [(6, 1), (9, 2), (40, 3), (3, 6)])
+def test_each_client_has_so_many_labels_and_labels_are_divided_evenly(num_clients, each):
+    parts = LabelsPerClient(each)(LABELS, num_clients, seed=2)
+    counts = np.array([np.bincount(LABELS[part], minlength=6) for part in parts])
+    assert ((counts > 0).sum(1) == each).all()
+    owners = (counts > 0).sum(0)
+    assert owners.max() - owners.min() <= 1
+    assert counts.sum(0).tolist() == np.bincount(LABELS).tolist()
+    for own in counts.T:
+        assert own.max() - own[own > 0].min() <= 1
+    assert as_lists(parts) == as_lists(LabelsPerClient(each)(LABELS, num_clients, seed=2))
+    assert as_lists(parts) != as_lists(LabelsPerClient(each)(LABELS, num_clients, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("each", "num_clients", "said"),
+    [
+        (7, 4, "there are 6 labels; choose at most"), (1, 5, "5 clients have 5 of 6 labels; choose more"),
+        (6, 400, "has fewer samples than clients; choose fewer"),
+    ],
+)  # fmt: skip
+def test_numbers_of_labels_that_no_division_has(each, num_clients, said):
+    with pytest.raises(ConfigError, match=f"labels_per_client = {each}.*{said}"):
+        LabelsPerClient(each)(LABELS, num_clients, seed=0)
 
 
 # ---------------------------------------------------------------------- QuantitySkew
