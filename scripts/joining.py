@@ -313,19 +313,19 @@ def _lead(lines: Sequence[dict[str, Any]]) -> str:
     single, *of_single = _summary(lines, "seen", "blend - validation")
     unseen, *of_unseen = _summary(lines, "unseen_100", "blend - validation")
     return (
-        f"**Joining pays on average: served by a blend or alone, clients have {mean:+.1f} points more than alone (mean "
-        f"of sources), clearly more on {clear} of {len(lines)} tasks and clearly less on {behind}. A blend has "
-        f"{single:+.1f} points more than the one candidate that is best by validation ({of_single[0]} tasks clearly "
-        f"ahead, {of_single[1]} behind), for unseen clients {unseen:+.1f} ({of_unseen[0]} and {of_unseen[1]}).**"
+        f"**Served by a blend or alone, clients have {mean:+.1f} points more than alone (median of sources), clearly "
+        f"more on {clear} of {len(lines)} tasks and clearly less on {behind}. A blend has {single:+.1f} points more than "
+        f"the one candidate that is best by validation (clearly ahead on {of_single[0]} tasks, behind on "
+        f"{of_single[1]}), for unseen clients {unseen:+.1f} ({of_unseen[0]} and {of_unseen[1]}).**"
     )
 
 
 def _summary(lines: Sequence[dict[str, Any]], population: str, gap: str) -> tuple[float, int, int]:
-    """The mean over sources of a difference x 100, and on how many tasks it is clearly above and below 0 (Holm)."""
+    """The median over sources of a difference x 100, and on how many tasks it is clearly above and below 0 (Holm)."""
     held = [(one["source"], one[population]["gaps"].get(gap)) for one in lines]
     known = [(source, found) for source, found in held if found is not None]
     sources = {source: [found[0] for name, found in known if name == source] for source, _ in known}
-    mean = 100 * float(np.mean([np.mean(each) for each in sources.values()]))
+    mean = 100 * float(np.median([np.mean(each) for each in sources.values()]))
     p = holm([found[3] for _, found in known])
     signs = [math.copysign(1, found[0]) for (_, found), each in zip(known, p, strict=True) if each < LEVEL]
     return mean, signs.count(1), signs.count(-1)

@@ -5,6 +5,7 @@
 The words are in leaderboard.md beside this file.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from reproduction.markdown import grid, wrap
 from reproduction.pictures import panels
+from scipy.stats import binom
 from trials import written
 
 import lit_fed.algorithms
@@ -38,6 +40,9 @@ FIRST = 10
 RANKED = {"small", "natural"}
 """Suites whose tasks are ranked."""
 
+NAMES = 6
+"""Most tasks that a sentence names."""
+
 MOST = 0.8
 """A task is common if it has records of this share of the algorithms at least."""
 
@@ -52,6 +57,21 @@ NOTHING = (
 NAMED = {"FedAvgPlus": "FedAvg, then fine-tuning", "FedAvg": "One model for all", "Local": "Training alone"}
 """Baselines that the findings name."""
 
+
+AGAINST = ("FedAvgPlus", "Local", "FedAvg")
+"""Baselines that every algorithm is compared with, over all tasks together."""
+
+JOINED = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM", "MixedEffects", "PartialPooling")
+"""Algorithms whose clients are counted by their sizes, beside Local."""
+
+COVERED = 0.95
+"""What an interval of a median covers at least."""
+
+SIZES = (0, 10, 20, 40, 80, 10**9)
+"""Limits of the training samples of a client."""
+
+TRAINING = 3
+"""Training samples of a client for each test sample: three fifths and one fifth."""
 
 MIXTURES = {"FedEM": "A mixture", "ResponsibilityFedEM": "A mixture averaged by responsibility"}
 
@@ -177,7 +197,7 @@ def overview(results: Sequence[Results], names: Iterable[str], ranks: Sequence[d
         held = [one for one in results if name in one.standings]
         mine = [one.standings[name] for one in held]
         cells = [f"{one[name]:.1f}" if name in one else "" for one in ranks]
-        good = titles(one for one in held if one.standings[name].is_level)
+        good = str(sum(one.standings[name].is_level for one in held))
         below = [100 * one.below_local for one in mine if not math.isnan(one.below_local)]
         costs = [_times_fedavg(held, name, column) for column in ("megabytes", "seconds")]
         share = f"{np.mean(below):.0f} %" if below else ""
@@ -224,7 +244,9 @@ def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
         held = [one for one in results if name in one.standings]
         good = [one for one in held if one.standings[name].is_level]
         told.append(f"**{words}** (`{name}`) is level with the best on {_of(good, held)}.")
-    told.append(_on_natural_clients(natural_tasks(results)))
+    natural = natural_tasks(results)
+    told += [_on_natural_clients(natural, small)] if len(small) > len(natural) > 0 else []
+    told.append(what_tuning_explains(results))
     told += [_beside_fine_tuning(results, name) for name in MIXTURES]
     return wrap(lead), [line for one in told for line in wrap(one, bullet=True)]
 
@@ -242,19 +264,98 @@ def _beside_fine_tuning(results: Sequence[Results], name: str) -> str:
     )
 
 
-def _on_natural_clients(results: Sequence[Results]) -> str:
+def _on_natural_clients(results: Sequence[Results], every: Sequence[Results]) -> str:
+    """Ranks on tasks whose clients are those of real data, if other tasks are ranked, too."""
     ranks, critical = ranks_of(results)
-    best, *others = ranks
-    second = next(name for name in (*MIXTURES, *others) if name != best)
+    best = next(iter(ranks))
+    mixtures = "".join(f", `{name}` {ranks[name]:.1f}" for name in MIXTURES if name in ranks and name != best)
     return (
-        f"**Natural clients**: {titles(results)}. The other tasks divide samples into groups or mixtures, which suits "
-        f"mixtures and clustering. On natural clients `{best}` has the best average rank, {ranks[best]:.1f}, and "
-        f"`{second}` {ranks[second]:.1f}; the critical difference is {critical:.1f}."
+        f"**Natural clients** have {len(results)} tasks; the other {len(every) - len(results)} divide samples into "
+        f"groups or mixtures, which suits mixtures and clustering. On natural clients `{best}` has the best average "
+        f"rank, {ranks[best]:.1f}{mixtures}; the critical difference is {critical:.1f}."
     )
 
 
 def _of(good: Sequence[Results], held: Sequence[object]) -> str:
-    return f"{len(good)} of {len(held)} tasks" + (f" ({titles(good)})" if good else "")
+    return f"{len(good)} of {len(held)} tasks" + (f" ({titles(good)})" if 0 < len(good) <= NAMES else "")
+
+
+# ---------------------------------------------------------------------- all tasks together
+def gaps_to(results: Sequence[Results], name: str, base: str) -> dict[str, tuple[Difference, str]]:
+    """Paired differences of an algorithm and a baseline by task, with the source of each."""
+    held = [one for one in results if {name, base} <= one.records.keys()]
+    found = [(one.task, paired(one.records[name], one.records[base])) for one in held]
+    return {task.name: (gap, task.source) for task, gap in found if gap is not None}
+
+
+def against(results: Sequence[Results], names: Iterable[str]) -> list[str]:
+    """A line for each algorithm: its mean difference to each baseline, and where it is clearly ahead and behind."""
+    lines = []
+    for name in names:
+        cells = []
+        for base in AGAINST:
+            gaps = gaps_to(results, name, base) if name != base else {}
+            if not gaps:
+                cells += ["", ""]
+                continue
+            p = holm([gap.p for gap, _ in gaps.values()])
+            signs = [gap.mean > 0 for (gap, _), one in zip(gaps.values(), p, strict=True) if one < LEVEL]
+            cells += [over_sources(gaps), f"{sum(signs)} / {len(signs) - sum(signs)} of {len(gaps)}"]
+        lines.append([linked(name), *cells])
+    head = [one for base in AGAINST for one in (f"minus {base}", "ahead / behind")]
+    return grid(["algorithm", *head], lines)
+
+
+def over_sources(gaps: dict[str, tuple[Difference, str]]) -> str:
+    """The median difference x 100 over sources, and an interval of it by ranks, of at least 95 %.
+
+    A model that extrapolates badly on one task may have any R² there, which a mean would show alone.
+    """
+    sources = {source: [gap.mean for gap, other in gaps.values() if other == source] for _, source in gaps.values()}
+    each = np.sort([np.mean(values) for values in sources.values()])
+    outside = max(int(binom.ppf((1 - COVERED) / 2, len(each), 0.5)) - 1, 0)  # values left out at each end
+    return f"{100 * np.median(each):+.1f} [{100 * each[outside]:+.1f}, {100 * each[-1 - outside]:+.1f}]"
+
+
+def by_size(results: Sequence[Results]) -> list[str]:
+    """The share of clients that are better than under Local, less that of worse ones, by training samples."""
+    names = [one for one in JOINED if any({one, "Local"} <= each.records.keys() for each in results)]
+    found = {name: [[0, 0] for _ in SIZES[1:]] for name in names}
+    for result in results:
+        for name in names:
+            pair = [result.records.get(one) for one in (name, "Local")]
+            if None in pair:
+                continue
+            for one, alone in zip(*(record["runs"] for record in pair), strict=True):  # type: ignore[index]
+                if "test" not in one or "test" not in alone:
+                    continue
+                mine, own = one["test"]["seen"], alone["test"]["seen"]
+                for first, second, tested in zip(mine["score"], own["score"], mine["samples"], strict=True):
+                    if first is not None and second is not None:
+                        place = next(k for k, most in enumerate(SIZES[1:]) if TRAINING * tested < most)
+                        found[name][place][0] += (first > second) - (first < second)
+                        found[name][place][1] += 1
+    lines = []
+    for place, (least, most) in enumerate(itertools.pairwise(SIZES)):
+        said = f"{least} to {most - 1}" if most < SIZES[-1] else f"{least} and more"
+        counts = [found[name][place] for name in names]
+        shares = ["" if not number else f"{100 * total / number:+.0f} %" for total, number in counts]
+        lines.append([said, f"{max(number for _, number in counts):,}", *shares])
+    return grid(["training samples", "clients, over cuts", *map(linked, names)], lines)
+
+
+def what_tuning_explains(results: Sequence[Results]) -> str:
+    """How much of the best algorithm's gain over one model for all is that of fine-tuning it."""
+    plain = [one for one in results if {"FedAvg", "FedAvgPlus"} <= one.records.keys()]
+    held = [one for one in plain if not one.standings["FedAvg"].row.diverged]
+    rows = [{name: each.row.mean for name, each in one.standings.items() if not each.row.diverged} for one in held]
+    gains = [(max(row.values()) - row["FedAvg"], row.get("FedAvgPlus", row["FedAvg"]) - row["FedAvg"]) for row in rows]
+    whole, tuned = (float(np.mean(each)) for each in zip(*gains, strict=True))
+    return (
+        f"**What fine-tuning explains**: the best algorithm of each task is {100 * whole:.1f} points ahead of `FedAvg` "
+        f"on average, `FedAvgPlus` {100 * tuned:.1f}: {100 * tuned / whole:.0f} % of the gain. The best one is chosen "
+        "by these results, so that its lead is flattered."
+    )
 
 
 def missing(result: Results, everybody: Iterable[str]) -> list[str]:
@@ -307,7 +408,8 @@ def page(results: Sequence[Results]) -> str:
     lead, more = findings(results)
     parts |= {
         "lead": lead, "findings": more, "best": overview(results, [*list(ranks)[:FIRST], *baselines], columns),
-        "every": overview(results, every, columns), "first": str(min(FIRST, len(ranks))), "known": "",
+        "every": overview(results, every, columns), "against": against(results, every),
+        "by_size": by_size(results), "first": str(min(FIRST, len(ranks))), "known": "",
         "pages": [f"- [{one.title}](benchmark/{one.task.name}.md): {one.task.given['title']}" for one in results],
     }  # fmt: skip
     return written(__file__, parts)
