@@ -314,7 +314,7 @@ def _lead(lines: Sequence[dict[str, Any]]) -> str:
     unseen, *of_unseen = _summary(lines, "unseen_100", "blend - validation")
     return (
         f"**Served by a blend or alone, clients have {mean:+.1f} points more than alone (median of sources), clearly "
-        f"more on {clear} of {len(lines)} tasks and clearly less on {behind}. A blend has {single:+.1f} points more than "
+        f"more on {clear} of {len(lines)} tasks and less on {behind}. A blend has {single:+.1f} points more than "
         f"the one candidate that is best by validation (clearly ahead on {of_single[0]} tasks, behind on "
         f"{of_single[1]}), for unseen clients {unseen:+.1f} ({of_unseen[0]} and {of_unseen[1]}).**"
     )
