@@ -256,6 +256,8 @@ class FederatedCLI(LightningCLI):
         for line in options_of_other_classes(layers, config, [option for option, _ in options_in(given)]):
             notice(line)
         config.name = name
+        if command == "fit":
+            name_wandb_run(config.trainer.logger, name)
         if path is not None:
             config.ckpt_path = str(path)
         self.config = parsed
@@ -381,6 +383,14 @@ def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> An
     check_creatable(Path(root), "--trainer.default_root_dir")
     extra = [] if given in (True, None) else given if isinstance(given, list) else [given]
     return [RoundLogger(root, *of_run), *extra]
+
+
+def name_wandb_run(loggers: Any, name: str) -> None:
+    """Give the W&B run the name of the run's folder, in place of a drawn one, unless it has one."""
+    for one in loggers if isinstance(loggers, list) else [loggers]:
+        is_wandb = isinstance(one, Namespace) and str(one.get("class_path")).endswith("WandbLogger")
+        if is_wandb and one.init_args.get("name") is None and "WANDB_NAME" not in os.environ:
+            one.init_args.name = name
 
 
 # ---------------------------------------------------------------------- the checkpoint of a command

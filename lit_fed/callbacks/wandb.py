@@ -41,17 +41,28 @@ def continue_run(logger: WandbLogger, checkpoint: Path) -> None:
             del os.environ["WANDB_RUN_ID"]  # the next run of the process is another
 
 
+BY_BYTES, SENT = "by_bytes/", "comm/sent_mb"
+"""Beginning of copies of results whose axis is what all clients have sent and received so far, and that axis."""
+
+RESULTS = ("val/", "test/")
+"""Beginning of the keys of results."""
+
+
 class _Row:
     """Collects what is logged to a W&B run, in place of its `log`, of which each call would make a row."""
 
     def __init__(self, log: Any) -> None:
         self.log, self.values = getattr(log, "log", log), dict[str, Any]()
+        self.sent = 0.0
 
     def __call__(self, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self.values |= data
 
     def write(self) -> None:
         """Write the row."""
+        results = {key: one for key, one in self.values.items() if key.startswith(RESULTS) and isinstance(one, float)}
+        if results and self.sent:
+            self.values |= {SENT: self.sent} | {f"{BY_BYTES}{key}": one for key, one in results.items()}
         if self.values:
             self.log(self.values)
         self.values = {}
@@ -60,27 +71,36 @@ class _Row:
 class WandbRounds(FederatedCallback):
     """Makes a round one row of a W&B run, with the number of rounds as the horizontal axis; every such run has it.
 
-    Checkpoints hold the run's id, so that a resumed run continues it.
+    Results stand a second time under `by_bytes/`, against the MB of all clients so far. Checkpoints hold the run's id
+    and this number, so that a resumed run continues it.
     """
 
     state_key = "FederatedWandb"  # of both classes
 
     def __init__(self) -> None:
         self._run_id: str | None = None
+        self._sent = 0.0  # MB
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for run in _runs(trainer):
             self._run_id = run.id
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
+            run.define_metric(SENT)
+            run.define_metric(f"{BY_BYTES}*", step_metric=SENT, step_sync=False)
             run.log = _Row(run.log)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"run_id": self._run_id}
+        return {"run_id": self._run_id, "sent": self._sent}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._sent = float(state_dict.get("sent", 0.0))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        self._sent += (record.bits_up + record.bits_down) / 8e6
         for run in _runs(trainer):
             run.log({"round": record.round_idx + 1})
+            run.log.sent = self._sent
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the row of the round before."""
@@ -102,14 +122,14 @@ class WandbRounds(FederatedCallback):
 class FederatedWandb(WandbRounds):
     """Logs tables, figures and models to a W&B run, against the round.
 
-    These are the mixture weights of evaluated rounds as a heat map; after the fit the best checkpoint of every
-    `ModelCheckpoint` that monitors a metric, as an artefact; after the test the table of clients, the figures of
-    `plots/` and the content of `summary.json`.
+    These are, in evaluated rounds, a histogram of the clients' results and their mixture weights as a heat map; after
+    the fit the best checkpoint of every `ModelCheckpoint` that monitors a metric, as an artefact; after the test the
+    table of clients, the figures of `plots/` and the content of `summary.json`.
 
     It needs Lightning's `WandbLogger` among the loggers (`--trainer.logger WandbLogger`).
 
     Args:
-        every_n_rounds: lower limit of rounds between two heat maps.
+        every_n_rounds: lower limit of rounds between two of these.
     """
 
     def __init__(self, every_n_rounds: int = 1) -> None:
@@ -126,16 +146,17 @@ class FederatedWandb(WandbRounds):
         super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the mixture weights of the clients that are measured, ordered by their largest component."""
+        """Log results and mixture weights of the clients that are measured, ordered by their largest component."""
         module = federated(pl_module)
         done = module.num_rounds_done
         soon = self._last_map is not None and done - self._last_map < self.every_n_rounds
         if trainer.state.fn != "fit" or (soon and done < module.num_rounds):
             return
-        if not module.store.has_mixtures:
-            return
         self._last_map = done
-        _log(trainer, {"mixture_weights": lambda: _mixture_image(trainer, module)})
+        made: dict[str, Any] = {"clients_histogram": lambda: _histogram(trainer, module)}
+        if module.store.has_mixtures:
+            made["mixture_weights"] = lambda: _mixture_image(trainer, module)
+        _log(trainer, made)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for run in _runs(trainer):
@@ -169,6 +190,13 @@ def _log(trainer: Trainer, values: dict[str, Any]) -> None:
     """Log the results of functions that run on rank zero only."""
     for run in _runs(trainer):
         run.log({name: make() for name, make in values.items()})
+
+
+def _histogram(trainer: Trainer, module: FederatedModule) -> Any:
+    """The seen clients' accuracies, or their errors."""
+    table = client_table(populations_of(data_of(trainer)), module)
+    values = table.loc[table["population"] == "seen", module.target.metric].dropna()
+    return wandb.Histogram(values.to_numpy(float))
 
 
 def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:

@@ -71,6 +71,9 @@ def test_a_run_and_its_continuation(offline):
     by_round = {row["round"]: row for row in rows if "comm/bytes_up" in row}
     assert sorted(by_round) == [1, 2, 3, 4]
     assert [row["round"] for row in rows if "val/seen/accuracy" in row] == [2, 4]
+    check_results_by_bytes(rows)
+    (name,) = {one.run.display_name for one in records(offline) if one.WhichOneof("record_type") == "run"}
+    assert name == "run"
     check_final_results(offline, folder, rows)
     check_pictures(offline, folder, rows)
     check_best(offline, folder, rows)
@@ -80,7 +83,21 @@ def test_a_run_and_its_continuation(offline):
     fit("--trainer.max_epochs", "6", "--ckpt_path", "last")
     (second,) = [path for path in offline.glob("offline-run-*") if path.name not in first]
     assert {one.run.run_id for one in records(second) if one.WhichOneof("record_type") == "run"} == {run_id}
-    assert sorted({row["round"] for row in history(second) if "comm/bytes_up" in row}) == [5, 6]
+    later = history(second)
+    assert sorted({row["round"] for row in later if "comm/bytes_up" in row}) == [5, 6]
+    sent = sum(
+        row["comm/bytes_up"] + row["comm/bytes_down"] for row in [*by_round.values(), *later] if "comm/bytes_up" in row
+    )
+    assert [row["comm/sent_mb"] for row in later if "comm/sent_mb" in row][-1] == pytest.approx(sent / 1e6)
+
+
+def check_results_by_bytes(rows):
+    sent = np.cumsum([row["comm/bytes_up"] + row["comm/bytes_down"] for row in rows if "comm/bytes_up" in row]) / 1e6
+    shown = [row for row in rows if "by_bytes/val/seen/accuracy" in row]
+    assert [row["comm/sent_mb"] for row in shown] == pytest.approx([sent[1], sent[3]])
+    assert all(row["by_bytes/val/seen/accuracy"] == row["val/seen/accuracy"] for row in shown)
+    counts = [row["clients_histogram.values"] for row in rows if "clients_histogram.values" in row]
+    assert len(counts) == 2
 
 
 def check_final_results(offline, folder, rows):

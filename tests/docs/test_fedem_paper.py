@@ -7,7 +7,9 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/results"
 ROWS = [
-    line for line in (FOLDER / "fedem-paper.md").read_text(encoding="utf-8").splitlines() if re.search(r"\.md\) \|$", line)
+    line
+    for line in (FOLDER / "fedem-paper.md").read_text(encoding="utf-8").splitlines()
+    if re.search(r"\.md\) \|$", line)
 ]
 
 
