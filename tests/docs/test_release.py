@@ -1,0 +1,43 @@
+"""What a release names in several places is the same in all of them."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("README.md", r"version = \{(.+)\}"),
+        ("docs/index.md", r"version = \{(.+)\}"),
+        ("CHANGELOG.md", r"\n## \[(.+?)\]"),
+        ("CITATION.cff", r"\nversion: (.+)"),
+    ],
+)
+def test_the_version_is_that_of_the_package(page, pattern):
+    assert re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))[1] == PROJECT["version"]
+
+
+def test_readme_and_citation_name_the_same_paper_and_software():
+    titles = re.findall(r"title +=\s+\{(.+)\}", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert titles == [CITATION["references"][0]["title"], CITATION["title"]]
+    assert CITATION["license"] == PROJECT["license"]
+
+
+def test_addresses_stand_in_one_place():
+    """The owner fills them in once; every other file names `[project.urls]`."""
+    assert {"Repository", "Issues", "Security"} <= PROJECT["urls"].keys()
+    own = {url for name, url in PROJECT["urls"].items() if name != "Paper"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("no git")
+    texts = {one: (ROOT / one).read_bytes().decode(errors="ignore") for one in listed if (ROOT / one).is_file()}
+    assert [one for one, text in texts.items() if any(url in text for url in own)] == ["pyproject.toml"]
