@@ -27,7 +27,7 @@ def test_the_version_is_that_of_the_package(page, pattern):
 
 
 def test_readme_and_citation_name_the_same_paper_and_software():
-    titles = re.findall(r"title +=\s+\{(.+)\}", (ROOT / "README.md").read_text(encoding="utf-8"))
+    titles = re.findall(r"\n  title +=\s+\{(.+)\}", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert titles == [CITATION["references"][0]["title"], CITATION["title"]]
     assert CITATION["license"] == PROJECT["license"]
 
