@@ -1,8 +1,8 @@
 """Give an environment what its wheel declares, and what that needs in turn: files of this environment, not downloads.
 
-    python .ci/link_requirements.py ENVIRONMENT
+    python .ci/link_requirements.py ENVIRONMENT [REQUIREMENT...]
 
-It then holds what pip would have installed beside the wheel, and nothing else.
+It then holds what pip would have installed beside the wheel and the given requirements, and nothing else.
 """
 
 import os
@@ -53,6 +53,6 @@ def link_file(source: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     (site,) = Path(sys.argv[1]).glob("lib/python*/site-packages")
-    (wheel,) = distributions(path=[str(site)])
-    for each in closure(needed(wheel.requires or ())).values():
+    (wheel,) = (one for one in distributions(path=[str(site)]) if one.name == "lit-fed")
+    for each in closure(needed((*(wheel.requires or ()), *sys.argv[2:]))).values():
         link(each, site)

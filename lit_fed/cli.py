@@ -39,7 +39,7 @@ from lit_fed.command_line.classes import (
     options_of_other_classes,
     trusted_arguments,
 )
-from lit_fed.command_line.help import explain_arguments
+from lit_fed.command_line.help import HelpOfFit, explain_arguments
 from lit_fed.command_line.parser import FederatedParser, written
 from lit_fed.command_line.start_page import ABSENT, COMMANDS
 from lit_fed.data.module import FederatedDataModule
@@ -204,7 +204,11 @@ class FederatedCLI(LightningCLI):
             return self.init_parser(description=COMMANDS[subcommand])
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs | {"description": COMMANDS[subcommand]})
         explain_arguments(parser)
-        if subcommand == "fit":  # a flag: it needs no value
+        if subcommand == "fit":
+            usual = next(one for one in parser._actions if one.dest == "help")
+            usual.__class__, usual.nargs, usual.choices, usual.metavar = HelpOfFit, "?", ["all"], "all"
+            usual.help = "show these options, or all of them."
+            # a flag: it needs no value
             parser.add_argument("--report", type=bool, default=False, help="write report.html into the run's folder.")
             for flag in (one for one in parser._actions if one.dest in ("resume_with_changes", "report")):
                 flag.nargs, flag.const = "?", True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Iterable
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
-__all__ = ["FederatedHelp", "explain_arguments", "plain_type"]
+__all__ = ["FederatedHelp", "HelpOfFit", "explain_arguments", "plain_type"]
 
 CHECKPOINT = (
     "a .ckpt file of a run, or `last`, the newest run of --name under --trainer.default_root_dir, or `previous`, the "
@@ -57,6 +59,17 @@ REFUSED_OR_FIXED = {
     "trainer.enable_autolog_hparams", "trainer.model_registry",
 }  # fmt: skip
 """Arguments that the trainer refuses, sets itself or never uses; the help leaves them out."""
+
+FIRST_HOUR = (
+    "config", "data.dataset", "data.num_clients", "data.partition", "data.unseen_fraction", "model.algorithm",
+    "model.network", "model.solver.lr", "trainer.max_epochs", "name", "ckpt_path", "report",
+)  # fmt: skip
+"""Options that `fit --help` shows; `fit --help all` shows all."""
+
+REST = """\
+all options:              fit --help all
+the options of a class:   fit --model.algorithm.help FedEM
+a whole configuration:    fit --print_config; examples are in configs/experiment/"""
 
 CONFIGURATION_OF = "path of a configuration of this section."
 
@@ -150,6 +163,26 @@ class FederatedHelp(DefaultHelpFormatter):
         if str(action.metavar).startswith("{"):  # the values are shown beside the name
             text = re.sub(r"\(type: [^,]*, ", "(", text)
         return text
+
+
+class HelpOfFit(Action):
+    """`--help` of a fit: the options of a first hour, or with `all` all of them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        groups = parser._action_groups
+        if values is None:
+            first = copy.copy(groups[0])
+            first.title = f"{len(FIRST_HOUR)} options to begin with"
+            by_name = {action.dest: action for action in parser._actions}
+            first._group_actions = [by_name[name] for name in FIRST_HOUR]
+            parser._action_groups = [first]
+        try:
+            parser.print_help()
+            if values is None:
+                sys.stdout.write(f"\n{REST}\n")
+        finally:
+            parser._action_groups = groups
+        parser.exit()
 
 
 def _names_of_classes(found: re.Match[str]) -> str:

@@ -2,8 +2,9 @@
 
 Lightning names `torchmetrics.Metric`, whose package loads every metric there is, with torchvision, SciPy and
 transformers behind them, and `torch._dynamo.OptimizedModule`, whose package is PyTorch's compiler. Both take longer
-than Lightning itself. Behind a counter of operations, which no summary of lit_fed needs, waits Triton. A program that
-imports lit_fed gets these packages unchanged; a command has its own process.
+than Lightning itself. The base of a metric loads matplotlib for two annotations. Behind a counter of operations, which
+no summary of lit_fed needs, waits Triton. A program that imports lit_fed gets these packages unchanged; a command has
+its own process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 __all__ = ["light_start"]
 
 METRICS, COMPILER, LIGHTNING = "torchmetrics", "torch._dynamo", "lightning"
-COUNTER = "torch.utils.flop_counter"
+COUNTER, PLOT = "torch.utils.flop_counter", "torchmetrics.utilities.plot"
 
 BASES = {"Metric": "torchmetrics.metric", "MetricCollection": "torchmetrics.collections"}
 """Classes that Lightning uses of torchmetrics, and the modules that define them."""
@@ -54,7 +55,9 @@ def _metrics_later() -> None:
         return
     package: Any = module_from_spec(spec)
     package.__version__, package._logger = version(METRICS), logging.getLogger(METRICS)
-    sys.modules[METRICS] = package
+    plot: Any = _Later(PLOT)  # would load matplotlib for two annotations
+    plot._AX_TYPE, plot._PLOT_OUT_TYPE, plot.plot_single_or_multi_val = object, object, _plotted
+    sys.modules.update({METRICS: package, PLOT: plot})
     try:
         importlib.import_module("torchmetrics.utilities")  # first, as in the package: the others import one another
         for name, module in BASES.items():
@@ -62,6 +65,7 @@ def _metrics_later() -> None:
     except Exception:  # a version with another structure loads as usual
         _forget(METRICS)
         return
+    del sys.modules[PLOT]
     package.__getattr__ = partial(_of_whole_package, package)
 
 
@@ -76,6 +80,11 @@ def _of_whole_package(package: Any, name: str) -> Any:
         package.__getattr__ = asked  # the next access raises the same error
         raise
     return getattr(package, name)
+
+
+def _plotted(*arguments: Any, **options: Any) -> Any:
+    """A figure of a metric, whose module is loaded for it."""
+    return importlib.import_module(PLOT).plot_single_or_multi_val(*arguments, **options)
 
 
 class _Compiled(type):

@@ -75,6 +75,15 @@ NOT_BOOL = re.compile(r"Expected a <class 'bool'>.* value: (?:yes|no|on|off)$", 
 HINTS = ("did you mean", "`--help`", "its nearest relative", " takes ", " was removed ", "options come after")
 """Words of hints; a message about an option of a class holds that of the class's own parser."""
 
+LOGGERS = {
+    "WandbLogger": ("wandb", "wandb>=0.18"), "MLFlowLogger": ("mlflow", "mlflow-skinny>=2.10"),
+    "TensorBoardLogger": ("tensorboard", "tensorboard>=2.15"),
+}  # fmt: skip
+"""Loggers of Lightning whose packages are optional → their extra and its requirement."""
+
+WITHOUT_PACKAGE = re.compile(r"class_path '[\w.]+\.(\w+)': (?:Requirement '.*?' not met|Neither `)")
+"""Lightning's words for a logger whose package is not installed, behind jsonargparse's."""
+
 NOT_VALID = "Does not validate against"
 """Its words if an object of several possible types cannot be made."""
 
@@ -210,6 +219,12 @@ class FederatedParser(LightningArgumentParser):
                 raise error.__cause__ from None
             if NOT_VALID not in str(error) and not isinstance(error, ModuleNotFoundError):
                 raise
+            if (absent := WITHOUT_PACKAGE.search(str(error))) and absent[1] in LOGGERS:
+                extra, requirement = LOGGERS[absent[1]]
+                raise ConfigError(
+                    f'--trainer.logger {absent[1]} needs the package {extra}; pip install "{requirement}" '
+                    f"(the extra {extra})"
+                ) from error
             raise ConfigError(" ".join(str(error).split())) from error
 
 

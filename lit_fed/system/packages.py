@@ -61,6 +61,8 @@ class _Later(ModuleType):
     """Stands where a module stands that imports a package at its top."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("__wrapped__", "__test__"):  # doctest's questions to any module, also where the package is absent
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(self.__name__), name)
 
 

@@ -88,6 +88,13 @@ def test_parts_stack(parse):
         assert config.trainer.logger.class_path.endswith("WandbLogger")
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/trainer").glob("*.yaml")), ids=lambda path: path.stem)
+def test_trainer_goes_over_an_experiment(parse, path):
+    config = parse(ROOT / "configs/experiment/quickstart.yaml", path)
+    for name, value in yaml.safe_load(path.read_text())["trainer"].items():
+        assert config.trainer[name] == value
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg_plus", "fedem", "local"])
 def test_algorithm_goes_over_an_experiment(parse, algorithm):
     part = ROOT / f"configs/algorithm/{algorithm}.yaml"

@@ -1,9 +1,11 @@
 """Runs of version 0.2: their command lines then and now, and digests of what they leave.
 
-`python tests/integration/earlier.py FOLDER` writes the digests of all runs, as they are written today.
+`python tests/integration/earlier.py FOLDER` writes the digests of all runs, as they are written today, and
+`options.txt`: the options of every class, as `version_0_2/options.txt` has those of the release 0.2.0.
 """
 
 import hashlib
+import inspect
 import json
 import platform
 import sys
@@ -11,6 +13,12 @@ from pathlib import Path
 
 import torch
 from running import folder, run
+
+from lit_fed import callbacks
+from lit_fed.command_line.classes import CLASSES, subclasses
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training.module import FederatedModule
 
 HERE = Path(__file__).parent / "version_0_2"
 RECORD = HERE / "digests.json"
@@ -87,6 +95,18 @@ def digest(run_folder):
     return {"metrics": metrics, "tensors": tensors}
 
 
+def options():
+    """A line for each class that settings may name, and for the sections themselves: its setting, name and options."""
+    named = [(setting, one) for setting, base in CLASSES.items() for one in subclasses(base)]
+    named += [("trainer.callbacks", getattr(callbacks, name)) for name in callbacks.__all__ if name[0].isupper()]
+    named += [("model.solver", LocalSolver), ("model", FederatedModule), ("data", FederatedDataModule)]
+    return sorted(
+        f"{setting} {one.__name__}: {' '.join(sorted(inspect.signature(one).parameters))}".rstrip()
+        for setting, one in named
+        if one.__module__.startswith("lit_fed.")
+    )
+
+
 def machine():
     """Where bits can be expected to agree."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -101,4 +121,5 @@ if __name__ == "__main__":
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
     runs = {name: digest(fit(name, arguments, out / name.replace(" ", "_"))) for name, arguments in RUNS.items()}
+    (out / "options.txt").write_text("\n".join(options()) + "\n")
     (out / "digests.json").write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from earlier import HERE, RECORD, RUNS, SMALL, digest, fit, machine
+from earlier import HERE, RECORD, RUNS, SMALL, digest, fit, machine, options
 from running import folder, history, run
 
-from lit_fed.system.upgrade import GONE
+from lit_fed.system.upgrade import GONE, instead_of
 
 ROOT = Path(__file__).parents[2]
 BEFORE = json.loads(RECORD.read_text())
@@ -81,6 +81,36 @@ def test_a_configuration_gets_the_lines_to_write_and_is_taken_with_them(tmp_path
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     done = run(["fit", "--config", str(tmp_path / "config.yaml"), *short])
     assert done.returncode == 0, done.stderr
+
+
+def recorded(text):
+    """Setting and class → its options."""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {tuple(head.split()): set(names.split()) for head, _, names in lines}
+
+
+def missing(version):
+    """The options of a release that are not there today, each behind its setting; and the classes that are not."""
+    today = recorded("\n".join(options()))
+    of_release = recorded((HERE.parent / f"version_{version}/options.txt").read_text())
+    pairs = [(place, name) for place, names in of_release.items() for name in names]
+    gone = {f"{setting}.{name}" for (setting, one), name in pairs if name not in today.get((setting, one), {name})}
+    return gone, of_release.keys() - today.keys()
+
+
+def test_every_option_of_0_2_is_there_or_has_the_line_to_write():
+    gone, classes = missing("0_2")
+    assert "model.algorithm.min_weight" in gone
+    assert {option for option in gone if not instead_of(option)} == set()
+    for setting, name in classes:
+        refused = run(["fit", f"--{setting}", name])
+        assert refused.returncode == 2
+        assert re.search(rf"{name}\b.*nearest relative here is \w+", refused.stderr), refused.stderr
+
+
+def test_nothing_of_0_3_is_missing_before_it_was_deprecated_for_a_version():
+    """What 0.4 deprecates goes with 0.5, and this record with it."""
+    assert missing("0_3") == (set(), set())
 
 
 ROWS = re.findall(r"^\| (`--.*?`.*?) \| (.*) \|$", (ROOT / "docs/upgrade.md").read_text(), re.M)

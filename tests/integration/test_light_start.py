@@ -16,13 +16,13 @@ ROUND_WITHOUT = {
 }  # fmt: skip
 """What a program that runs rounds by itself, as a node of a federation does, has no use for."""
 
-FIT_WITHOUT = ROUND_WITHOUT - {"lightning", "torchmetrics", "matplotlib"} | {
+FIT_WITHOUT = ROUND_WITHOUT - {"lightning", "torchmetrics"} | {
     "torchmetrics.classification", "transformers", "wandb", "onnx", "tensorboard", "torch._inductor", "triton", "sympy",
     "lit_fed.training.export", "lit_fed.models.hugging_face", "lit_fed.callbacks.served_clients",
     "lit_fed.callbacks.wandb", "lit_fed.data.new_clients", "lit_fed.data.data_sets.table",
     "lit_fed.data.data_sets.synthetic", "lit_fed.system.whitelist", "lit_fed.training.learning_rate",
 }  # fmt: skip
-"""What a fit has no use for before its first round is over; the base of torchmetrics loads matplotlib."""
+"""What a fit has no use for before its first round is over."""
 
 PROGRAM = """
 import json, os, sys
@@ -46,6 +46,9 @@ def first_round(record):
     found["compiled"] = [_unwrap_compiled(one)[0] is network for one in (network, torch.compile(network))]
     found["same compiler"] = torch._dynamo is sys.modules["torch._dynamo"]
     found["metric"] = issubclass(torchmetrics.MeanMetric, torchmetrics.Metric)
+    metric = torchmetrics.MeanMetric()
+    metric.update(1.0)
+    found["plot"] = type(metric.plot()[1]).__module__.partition(".")[0]
     from lightning.fabric.utilities.throughput import measure_flops
     from lightning.pytorch.utilities.model_summary.model_summary import FlopCounterMode
     found["counter"] = measure_flops(network, lambda: network(torch.ones(1, 1))), type(FlopCounterMode()).__module__
@@ -84,6 +87,7 @@ def test_rooms_and_first_round_load_no_more_than_they_need(network, tmp_path):
         "compiled": [True, True],
         "same compiler": True,
         "metric": True,
+        "plot": "matplotlib",
         "counter": [2, "torch.utils.flop_counter"],
     }
 

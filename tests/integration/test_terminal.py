@@ -19,6 +19,7 @@ import lit_fed.callbacks
 import lit_fed.cli
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
 from lit_fed.command_line.classes import CLASSES, subclasses
+from lit_fed.command_line.help import FIRST_HOUR
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, OF_DEPLOYMENT, start_page
 from lit_fed.core.local_solver import LocalSolver
@@ -63,7 +64,7 @@ def test_start_page_lists_all_commands_in_80_columns():
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one not in OF_DEPLOYMENT])
 def test_help_of_commands(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    page = said([command, "--help"])
+    page = said([command, "--help", *(["all"] if command == "fit" else [])])
     where = {"benchmark": " ACTION"}.get(command, "")
     assert page.startswith(f"usage: python -m lit_fed {command}{where} [options]")
     assert f"\n\n{COMMANDS[command][:40]}" in page
@@ -74,6 +75,20 @@ def test_help_of_commands(command, monkeypatch):
         assert "what is encoded as one vector: each `leaf` of a model" in " ".join(page.split()), "of a feature"
         assert "--model.algorithm ALGORITHM the algorithm with its hyper-parameters" in " ".join(page.split())
         assert page.index("--ckpt_path") < page.index("--model.algorithm") < page.index("--trainer.max_epochs")
+
+
+def test_help_of_fit_begins_with_twelve_options(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    page = said(["fit", "--help"])
+    assert len(re.findall(r"^  -", page, re.MULTILINE)) == len(FIRST_HOUR) == 12
+    assert "\n12 options to begin with:\n  -c CONFIG, --config CONFIG" in page
+    assert all(f"--{name}" in page for name in FIRST_HOUR)
+    assert len(page.splitlines()) < 80 < 400 < len(said(["fit", "--help", "all"]).splitlines())
+    for rest in re.findall(r"fit (--.*?)(?:,|;|$)", page[page.index("\nall options:") :], re.MULTILINE):
+        assert said(["fit", *rest.split()])
+    wrong = run(["fit", "--help", "more"])
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "--help: invalid choice: 'more' (choose from 'all')" in wrong.stderr
 
 
 @pytest.mark.parametrize(("place", "one"), OWN, ids=lambda value: value if isinstance(value, str) else value.__name__)

@@ -3,17 +3,22 @@
 import csv
 import json
 import math
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import pytest
 from lightning.pytorch import loggers
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.imports import RequirementCache
 from quiet import quiet_trainer
+from running import run
 
 from lit_fed import FederatedModule
 from lit_fed.callbacks import RunReport
+from lit_fed.command_line.parser import LOGGERS
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -85,6 +90,23 @@ def test_mlflow(tmp_path, monkeypatch):
         history = sorted(client.get_metric_history(own.run_id, key), key=lambda one: one.step)
         assert [one.step for one in history] == [0, 1]
         assert close([one.value for one in history], wanted[key])
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_logger_without_its_package_names_the_extra(name, tmp_path, monkeypatch):
+    extra, requirement = LOGGERS[name]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"][extra] == [requirement]
+    for module, known in (("pytorch", "wandb"), ("pytorch", "mlflow"), ("fabric", "tensorboard")):
+        place = f"lightning.{module}.loggers.{known}._{known.upper()}_AVAILABLE"
+        monkeypatch.setattr(place, RequirementCache(f"{known}>=9999"))
+    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", RequirementCache("x>=9999"))
+    given = ["fit", "--data.dataset", "Digits", "--trainer.default_root_dir", str(tmp_path), "--trainer.logger", name]
+    done = run([*given, *(["--trainer.logger.save_dir", str(tmp_path)] if name == "TensorBoardLogger" else [])])
+    assert done.returncode == 2
+    wanted = f'--trainer.logger {name} needs the package {extra}; pip install "{requirement}" (the extra {extra})'
+    assert done.stderr.splitlines()[-1] == f"lit_fed: {wanted}"
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_best_of_unseen_clients_is_kept_and_measured_again(tmp_path):

@@ -1,0 +1,73 @@
+"""What a release names in several places is the same in all of them."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("README.md", r"version = \{(.+)\}"),
+        ("docs/index.md", r"version = \{(.+)\}"),
+        ("CHANGELOG.md", r"\n## \[(.+?)\]"),
+        ("CITATION.cff", r"\nversion: (.+)"),
+    ],
+)
+def test_the_version_is_that_of_the_package(page, pattern):
+    assert re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))[1] == PROJECT["version"]
+
+
+def test_readme_and_citation_name_the_same_paper_and_software():
+    titles = re.findall(r"\n  title +=\s+\{(.+)\}", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert titles == [CITATION["references"][0]["title"], CITATION["title"]]
+    assert CITATION["license"] == PROJECT["license"]
+
+
+def test_addresses_stand_in_one_place():
+    """The owner fills them in once; every other file names `[project.urls]`."""
+    assert {"Repository", "Issues", "Security"} <= PROJECT["urls"].keys()
+    own = {url for name, url in PROJECT["urls"].items() if name != "Paper"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("no git")
+    texts = {one: (ROOT / one).read_bytes().decode(errors="ignore") for one in listed if (ROOT / one).is_file()}
+    assert [one for one, text in texts.items() if any(url in text for url in own)] == ["pyproject.toml"]
+
+
+def test_images_and_forges_take_a_python_that_is_claimed():
+    files = (".github/workflows/ci.yml", ".gitlab-ci.yml", "Dockerfile")
+    versions = re.compile(r"python:(\d\.\d+)|python-version: \"(.+)\"")
+    for file in files:
+        found = {one or other for one, other in versions.findall((ROOT / file).read_text(encoding="utf-8"))}
+        assert found, file
+        assert {f"Programming Language :: Python :: {one}" for one in found} <= set(PROJECT["classifiers"])
+
+
+def test_forges_run_what_has_to_pass_and_keep_what_it_made():
+    job = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text(encoding="utf-8"))["run"]
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["run"]["steps"]
+    assert job["script"] in [one.get("run") for one in steps]
+    assert (ROOT / job["script"]).stat().st_mode & 0o100
+    assert (
+        job["artifacts"]["paths"]
+        == ["dist/"]
+        == [one["with"]["path"] for one in steps if "path" in one.get("with", ())]
+    )
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+def test_a_form_has_what_the_forge_asks_for(form):
+    read = yaml.safe_load(form.read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= read.keys()
+    fields = [one for one in read["body"] if one["type"] != "markdown"]
+    assert len({one["id"] for one in fields}) == len(fields) > 0
+    assert all(one["attributes"]["label"] for one in fields)
