@@ -76,7 +76,10 @@ SERVER = "tau=1e-8 beta1=0.9"
 HEART = Setting(
     "Fed-Heart-Disease", "flamby_heart", seeds=(42, 43, 44, 45, 46),
     methods={
-        "pooled": Method("Pooled training", words(f"FedAvg {ALONE}", {}), "Pooled Training", files="heart_pooled"),
+        "pooled": Method(
+            "Pooled training", words(f"FedAvg {ALONE}", {}), "Pooled Training", {"learning_rate": 0.001, "nrounds": 1},
+            "heart_pooled",
+        ),
         "local": Method("Local, each on its own centre", words(f"Local {ALONE}", {}), "Local"),
         "fedavg": Method("FedAvg", words("FedAvg", {}), "FedAvg", {"learning_rate": 0.001}),
         "fedprox": Method(
@@ -198,10 +201,10 @@ def _save(folder: Path, seen: Mapping[str, Any], unseen: Mapping[str, Any]) -> N
 def image_files(theirs: Path, out: Path) -> None:
     """Write the clients of PFLlib's folder, whose pickled files no reader of ours takes, as arrays."""
     clients = {}
-    for path in sorted(theirs.glob("train/*.npz"), key=lambda path: int(path.stem)):
-        parts = {part: _unpickled(theirs / part / path.name) for part in ("train", "test")}
-        x = {f"x_{part}": one["x"].astype(np.float32) for part, one in parts.items()}
-        clients[f"{int(path.stem):02d}"] = x | {f"y_{part}": one["y"].astype(np.int64) for part, one in parts.items()}
+    for path in theirs.glob("train/*.npz"):
+        held = {part: _unpickled(theirs / part / path.name) for part in ("train", "test")}
+        named = {f"{name}_{part}": array for part, arrays in held.items() for name, array in arrays.items()}
+        clients[f"{int(path.stem):02d}"] = named  # sorted by name they are in the order of their numbers
     _save(out, clients, {})
 
 
@@ -317,48 +320,57 @@ def leaves(models: Any) -> list[np.ndarray]:
     return [leaf[0].detach().numpy() for leaf in models.parameters.values()]
 
 
-def matched(theirs: Theirs, setting: Setting, key: str, root: Path, whole: bool = True) -> Record:
-    """Ours and theirs from one start on the same batches: how far models and accuracies are apart.
+def matched(theirs: Theirs, setting: Setting, key: str, root: Path) -> Record:
+    """Ours and theirs from one start on the same batches: how far weights and, of images, accuracies are apart.
 
-    Args:
-        theirs: their programs.
-        setting: data, network and budget.
-        key: the method.
-        root: the clients' files.
-        whole: theirs takes all batches of ours; False: those of the full size alone, as theirs by itself.
+    PFLlib runs again `without` the batches that are not full, which it drops by itself.
     """
     method, heart = setting.methods[key], setting is HEART
-    rounds = 15 if heart else MATCHED_ROUNDS
-    command = fitted(setting.runs("")[list(setting.methods).index(key) * len(setting.seeds)], root,
-                     "--trainer.max_epochs", str(rounds), "--trainer.check_val_every_n_epoch", str(rounds))  # fmt: skip
-    terms = command.model.federation.terms
-    plans = passes(command, root, rounds)
-    if not whole:
-        plans = [[[rows for rows in steps if len(rows) == 10] for steps in own] for own in plans]
+    options: dict[str, Any] = {"nrounds": 15, "num_updates": 100}
+    if not heart:
+        options = {"mu": 0.0, "local_learning_rate": 0.005, "batch_size": 10, "network": setting.theirs[3]}
+        options["global_rounds"] = MATCHED_ROUNDS - 1  # theirs trains once more
+    options |= method.options or {}
+    rounds = options["nrounds"] if heart else MATCHED_ROUNDS
+    run = next(run for run in setting.runs("") if run.name.startswith(f"/{key}-"))
+    often = ("--trainer.max_epochs", str(rounds), "--trainer.check_val_every_n_epoch", str(rounds))
+    command = fitted(run, root, *often)
+    terms, plans = command.model.federation.terms, passes(command, root, rounds)
     if key == "ditto":  # both models take the batches of a round
         plans = [[steps for steps in own for _ in range(2)] for own in plans]
     start, ours = leaves(terms.task.init(1, terms.seed)), leaves(command.model.shared.models)
-    options: dict[str, Any] = {"num_updates": 100, "nrounds": rounds, **(method.options or {})}
-    if not heart:
-        options = {"mu": 0.0, "global_rounds": rounds - 1, "local_learning_rate": 0.005, "batch_size": 10}
-        options |= {"network": setting.theirs[3], **(method.options or {})}
+    given = {"options": json.dumps(options), **{f"start_{i}": leaf for i, leaf in enumerate(start)}}
+    shared, accuracy = _on_batches(theirs, setting, method, root, given, plans)
+    record: Record = {"rounds": rounds, "apart": _largest(ours, shared), "moved": _largest(ours, start)}
+    if heart:
+        return record
+    full = [[[rows for rows in steps if len(rows) == 10] for steps in own] for own in plans]
+    without = _on_batches(theirs, setting, method, root, given, full)[1]
+    measured = 100 * float(command.trainer.callback_metrics["test/seen/accuracy"])
+    return record | {"ours": measured, "theirs": accuracy, "without": without}
+
+
+def _on_batches(
+    theirs: Theirs, setting: Setting, method: Method, root: Path, given: Mapping[str, Any], plans: Any
+) -> tuple[list[np.ndarray], float]:
+    """Their shared model after these batches, and their accuracy on test samples in percent, 0 where unknown."""
     with tempfile.TemporaryDirectory() as folder:
-        given, out = f"{folder}/given.npz", f"{folder}/out.npz"
-        named = {f"start_{i}": leaf for i, leaf in enumerate(start)}
-        np.savez(given, options=json.dumps(options), plans=json.dumps(plans), **named)
-        name = method.theirs.split()[0]
-        if heart:
-            theirs.run("flamby_heart", "strategy", str(root.absolute()), given, name, out)
+        place, out, name = f"{folder}/given.npz", f"{folder}/out.npz", method.theirs
+        np.savez(place, plans=json.dumps(plans), **given)
+        if setting is HEART:
+            theirs.run("flamby_heart", "strategy", str(root.absolute()), place, name, out)
         else:
-            theirs.run("pfllib_images", "batches", str(theirs.checkout), setting.theirs[1], given, name, out)
+            files, name = setting.theirs[1], name.split()[0]
+            theirs.run("pfllib_images", "batches", str(theirs.checkout), files, place, name, out)
         with np.load(out) as found:
-            shared = [found[f"shared_{i}"] for i in range(len(found.files)) if f"shared_{i}" in found]
-            hits = None if heart else 100 * float(found["hits"].sum() / found["sizes"].sum())
-    apart = max(float(np.abs(one - other).max()) for one, other in zip(ours, shared, strict=False))
-    moved = max(float(np.abs(one - other).max()) for one, other in zip(ours, start, strict=False))
-    record: Record = {"rounds": rounds, "apart": apart, "moved": moved}
-    accuracy = float(command.trainer.callback_metrics["test/seen/accuracy"])
-    return record if hits is None else record | {"ours": 100 * accuracy, "theirs": hits}
+            shared = [found[name] for name in found.files if name.startswith("shared_")]
+            hits = found["hits"].sum() / found["sizes"].sum() if "hits" in found else 0
+        return shared, 100 * float(hits)
+
+
+def _largest(ours: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """The largest difference of a parameter; a head that only one of them sends is at the end."""
+    return max(float(np.abs(one - other).max()) for one, other in zip(ours, others, strict=False))
 
 
 # ---------------------------------------------------------------------- the page
@@ -443,7 +455,7 @@ def matched_rows(record: Mapping[str, Record]) -> Iterator[list[str]]:
 def _cause(record: Mapping[str, Any], place: str) -> str:
     one = record["matched"].get(place)
     if one is None:
-        return "start and batches, by the words alone"
+        return "start and batches (not run on the same)"
     dropped = ", and the last batch of a pass, which they drop" if "without" in one else ""
     return f"start and batches (with the same: {one['apart']:.0e}){dropped}"
 
@@ -463,7 +475,10 @@ def heart(theirs: Theirs, data: Path, files: Path, record: Mapping[str, Any]) ->
         told.append(benchmark_figures(theirs.checkout / kept))
     equal = [abs(one[key] - other[key]) < 1e-9 for one, other in zip(told, found, strict=True) for key in one]
     _ours("heart", HEART, files)
-    both = {key: matched(theirs, HEART, key, files / "heart") for key, one in HEART.methods.items() if one.options}
+    both = {
+        key: matched(theirs, HEART, key, files / (one.files or "heart"))
+        for key, one in HEART.methods.items() if one.options
+    }  # fmt: skip
     return {
         "published": _heart_figures(told), "heart": _heart_figures(found), "equal": [sum(equal), len(equal)],
         "matched": record.get("matched", {}) | {f"heart/{key}": one for key, one in both.items()},
@@ -496,10 +511,8 @@ def images(theirs: Theirs, data: Path, files: Path, record: Mapping[str, Any]) -
                 )
         _ours(name, setting, files)
     for key in IMAGES:
-        place, root = f"cifar10/{key}", files / "cifar10"
-        if place not in both:
-            without = matched(theirs, PFLLIB["cifar10"], key, root, whole=False)
-            both[place] = matched(theirs, PFLLIB["cifar10"], key, root) | {"without": without["theirs"]}
+        if f"cifar10/{key}" not in both:
+            both[f"cifar10/{key}"] = matched(theirs, PFLLIB["cifar10"], key, files / "cifar10")
     return {"images": found, "matched": both}
 
 

@@ -47,6 +47,7 @@ class Batches:
 def strategy(clients: str, given: str, name: str, out: str) -> None:
     """The model of a strategy."""
     import flamby.strategies
+    from flamby.benchmarks.benchmark_utils import train_single_centric
     from flamby.datasets.fed_heart_disease import Baseline, BaselineLoss
 
     with np.load(given) as arrays:
@@ -57,8 +58,12 @@ def strategy(clients: str, given: str, name: str, out: str) -> None:
         with torch.no_grad():
             for i, parameter in enumerate(model.parameters()):
                 parameter.copy_(torch.from_numpy(arrays[f"start_{i}"]))
-    made = getattr(flamby.strategies, name)(batches, model, BaselineLoss(), torch.optim.SGD, **options)
-    shared = [parameter.detach().numpy() for parameter in made.run()[0].parameters()]
+    if name == "Pooled Training":  # all its passes are one
+        adam, rate = torch.optim.Adam, options["learning_rate"]
+        model = train_single_centric(model, batches[0], False, name, adam, rate, BaselineLoss, 1)
+    else:
+        model = getattr(flamby.strategies, name)(batches, model, BaselineLoss(), torch.optim.SGD, **options).run()[0]
+    shared = [parameter.detach().numpy() for parameter in model.parameters()]
     np.savez(out, **{f"shared_{i}": leaf for i, leaf in enumerate(shared)})
 
 
