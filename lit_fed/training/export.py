@@ -28,6 +28,7 @@ from torch import Tensor, fx, nn
 
 from lit_fed.core import tree
 from lit_fed.core.named_inputs import NamedInputs
+from lit_fed.core.served_models import served_models
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
@@ -43,8 +44,8 @@ from lit_fed.training.output import check_new_folder, check_writable
 from lit_fed.wrappers.base import innermost
 
 __all__ = [
-    "PersonalModel", "Predict", "RawColumns", "SubstitutedTask", "asked_models", "check_program_file", "network_of",
-    "save_program", "traced_model",
+    "PersonalModel", "RawColumns", "check_program_file", "mixture_of", "network_of", "save_mixture", "save_program",
+    "traced_model",
 ]  # fmt: skip
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
@@ -414,6 +415,29 @@ def asked_models(predict: Predict, task: Task, x: Tensor) -> list[Asked]:
     )
     counts = [gradient.transpose(0, 1).flatten(1).any(1).tolist() for gradient in gradients]
     return [Asked(models, one, tuple(shape[1:])) for (models, _), one in zip(calls, counts, strict=True)]
+
+
+def mixture_of(task: Task, predict: Predict, example: Tensor, algorithm: str) -> dict[str, tuple[float, ModelState]]:
+    """Weight and model of each component that serves a client, by name; those of weight 0 are omitted.
+
+    Raises:
+        ConfigError: if the prediction is no mixture of models.
+    """
+    served = served_models(predict, task, example)
+    if served is None:
+        raise ConfigError(
+            f"{algorithm} does not predict by a mixture of models with fixed weights, so no files of these models "
+            "predict as it does; choose --format pt"
+        )
+    shares = enumerate(served.weights.tolist())
+    return {f"component_{m}": (share, tree.index(served.models, m)) for m, share in shares if share}
+
+
+def save_mixture(folder: Path, mixture: dict[str, tuple[float, ModelState]], algorithm: str, client: str) -> None:
+    """Write `mixture.json`, the weights of several components."""
+    if len(mixture) > 1:
+        about = {"client": client, "algorithm": algorithm, "weights": {name: one[0] for name, one in mixture.items()}}
+        (folder / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 def network_of(task: Task, model: ModelState) -> nn.Module:
