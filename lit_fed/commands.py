@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from lit_fed.callbacks import report
 from lit_fed.core import tree
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Population, Tree
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.data.module import FederatedDataModule, Predicted
+from lit_fed.data.module import ALL, FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
+from lit_fed.serving import BlockPredictions
 from lit_fed.system.files import owner_only
 from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
@@ -111,7 +113,8 @@ def personal_model(
         model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
         datamodule: the data module; not needed with `clients`.
         ckpt_path: checkpoint of the run; None takes the model as it is.
-        client: name of the client, seen or unseen, or else its number.
+        client: name of the client, seen or unseen, or else its number; or `all`, for a model that takes a client's
+            own numbers as input.
         clients: unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
         weights_only: refuse checkpoints with anything but tensors and plain types.
         unknown_categories: as for `personalize`.
@@ -122,10 +125,10 @@ def personal_model(
     Raises:
         ConfigError: if there is no such client or its model cannot be traced.
     """
-    from lit_fed.training.export import traced_model
+    from lit_fed.training.export import traced_for_all, traced_model
 
-    served = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-    return None if served is None else traced_model(*served)
+    served = _serve(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
+    return None if served is None else (traced_for_all if client == ALL else traced_model)(*served.one, client)
 
 
 def export(
@@ -154,11 +157,12 @@ def export(
         ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
         weights_only: refuse checkpoints with anything but tensors and plain types.
         client: name of the client in `clients.csv`, seen or unseen, or else its number `client_id` in the table of
-            `predict`.
+            `predict`; or `all`: one program for all clients, `model.pt2` or `model.onnx`, which takes a client's own
+            numbers as input, and `clients/<name>.npz` with those of each.
         clients: unseen clients as for `personalize`, a folder or a table; `client` is one of them, without .npz.
         format: `pt` for `torch.export.load`, `onnx`, `peft` for the adapters of `--model.lora_rank`, or `lightning` for
             checkpoints that a LightningModule given as network loads by `load_from_checkpoint`.
-        output: `.pt2` or `.onnx` file, or a new folder for `peft` and `lightning`.
+        output: `.pt2` or `.onnx` file, or a new folder for `peft`, `lightning` and all clients.
         unknown_categories: as for `personalize`.
         raw_columns: after training on a table, take its columns: numbers, numbers of categories, NaN where a value
             is missing; the program encodes them. Else it takes the encoded inputs.
@@ -173,15 +177,23 @@ def export(
     from lit_fed.training.peft_folder import save_client
 
     if not output:
-        raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
-    path = check_program_file(output, format)
+        raise ConfigError(
+            "--output is not set; give a file that ends in .pt2, with --format onnx in .onnx, and with --client all a "
+            "new folder"
+        )
+    path = check_program_file(output, format, every=client == ALL)
     if not clients:
         refuse_remote(datamodule, "export")
-    served = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
+    if client == ALL and trainer.world_size > 1:
+        raise ConfigError(f"--client all in {trainer.world_size} processes; leave --trainer.devices and num_nodes out")
+    served = _serve(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
     if served is None:
         return None
     with owner_only(federated(model).settings.is_private):
-        exported = save_client(path, format, *served, raw_columns=raw_columns)
+        if client == ALL:
+            exported: PersonalModel | None = _save_all(path, format, served, raw_columns=raw_columns)
+        else:
+            exported = save_client(path, format, *served.one, client, raw_columns=raw_columns)
     sys.stdout.write(f"model: {path}\n")
     return exported
 
@@ -237,16 +249,38 @@ def plot_rounds(trainer: Trainer, metric: str = "accuracy") -> Any:
     return rounds_figure(folder, metric)
 
 
-def _serve_one(
+class _Served(NamedTuple):
+    """Clients that are served, and what serves them."""
+
+    federation: FederatedRounds
+    facts: TrainingFacts
+    blocks: list[BlockPredictions]
+    populations: list[Population]
+    example: Tensor  # [1, ...] any input
+
+    @property
+    def one(self) -> tuple[FederatedRounds, TrainingFacts, Tree, Tensor]:
+        """Arguments of `traced_model` for the first client."""
+        return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of all clients by number."""
+        each = [enumerate(one.names, one.train.first_id) for one in self.populations]
+        return dict(pair for pairs in each for pair in pairs)
+
+
+def _serve(
     trainer: FederatedTrainer, model: LightningModule, data: Any, ckpt_path: _PATH | None, client: str, clients: str,
     weights_only: bool | None, unknown: Unknown,
-) -> tuple[FederatedRounds, TrainingFacts, Tree, Tensor, str] | None:  # fmt: skip
-    """Serve one client; the arguments of `traced_model`, on rank zero."""
+) -> _Served | None:  # fmt: skip
+    """Serve a client, or all of them; None on ranks without one."""
     module = federated(model)
     if clients:
         if ckpt_path is None:
             raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
-        data = _unseen_clients(trainer, module, str(ckpt_path), clients, client, unknown)
+        only = None if client == ALL else client
+        data = _unseen_clients(trainer, module, str(ckpt_path), clients, only, unknown)
         ckpt_path = None  # it has been restored
     elif isinstance(data, FederatedDataModule):
         data.predicted = Predicted(client=client)
@@ -254,11 +288,24 @@ def _serve_one(
         raise ConfigError(
             "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
         )
-    served = next((block for block in trainer.serve(module, data, ckpt_path, weights_only) if block), None)
-    if served is None:
-        return None
-    example = (data.seen or data.unseen).train.x[:1]
-    return module.federation, module.facts, tree.index(served.states, 0), example, client
+    blocks = [block for block in trainer.serve(module, data, ckpt_path, weights_only) if block]
+    populations = [one for one in (data.seen, data.unseen) if one is not None]
+    example = populations[0].train.x[:1]
+    return _Served(module.federation, module.facts, blocks, populations, example) if blocks else None
+
+
+def _save_all(path: Path, format: str, served: _Served, *, raw_columns: bool) -> PersonalModel:
+    """Write `model.pt2` or `model.onnx`, and `clients/<name>.npz` for each client."""
+    from lit_fed.training.export import ENDINGS, save_clients, save_program, traced_for_all
+
+    model, names = traced_for_all(*served.one), served.names
+    if raw_columns:
+        model.take_columns(served.facts.columns)
+    with new_folder(path, owner=True) as partial:
+        for block in served.blocks:
+            save_clients(partial, model.own, block.states, [names[one] for one in block.client_ids.tolist()])
+        save_program(model, partial / f"model{ENDINGS[format]}", format)
+    return model
 
 
 def _unseen_clients(

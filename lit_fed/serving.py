@@ -41,7 +41,7 @@ from lit_fed.rounds import FederatedRounds
 
 __all__ = [
     "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "logged_names", "measure", "predict_block",
-    "predict_job", "prediction_of", "selected", "serve",
+    "predict_job", "prediction_by_state", "prediction_of", "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
@@ -259,18 +259,26 @@ def predict_block(
 
 def prediction_of(federation: FederatedRounds, state: Tree) -> tuple[Callable[[Task, Tensor], Tensor], Task]:
     """`log_prob` of a client with this state, as a function of a task and inputs [N, ...], and the task; on the CPU."""
+    predict, task = prediction_by_state(federation)
+    state = _on_cpu(state)
+    return lambda task, x: predict(task, state, x), task
+
+
+def prediction_by_state(federation: FederatedRounds) -> tuple[Callable[[Task, Tree, Tensor], Tensor], Task]:
+    """`log_prob` as a function of a task, a client's state and inputs [N, ...], and the task; on the CPU."""
     algorithm, ctx = federation.algorithm, federation.context("evaluate")
-    shared, state, frozen = (
-        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (federation.shared, state, ctx.task.frozen)
-    )
-    task = replace(ctx.task, frozen=frozen)
+    shared, task = _on_cpu(federation.shared), replace(ctx.task, frozen=_on_cpu(ctx.task.frozen))
     ctx = ctx._replace(lr=ctx.lr.cpu())
 
-    def predict(task: Task, x: Tensor) -> Tensor:
+    def predict(task: Task, state: Tree, x: Tensor) -> Tensor:
         own = ctx._replace(task=task)
         return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))
 
     return predict, task
+
+
+def _on_cpu(values: Tree) -> Tree:
+    return tree.map_leaves(lambda leaf: leaf.detach().cpu(), values)
 
 
 # ---------------------------------------------------------------------- selection of a round's clients

@@ -49,10 +49,15 @@ from lit_fed.system.discovery import with_objects
 from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 
-__all__ = ["Blocks", "FederatedDataModule", "Predicted"]
+__all__ = ["ALL", "Blocks", "FederatedDataModule", "Predicted"]
+
+ALL = "all"
+"""Stands for all clients in place of a client's name."""
 
 FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients({name: (x, y), ...}), or from_frame"}
 """Arguments → the values that they take, for messages about other types."""
+
+POPULATIONS: tuple[Literal["seen", "unseen"], ...] = ("seen", "unseen")
 
 Block = TypeVar("Block")
 
@@ -75,7 +80,7 @@ class Predicted(NamedTuple):
 
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
-    client: str | None = None  # predict this client alone; None: all clients that the test measures
+    client: str | None = None  # predict this client alone, or `ALL`; None: all clients that the test measures
 
 
 @dataclass(eq=False, repr=False)
@@ -513,6 +518,13 @@ class FederatedDataModule(LightningDataModule):
             ConfigError: if there are no such clients, or none of them has samples in that split.
         """
         population, split, client = self.predicted
+        if client == ALL:
+            there = [one for one in (self.seen, self.unseen) if one is not None]
+            each = [
+                self.serving(name, split, torch.arange(len(one.names)))
+                for name, one in zip(POPULATIONS, there, strict=False)
+            ]
+            return Blocks([block for blocks in each for block in blocks])
         if client is not None:
             name, position = find_client(client, {"seen": self.seen, "unseen": self.unseen})
             return self.serving(name, split, torch.tensor([position]))  # type: ignore[arg-type]

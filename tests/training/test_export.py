@@ -339,3 +339,70 @@ def test_without_clients_nothing_is_exported(tmp_path):
         export(trainer, FederatedModule(), client="0", clients="new", output=str(tmp_path / "model.pt2"))
     with pytest.raises(ConfigError, match="--output is not set"):
         export(trainer, FederatedModule(), client="0")
+
+
+# ---------------------------------------------------------------------- all clients
+WITH_NUMBERS = {
+    "FedEM": {"mixture"},
+    "IFCA": {"mixture"},
+    "FedAvgPlus": {"models.parameters.linear.weight", "models.parameters.linear.bias", "weights"},
+    "FedRep": {"own.parameters.linear.weight", "own.parameters.linear.bias"},
+    "FedRoD": {"head.linear.weight", "head.linear.bias"},
+}
+"""What of a client's state is an input of the program of all clients."""
+
+
+def one_client(path):
+    """The numbers of a client, from its file."""
+    return {name: torch.from_numpy(leaf) for name, leaf in np.load(path).items()}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_one_program_predicts_for_every_client(name, tmp_path):
+    module, trainer, data = fitted(name, tmp_path)
+    model = export(trainer, module, data, client="all", output=str(tmp_path / "all"))
+    assert set(model.own) == WITH_NUMBERS[name]
+    program = torch.export.load(tmp_path / "all/model.pt2").module()
+    names = [*data.seen.names, *data.unseen.names]
+    assert {one.name for one in (tmp_path / "all/clients").iterdir()} == {f"{one}.npz" for one in names}
+    for population in ("seen", "unseen"):
+        clients = getattr(data, population)
+        table = trainer.predict(module, datamodule=data, population=population)
+        for client_id, rows in table.groupby("client_id"):
+            own = one_client(tmp_path / f"all/clients/{clients.names[client_id - clients.train.first_id]}.npz")
+            found = program(clients.test.client(client_id).x, client=own)
+            expected = rows[[one for one in rows if one.startswith("p_")]].to_numpy()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_components_are_there_once(tmp_path):
+    """The bytes of 3 models in the program, and of 3 weights for each client."""
+    module, trainer, data = fitted("FedEM", tmp_path)
+    export(trainer, module, data, client="all", output=str(tmp_path / "all"))
+    assert stored(tmp_path / "all/model.pt2")[0] == 3 * MODEL
+    own = one_client(tmp_path / f"all/clients/{data.seen.names[3]}.npz")
+    torch.testing.assert_close(own, {"mixture": module.mixture_weights[3]})
+
+
+def test_onnx_of_all_clients(tmp_path):
+    module, trainer, data = fitted("FedEM", tmp_path)
+    export(trainer, module, data, client="all", output=str(tmp_path / "all"), format="onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "all/model.onnx")
+    client, x, expected = served(module, trainer, data, "seen", tmp_path)
+    (found,) = session.run(None, {"x": x.numpy(), **np.load(tmp_path / f"all/clients/{client}.npz")})
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("FedAvg", "FedAvg serves all clients by the same model"),
+        ("DFedEM", "DFedEM predicts by client_id of a client"),
+        ("PFedHN", "PFedHN takes gradients to predict"),
+    ],
+)
+def test_algorithms_without_a_common_program(name, said, tmp_path):
+    module, trainer, data = fitted(name, tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        export(trainer, module, data, client="all", output=str(tmp_path / "all"))
+    assert not (tmp_path / "all").exists()
