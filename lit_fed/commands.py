@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -127,8 +128,8 @@ def personal_model(
     """
     from lit_fed.training.export import traced_for_all, traced_model
 
-    served = _serve(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-    return None if served is None else (traced_for_all if client == ALL else traced_model)(*served.one, client)
+    one = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
+    return None if one is None else (traced_for_all if client == ALL else traced_model)(*one, client)
 
 
 def export(
@@ -186,14 +187,14 @@ def export(
         refuse_remote(datamodule, "export")
     if client == ALL and trainer.world_size > 1:
         raise ConfigError(f"--client all in {trainer.world_size} processes; leave --trainer.devices and num_nodes out")
-    served = _serve(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-    if served is None:
-        return None
+    arguments = trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories
     with owner_only(federated(model).settings.is_private):
         if client == ALL:
-            exported: PersonalModel | None = _save_all(path, format, served, raw_columns=raw_columns)
+            exported: PersonalModel | None = _save_all(path, format, _serve(*arguments), raw_columns=raw_columns)
+        elif (one := _serve_one(*arguments)) is not None:
+            exported = save_client(path, format, *one, client, raw_columns=raw_columns)
         else:
-            exported = save_client(path, format, *served.one, client, raw_columns=raw_columns)
+            return None
     sys.stdout.write(f"model: {path}\n")
     return exported
 
@@ -249,6 +250,29 @@ def plot_rounds(trainer: Trainer, metric: str = "accuracy") -> Any:
     return rounds_figure(folder, metric)
 
 
+One = tuple[FederatedRounds, TrainingFacts, Tree, Tensor]
+"""What serves a client: arguments of `traced_model`, but for its name."""
+
+
+def _serve_one(
+    trainer: FederatedTrainer, model: LightningModule, data: Any, ckpt_path: _PATH | None, client: str, clients: str,
+    weights_only: bool | None, unknown: Unknown,
+) -> One | None:  # fmt: skip
+    """Serve one client, from a checkpoint alone if that has all it takes; None on ranks without it."""
+    module = federated(model)
+    if client != ALL and not clients and not module.is_built and ckpt_path is not None and Path(ckpt_path).is_file():
+        restored = copy.deepcopy(module)
+        state, said = restored.restore_client(str(ckpt_path), client)
+        alone = state is not None
+        if trainer.is_global_zero:
+            notice(f"{client} is served without data: {said}" if alone else f"{said}; the run's data are read")
+        if alone:
+            one = restored.federation, restored.facts, state, restored.facts.blank.x
+            return one if trainer.is_global_zero else None
+    served = _serve(trainer, model, data, ckpt_path, client, clients, weights_only, unknown)
+    return None if served is None else served.one
+
+
 class _Served(NamedTuple):
     """Clients that are served, and what serves them."""
 
@@ -259,8 +283,8 @@ class _Served(NamedTuple):
     example: Tensor  # [1, ...] any input
 
     @property
-    def one(self) -> tuple[FederatedRounds, TrainingFacts, Tree, Tensor]:
-        """Arguments of `traced_model` for the first client."""
+    def one(self) -> One:
+        """The first client."""
         return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example
 
     @property
@@ -294,10 +318,11 @@ def _serve(
     return _Served(module.federation, module.facts, blocks, populations, example) if blocks else None
 
 
-def _save_all(path: Path, format: str, served: _Served, *, raw_columns: bool) -> PersonalModel:
+def _save_all(path: Path, format: str, served: _Served | None, *, raw_columns: bool) -> PersonalModel:
     """Write `model.pt2` or `model.onnx`, and `clients/<name>.npz` for each client."""
     from lit_fed.training.export import ENDINGS, save_clients, save_program, traced_for_all
 
+    assert served is not None  # there is one process
     model, names = traced_for_all(*served.one), served.names
     if raw_columns:
         model.take_columns(served.facts.columns)

@@ -22,7 +22,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
 
-__all__ = ["ClientStore"]
+__all__ = ["ClientStore", "stored_state"]
 
 STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
 """Initial states written to the table at once: one copy per small state is slow."""
@@ -349,6 +349,22 @@ class ClientStore(nn.Module):
 
     def _index(self) -> np.ndarray:
         return self.versions.cpu().numpy()
+
+
+def stored_state(leaves: Leaves, template: Tree, client_id: int) -> Tree:
+    """The state of one client in a checkpoint.
+
+    Args:
+        leaves: the checkpoint's `state_dict`.
+        template: a client's state of this structure, with leaves of any shape.
+        client_id: the client.
+
+    Raises:
+        KeyError: if the client has not trained, or a leaf of its state is in a file.
+    """
+    ids = leaves.get(f"store.{TRAINED}")
+    row = client_id if ids is None else {one: place for place, one in enumerate(ids.tolist())}[client_id]
+    return tree.rebuild(template, [leaves[f"store.{name}"][row] for name in _names({"state": template})])
 
 
 def _names(template: Tree) -> list[str]:

@@ -16,6 +16,7 @@ from lit_fed.core.context import Terms
 from lit_fed.core.local_solver import BY_CLIENT
 from lit_fed.core.named_inputs import LABELS, Input, NamedInputs
 from lit_fed.core.targets import Target
+from lit_fed.core.types import Split
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.data_sets.fills import Imputation
@@ -186,6 +187,19 @@ class TrainingFacts(Terms):
             return []
         known = set(self.named.tolist())
         return [name for name in names if _digest(name) in known]
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the seen client with this name; None: there is none."""
+        if self.named is None:
+            return int(name) if name in map(str, range(self.num_clients)) else None
+        return dict(zip(self.named.tolist(), range(self.num_clients), strict=True)).get(_digest(name))
+
+    @property
+    def blank(self) -> Split:
+        """One sample of zeros, of one client."""
+        kind = torch.float32 if self.target.continuous else torch.int64
+        x = torch.zeros(1, *self.input_shape, dtype=self.dtype)
+        return Split(x, torch.zeros(1, *self.label_shape, dtype=kind), torch.tensor([0, 1]))
 
     @property
     def public(self) -> TrainingFacts:

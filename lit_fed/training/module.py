@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
-from lit_fed.clients.store import ClientStore
+from lit_fed.clients.store import ClientStore, stored_state
+from lit_fed.clients.store_files import INDEX_KEY
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
+from lit_fed.core.types import ClientBlock, Leaves, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
@@ -231,6 +232,39 @@ class FederatedModule(LightningModule):
         Raises:
             ConfigError: if the checkpoint cannot be read or is of another run, or the module has a state already.
         """
+        return self._restore(path, unknown_categories)[0]
+
+    def restore_client(self, path: str | Path, name: str) -> tuple[Tree, str]:
+        """Take the shared state of a checkpoint; returns the state that serves a seen client, and its origin in words.
+
+        The state is None if the client cannot be served without data, and the words are the reason.
+
+        Args:
+            path: a checkpoint of this module's run.
+            name: name of the client.
+
+        Raises:
+            ConfigError: as `restore_shared`.
+        """
+        facts, leaves = self._restore(path)
+        federation, client_id = self.federation, facts.number_of(name)
+        algorithm, ctx = federation.algorithm, federation.context("adapt")
+        if client_id is None:
+            return None, f"the checkpoint has no client {name!r} of the training"
+        if algorithm.adapt_work(ctx, True) is not None or algorithm.tune_work is not None:
+            return None, f"{self.algorithm_name} adapts to a client's samples whenever it serves it"
+        fresh = algorithm.state_init(ctx, federation.server.initial_shared, facts.blank.client(0))
+        try:
+            return stored_state(leaves, fresh, client_id), "the shared state and the client's own"
+        except KeyError:
+            if not algorithm.state_reads_data and INDEX_KEY not in leaves:
+                return fresh, "the shared state and an initial state, since the client has not trained"
+            return None, f"the checkpoint does not hold the state of {name!r}, which has not trained or is in a file"
+
+    def _restore(
+        self, path: str | Path, unknown_categories: Literal["error", "zeros"] | None = None
+    ) -> tuple[TrainingFacts, Leaves]:
+        """Take the shared state of a checkpoint; returns its facts and leaves."""
         if self.is_built:
             raise ConfigError(
                 "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
@@ -257,7 +291,7 @@ class FederatedModule(LightningModule):
         self.load_state_dict(
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )
-        return facts
+        return facts, checkpoint["state_dict"]
 
     def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
         """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.
