@@ -18,7 +18,7 @@ from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Normalisation
+from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Names, Normalisation, names_of
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
@@ -115,6 +115,8 @@ class FederatedDataModule(LightningDataModule):
         seed: seed of the partition, the splits and the sample of evaluated clients.
         test_seed: seed of the partition, the unseen clients and the test samples, which are then the same for every
             `seed`; null: `seed` draws them, too.
+        exclude_clients: names of clients that are left out, as if the data did not have them; for one that leaves the
+            federation.
         attackers: clients that attack the training: their number, or their share if below 1; sampled from `seed`. They
             poison their samples (`poison`) or falsify their messages (`attack` of the model), and averages over honest
             clients leave them out.
@@ -141,6 +143,7 @@ class FederatedDataModule(LightningDataModule):
     poison: Poison | None = None
     split: SplitKind = "random"
     test_seed: int | None = None
+    exclude_clients: Names = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -153,6 +156,13 @@ class FederatedDataModule(LightningDataModule):
         )  # fmt: skip
         if self.split != "random" and self.dataset.is_remote:
             raise ConfigError(f"--data.split is {self.split}, and nodes divide their own samples; leave it out")
+        self.exclude_clients = names_of(self.exclude_clients)
+        if self.exclude_clients and (self.dataset.is_remote or self.dataset.divided_by == "features"):
+            fix = "stop its node and leave it out of --data.dataset.nodes" if self.dataset.is_remote else "leave it out"
+            raise ConfigError(
+                f"--data.exclude_clients is {', '.join(self.exclude_clients)}, and samples of "
+                f"{type(self.dataset).__name__} are not divided by clients here; {fix}"
+            )
         if self.clients_per_round is not None and self.client_fraction != 1:
             raise ConfigError(
                 f"--data.clients_per_round is {self.clients_per_round} and --data.client_fraction "
@@ -241,7 +251,7 @@ class FederatedDataModule(LightningDataModule):
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
-            test_seed=self.test_seed,
+            test_seed=self.test_seed, exclude=names_of(self.exclude_clients),
         )  # fmt: skip
         lines = list[str]()
         read, seen = seen, self._as_trained(seen, as_read, place, lines)

@@ -21,6 +21,7 @@ from lit_fed.clients.store_files import INDEX_KEY
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, Leaves, Population, RoundRecord, ServingBlock, Tree
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
@@ -34,6 +35,7 @@ from lit_fed.rounds import FederatedRounds
 from lit_fed.session import Session, solver_of
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
+from lit_fed.system.names import few
 from lit_fed.system.options import takes
 from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
@@ -121,10 +123,21 @@ class FederatedModule(LightningModule):
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
         self.federation.check_unseen(data.populations[1])
-        said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
-        if said and self.trainer.is_global_zero:
+        if stage == "fit" and self.trainer.is_global_zero:
+            self._say_ahead(data)
+
+    def _say_ahead(self, data: FederatedDataModule) -> None:
+        """Print a line on each fact of a fit that its results may be read with."""
+        warm, excluded = self.history.warm_start, names_of(data.exclude_clients)
+        learned = [] if warm is None else warm.learned_from(excluded)
+        if learned:
+            notice(
+                f"the models of --init_from learned from {few(learned)}, which --data.exclude_clients leaves out: this "
+                "run's models hold its influence; only a run from fresh models does not"
+            )
+        if said := self.federation.idle_clients(data.populations[0].train):
             notice(said)
-        if stage == "fit" and self.trainer.is_global_zero and not self.federation.algorithm.in_every_combination:
+        if not self.federation.algorithm.in_every_combination:
             self._say_untested(on_nodes=data.dataset.is_remote)
 
     def _say_untested(self, on_nodes: bool) -> None:

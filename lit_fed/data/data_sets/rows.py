@@ -78,6 +78,12 @@ class TableRows(NamedTuple):
     place: Callable[[int], str]  # row number -> name of the row in errors
     files: tuple[tuple[str, int], ...] = ()  # path of each file, and its number of rows
 
+    def at(self, kept: np.ndarray) -> TableRows:
+        """The rows with these ascending numbers [m], numbered anew."""
+        return TableRows(
+            self.frame.iloc[kept].reset_index(drop=True), self.source, lambda row: self.place(int(kept[row]))
+        )
+
     def error(self, row: int, column: str, what: str) -> ConfigError:
         """An error about one value; `what` says what is wrong and the fix."""
         return ConfigError(f"{self.place(row)}, column {column!r}: {what}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +57,19 @@ class TableEncoder:
     label_scale: bool
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
-        """Replace row numbers [n] by inputs [n, W]."""
+        """Replace row numbers [n] by inputs [n, W]; rows of excluded clients are not read."""
+        kept = torch.cat([split.x for one in (seen, unseen) for split in (() if one is None else one.splits)]).unique()
+        if len(kept) == len(self.rows.frame):
+            return self._encoded(seen, unseen)
+        number = torch.zeros(len(self.rows.frame), dtype=torch.int64).scatter(0, kept, torch.arange(len(kept)))
+
+        def anew(population: Population) -> Population:
+            return population.with_splits(lambda split: Split(number[split.x], split.y, split.offsets))
+
+        own = replace(self, rows=self.rows.at(kept.numpy()))
+        return own._encoded(anew(seen), None if unseen is None else anew(unseen))
+
+    def _encoded(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         train_rows, ends = seen.train.x.numpy(), seen.train.offsets[1:-1].numpy()
         option = "--data.dataset."
         rows = typed(self.rows, self.columns, option)
