@@ -36,6 +36,7 @@ class ServedClients(Callback):
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
+        posteriors: responsibilities of the components, [n, M]; None: not asked.
     """
 
     client_ids: Tensor
@@ -43,6 +44,7 @@ class ServedClients(Callback):
     sizes: Tensor
     labels: Tensor
     log_prob: Tensor
+    posteriors: Tensor | None = None
 
     def __init__(self, states: Path | None = None) -> None:
         self.states = states
@@ -60,7 +62,7 @@ class ServedClients(Callback):
     ) -> None:  # fmt: skip
         if not outputs:
             return
-        self._blocks.append((outputs.client_ids, outputs.scores, outputs.sizes, outputs.labels, outputs.log_prob))
+        self._blocks.append(outputs._replace(states=None))
         if self.states is not None:
             population = trainer.datamodule.unseen  # type: ignore[attr-defined]
             for row, client_id in enumerate(outputs.client_ids.tolist()):
@@ -73,11 +75,13 @@ class ServedClients(Callback):
         self._blocks = []
         if not blocks:
             return
-        client_ids, scores, sizes, labels, log_prob = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
+        found = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
+        client_ids, _, scores, sizes, labels, log_prob, posteriors = found
         order = client_ids.argsort()
         samples = client_ids.repeat_interleave(sizes).argsort(stable=True)
         self.client_ids, self.scores, self.sizes = client_ids[order], tree.index(scores, order), sizes[order]
         self.labels, self.log_prob = labels[samples], log_prob[samples]
+        self.posteriors = None if posteriors is None else posteriors[samples]
 
     def _gathered(self) -> list[tuple[Any, ...]]:
         """The blocks of all ranks on rank zero, none on the others."""

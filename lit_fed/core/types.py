@@ -361,6 +361,7 @@ class Population(NamedTuple):
     stored_type: str = ""  # in which inputs were stored, see `Samples`: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
+    rows: tuple[Tensor, ...] | None = None  # [n] of each split, position of each sample in the table; None: no table
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:

@@ -81,6 +81,7 @@ class Predicted(NamedTuple):
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
     client: str | None = None  # predict this client alone, or `ALL`; None: all clients that the test measures
+    responsibilities: bool = False  # of the components for each sample
 
 
 @dataclass(eq=False, repr=False)
@@ -483,6 +484,21 @@ class FederatedDataModule(LightningDataModule):
         chosen = self._chosen(population)
         return {"train": chosen.train, "val": chosen.val, "test": chosen.test}[name], chosen.train
 
+    def kept(self, names: Sequence[str]) -> DataFrame | None:
+        """Columns of all rows of the table to write beside predictions; None without names.
+
+        Raises:
+            ConfigError: if the data are no table, or it has no such column.
+        """
+        if not names:
+            return None
+        if (cells := getattr(self.dataset, "cells", None)) is None:
+            raise ConfigError(
+                f"--keep copies columns of a table, and the data are {type(self.dataset).__name__}; leave it out"
+            )
+        found: DataFrame = cells(names)
+        return found
+
     def _chosen(self, population: Literal["seen", "unseen"]) -> Population:
         chosen = self.seen if population == "seen" else self.unseen
         assert chosen is not None
@@ -527,7 +543,7 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ConfigError: if there are no such clients, or none of them has samples in that split.
         """
-        population, split, client = self.predicted
+        population, split, client, _ = self.predicted
         if client == ALL:
             there = [one for one in (self.seen, self.unseen) if one is not None]
             each = [

@@ -416,7 +416,10 @@ class FederatedModule(LightningModule):
         if not len(batch.client_ids):
             return ()
         seen = int(batch.client_ids[0]) < self.facts.num_clients
-        predictions = serving.predict_block(self.federation, batch, seen=seen, chosen=self.chosen_metrics)
+        predictions = serving.predict_block(
+            self.federation, batch, seen=seen, chosen=self.chosen_metrics,
+            responsibilities=self.trainer.datamodule.predicted.responsibilities,  # type: ignore[attr-defined]
+        )  # fmt: skip
         self.tell("on_clients_served", len(batch.client_ids))
         return predictions
 

@@ -58,18 +58,20 @@ class TableEncoder:
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """Replace row numbers [n] by inputs [n, W]; rows of excluded clients are not read."""
-        kept = torch.cat([split.x for one in (seen, unseen) for split in (() if one is None else one.splits)]).unique()
-        if len(kept) == len(self.rows.frame):
-            return self._encoded(seen, unseen)
-        number = torch.zeros(len(self.rows.frame), dtype=torch.int64).scatter(0, kept, torch.arange(len(kept)))
+        populations = [one for one in (seen, unseen) if one is not None]
+        kept = torch.cat([split.x for one in populations for split in one.splits]).unique()
+        rows = self.rows if len(kept) == len(self.rows.frame) else self.rows.taken(kept.numpy())
+        origin = kept if rows.origin is None else torch.from_numpy(rows.origin)
 
         def anew(population: Population) -> Population:
-            return population.with_splits(lambda split: Split(number[split.x], split.y, split.offsets))
+            population = population.with_splits(
+                lambda split: Split(torch.searchsorted(kept, split.x), split.y, split.offsets)
+            )
+            return population._replace(rows=tuple(origin[split.x] for split in population.splits))
 
-        own = replace(self, rows=self.rows.at(kept.numpy()))
-        return own._encoded(anew(seen), None if unseen is None else anew(unseen))
+        return replace(self, rows=rows)._encoded(*map(anew, populations))
 
-    def _encoded(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
+    def _encoded(self, seen: Population, unseen: Population | None = None) -> tuple[Population, Population | None]:
         train_rows, ends = seen.train.x.numpy(), seen.train.offsets[1:-1].numpy()
         option = "--data.dataset."
         rows = typed(self.rows, self.columns, option)
