@@ -77,6 +77,24 @@ def test_unseen_clients_from_files(out, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
+def test_all_unseen_clients_from_files(out, tmp_path):
+    clients = write_clients(digits().unseen, tmp_path / "clients")
+    last = folder(out, "FedAvgPlus") / "checkpoints/last.ckpt"
+    personalize(last, clients, tmp_path / "served")
+    export(out, "--clients", str(clients), "--client", "all", "--output", str(tmp_path / "all"))
+    table, program = (
+        pd.read_csv(tmp_path / "served/predictions.csv"),
+        torch.export.load(tmp_path / "all/model.pt2").module(),
+    )
+    files = sorted((tmp_path / "all/clients").iterdir())
+    assert [one.stem for one in files] == [one.stem for one in sorted(clients.iterdir())]
+    for one in files:
+        own = {name: torch.from_numpy(leaf) for name, leaf in np.load(one).items()}
+        x = torch.from_numpy(np.load(clients / one.name)["x_test"])
+        expected = table[table["client"] == one.stem][P]
+        np.testing.assert_allclose(program(x, client=own), expected, rtol=0, atol=1e-6)
+
+
 def test_inputs_are_numbers_in_0_to_1(tmp_path):
     """The program normalises as the training did."""
     data = ["--data.dataset", "test_personalize.Pixels", "--data.num_clients", "3", "--trainer.max_epochs", "1"]

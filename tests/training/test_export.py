@@ -24,7 +24,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.training.export import check_program_file, save_program, traced_model
+from lit_fed.serving import prediction_of
+from lit_fed.training.export import check_program_file, save_clients, save_program, traced_model
 
 MODEL = 4 * (64 * 10 + 10)
 """Bytes of a linear model of the digits."""
@@ -96,6 +97,24 @@ ROUNDING = {"PFedFDA": 5e-5}
 """Absolute tolerances: covariances of few samples, once inverted, magnify the rounding of features."""
 
 
+ADAPTED = {
+    "ClusteredFL", "FedAvgPlus", "FedBABU", "IFCA", "KNNPer", "MixedEffects", "OfficialFedEM", "PFedFDA", "PerFedAvg",
+}  # fmt: skip
+"""Algorithms that read a seen client's samples whenever they serve it."""
+
+
+def from_the_checkpoint_alone(module, trainer, client, x, folder):
+    """Predictions of a seen client by a new module that sees no data; None: the algorithm needs some."""
+    trainer.save_checkpoint(folder / "alone.ckpt")
+    fresh = FederatedModule(module.settings.algorithm, module.settings.solver)
+    state, said = fresh.restore_client(folder / "alone.ckpt", client)
+    if state is None:
+        assert said.endswith("adapts to a client's samples whenever it serves it")
+        return None
+    predict, task = prediction_of(fresh.federation, state)
+    return task.target.in_units(task.target.shown(predict(task, x))).detach().numpy()
+
+
 def stored(path):
     """Bytes of all numbers in a file, and the names of its members."""
     with zipfile.ZipFile(path) as archive:
@@ -113,10 +132,13 @@ def test_a_program_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_pat
         model = export(trainer, module, data, client=client, output=str(tmp_path / "client.pt2"))
         program = torch.export.load(tmp_path / "client.pt2").module()
         assert stored(tmp_path / "client.pt2")[0] == STORED.get(name, MODEL)
-    for found in (one(x).detach().numpy() for one in (model, program) if one is not None):
+    alone = from_the_checkpoint_alone(module, trainer, client, x, tmp_path)
+    assert (alone is None) == (name in ADAPTED)
+    for found in (alone, *(one(x).detach().numpy() for one in (model, program) if one is not None)):
         np.testing.assert_allclose(
-            found, expected, rtol=1e-6 if name == "SharingADMM" else 0, atol=ROUNDING.get(name, 1e-6)
-        )
+            expected if found is None else found, expected, rtol=1e-6 if name == "SharingADMM" else 0,
+            atol=ROUNDING.get(name, 1e-6),
+        )  # fmt: skip
     assert sum(leaf.nbytes for leaf in model.state_dict().values()) == STORED.get(name, MODEL)
     assert model.about["algorithm"] == name
     if data.unseen is not None:
@@ -391,6 +413,11 @@ def test_onnx_of_all_clients(tmp_path):
     client, x, expected = served(module, trainer, data, "seen", tmp_path)
     (found,) = session.run(None, {"x": x.numpy(), **np.load(tmp_path / f"all/clients/{client}.npz")})
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_name_that_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="writes a file for each client, and 'a/b' names none"):
+        save_clients(tmp_path, ["mixture"], MixtureState(torch.ones(2, 3)), ["a", "a/b"])
 
 
 @pytest.mark.parametrize(
