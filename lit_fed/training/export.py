@@ -15,6 +15,7 @@ import importlib.metadata
 import io
 import json
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -388,7 +389,7 @@ class AnyClient(nn.Module):
     Args:
         federation: the federation that serves the clients.
         state: the state of some client.
-        own: paths of the leaves that are inputs; the others are constants.
+        own: names of the leaves that are inputs; the others are constants.
     """
 
     def __init__(self, federation: FederatedRounds, state: Tree, own: list[str]) -> None:
@@ -399,7 +400,7 @@ class AnyClient(nn.Module):
 
     def forward(self, x: Tensor, own: list[Tensor]) -> Tensor:
         """The prediction of inputs [N, ...] for the client with these leaves."""
-        leaves = dict(tree.items(self.state)) | dict(zip(self.own, own, strict=True))
+        leaves = _by_name(self.state) | dict(zip(self.own, own, strict=True))
         state, task = tree.rebuild(self.state, list(leaves.values())), self.task
 
         def source(models: ModelState, x: Tensor) -> Tensor:
@@ -462,7 +463,7 @@ def traced_for_all(
     if task.own is not None:
         task.own.check_program()
     state = tree.map_leaves(lambda leaf: leaf.detach().cpu(), state)
-    leaves = dict(tree.items(state))
+    leaves = _by_name(state)
     for _ in range(2):  # the second time without leaves that the prediction does not use
         own = list(leaves.values())
         whole = _traced(AnyClient(federation, state, list(leaves)), (example, own), {}, name=federation.name)
@@ -479,8 +480,17 @@ def traced_for_all(
             f"--client all: {federation.name} serves all clients by the same model; export one, such as --client 0"
         )
     model = _personal_model(federation, facts, [], combination, example, client)
-    model.take_client({name.replace("/", "."): leaf for name, leaf in leaves.items()})
+    model.take_client(leaves)
     return model
+
+
+def _by_name(state: Tree) -> Leaves:
+    """The leaves of a state by their paths, which begin below the wrappers."""
+    found: Leaves = {}
+    for path, leaf in tree.items(state):
+        short = re.sub("^(inner/)+", "", path)
+        found[(path if short.replace("/", ".") in found else short).replace("/", ".")] = leaf
+    return found
 
 
 def _blank(example: Tensor) -> Tensor:
@@ -725,7 +735,7 @@ def save_clients(folder: Path, own: Iterable[str], states: Tree, names: Sequence
         ConfigError: if a name is no file's.
     """
     (folder / "clients").mkdir(parents=True, exist_ok=True)
-    leaves = {name.replace("/", "."): leaf.detach().cpu().numpy() for name, leaf in tree.items(states)}
+    leaves = {name: leaf.detach().cpu().numpy() for name, leaf in _by_name(states).items()}
     for row, name in enumerate(names):
         if Path(name).name != name:
             raise ConfigError(f"--client all writes a file for each client, and {name!r} names none; rename it")
