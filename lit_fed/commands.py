@@ -23,6 +23,7 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
 from lit_fed.serving import BlockPredictions
 from lit_fed.system.files import owner_only
+from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.hooks import data_of, federated, results_folder
@@ -47,6 +48,7 @@ def personalize(
     output: str = "",
     format: Literal["csv", "parquet"] = "csv",
     unknown_categories: Unknown = None,
+    use_states: bool = False,
 ) -> DataFrame | None:
     """Serve new clients from a checkpoint: write their adapted states, accuracies and predictions.
 
@@ -66,6 +68,7 @@ def personalize(
         format: file format of the predictions.
         unknown_categories: a text that no training row of a table holds is an `error`, or `zeros` in all inputs of
             its column; null: as in the training.
+        use_states: the clients took part in the training; serve them by their states in the checkpoint.
 
     Returns:
         The table of clients on rank zero; None elsewhere.
@@ -82,7 +85,7 @@ def personalize(
     if ckpt_path is None:
         raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
     module = federated(model)
-    data = _unseen_clients(trainer, module, ckpt_path, clients, unknown=unknown_categories)
+    data = _unseen_clients(trainer, module, ckpt_path, clients, unknown=unknown_categories, seen=use_states)
     with owner_only(module.settings.is_private), new_folder(folder, owner=trainer.is_global_zero) as partial:
         served = ServedClients(partial / "states")
         trainer.serve(module, data, into=served)
@@ -290,7 +293,7 @@ class _Served(NamedTuple):
     @property
     def names(self) -> dict[int, str]:
         """Names of all clients by number."""
-        each = [enumerate(one.names, one.train.first_id) for one in self.populations]
+        each = [zip(one.train.client_ids.tolist(), one.names, strict=True) for one in self.populations]
         return dict(pair for pairs in each for pair in pairs)
 
 
@@ -335,17 +338,27 @@ def _save_all(path: Path, format: str, served: _Served | None, *, raw_columns: b
 
 def _unseen_clients(
     trainer: Trainer, module: FederatedModule, ckpt_path: str, clients: str, only: str | None = None,
-    unknown: Unknown = None,
+    unknown: Unknown = None, *, seen: bool = False,
 ) -> NewClients:  # fmt: skip
     """Restore a checkpoint to serve new clients; notes which of them took part in the training."""
     from lit_fed.data.new_clients import NewClients
 
     facts = module.restore_shared(ckpt_path, unknown)
-    data = NewClients(clients, facts, only)
-    known = facts.took_part(data.unseen.names if only is None else [only])
-    if known and trainer.is_global_zero:
+    data = NewClients(clients, facts, only, seen=seen)
+    names = data.unseen.names if only is None else [only]
+    if seen:
+        ids, store = data.unseen.train.client_ids.tolist(), module.stored
+        if lost := [name for name, one in zip(names, ids, strict=True) if not store.holds(one)]:
+            raise ConfigError(
+                f"--use_states is true, and the checkpoint does not hold the states of {few(lost)}, which have not "
+                "trained, are in files or on nodes; take predict, or `lit-fed client predict` on a node"
+            )
+        if trainer.is_global_zero:
+            notice(f"{few(names)}: served by the shared state and their own, from the checkpoint")
+    elif (known := facts.took_part(names)) and trainer.is_global_zero:
         notice(
             f"{', '.join(known)} took part in the training; --clients serves new clients, so the stored state is "
-            "not used. predict, and export without --clients, use it; in a federation `lit-fed client predict`"
+            "not used. --use_states true of personalize, predict, and export without --clients use it; in a federation "
+            "`lit-fed client predict`"
         )
     return data

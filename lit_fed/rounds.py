@@ -217,20 +217,26 @@ class FederatedRounds:
                 if not position:  # later phases may need what the server makes of the first
                     raise ConfigError(f"a trial step of the client with most samples fails: {error}") from error
 
-    def check_unseen(self, unseen: Population | None) -> None:
+    def check_unseen(self, unseen: Population | None, *, seen: bool = False) -> None:
         """Refuse unseen clients without training samples if the algorithm adapts before serving.
+
+        Args:
+            unseen: the clients.
+            seen: they took part in the training, and have states.
 
         Raises:
             ConfigError: naming the first of them.
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local, adapts = getattr(self.algorithm, "adapts_statistics", False), not self.algorithm.adapts_without_samples
-        if local or (adapts and self.algorithm.adapt_work(self.context("adapt"), False) is not None):
+        local = not seen and getattr(self.algorithm, "adapts_statistics", False)
+        adapts = not self.algorithm.adapts_without_samples
+        if local or (adapts and self.algorithm.adapt_work(self.context("adapt"), seen) is not None):
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
-                f"unseen client {name!r} has no training samples, and {self.name}{how} adapts to those of each client "
-                "before it serves it; add some with a label, or choose an algorithm that does not adapt, such as FedAvg"
+                f"{'' if seen else 'un'}seen client {name!r} has no training samples, and {self.name}{how} adapts to "
+                "those of each client before it serves it; add some with a label, or choose an algorithm that does not "
+                "adapt, such as FedAvg"
             )
 
     def _phase_of(self, block: ClientBlock) -> PhaseState:

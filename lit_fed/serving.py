@@ -124,7 +124,7 @@ def evaluate(
     """
     device = federation.server.device
     data, train = data.to(device), (train or data).to(device)
-    client_ids = (torch.arange(data.num_clients) + data.first_id).to(device)
+    client_ids = data.client_ids.to(device)
     states = serve(federation, client_ids, train, seen=seen)
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 

@@ -321,9 +321,8 @@ class FederatedTrainer(Trainer):
         module = federated(self.lightning_module)
         clients: Any = data.seen if population == "seen" else data.unseen
         source = source_columns(served.client_ids, clients, split, cells)
-        table = prediction_table(
-            served, clients.names, clients.train.first_id, module.target, module.facts.class_names, source
-        )
+        names = dict(zip(clients.train.client_ids.tolist(), clients.names, strict=False))
+        table = prediction_table(served, names, module.target, module.facts.class_names, source)
         if path is not None:
             with owner_only(module.settings.is_private):
                 write_table(table, path)

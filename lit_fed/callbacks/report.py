@@ -62,7 +62,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         positions = population.positions.tolist()
         columns = {
             "client": [population.names[position] for position in positions],
-            "client_id": [population.train.first_id + position for position in positions],
+            "client_id": population.train.client_ids[positions].tolist(),
             "population": name,
             "num_train": population.train.sizes[positions].tolist(),
             **scores.columns(module.target.metric),

@@ -22,7 +22,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
 
-__all__ = ["ClientStore", "stored_state"]
+__all__ = ["ClientStore", "StoredStates"]
 
 STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
 """Initial states written to the table at once: one copy per small state is slow."""
@@ -351,20 +351,48 @@ class ClientStore(nn.Module):
         return self.versions.cpu().numpy()
 
 
-def stored_state(leaves: Leaves, template: Tree, client_id: int) -> Tree:
-    """The state of one client in a checkpoint.
+class StoredStates:
+    """States of seen clients in a checkpoint, without the data of the training.
 
     Args:
         leaves: the checkpoint's `state_dict`.
-        template: a client's state of this structure, with leaves of any shape.
-        client_id: the client.
-
-    Raises:
-        KeyError: if the client has not trained, or a leaf of its state is in a file.
+        initial: makes a client's first state; of other samples, if it reads them.
+        alike: whether all clients start from it.
     """
-    ids = leaves.get(f"store.{TRAINED}")
-    row = client_id if ids is None else {one: place for place, one in enumerate(ids.tolist())}[client_id]
-    return tree.rebuild(template, [leaves[f"store.{name}"][row] for name in _names({"state": template})])
+
+    def __init__(self, leaves: Leaves, initial: Callable[[], Tree], *, alike: bool) -> None:
+        ids = leaves.get(f"store.{TRAINED}")
+        self._rows = None if ids is None else {one: row for row, one in enumerate(ids.flatten().tolist())}
+        self._leaves, self._initial, self._alike = leaves, initial, alike
+
+    def has_trained(self, client_id: int) -> bool:
+        """Whether a client has a row; it may be in a file."""
+        return self._rows is None or client_id in self._rows
+
+    def holds(self, client_id: int) -> bool:
+        """Whether the state of a client is here."""
+        return INDEX_KEY not in self._leaves and (self._alike or self.has_trained(client_id))
+
+    def gather(self, client_ids: Tensor) -> Tree:
+        """States [C, ...] of some clients that are here, see `ClientStore`.
+
+        Raises:
+            ConfigError: if the checkpoint's states have another form than those of this run.
+        """
+        fresh = self._initial()
+        tables, first = [self._leaves.get(f"store.{one}") for one in _names({"state": fresh})], tree.leaves(fresh)
+        each = []
+        for one in client_ids.tolist():
+            row = one if self._rows is None else self._rows.get(one)
+            each.append(first if row is None else [_row(*pair, row) for pair in zip(tables, first, strict=True)])
+        return {"state": tree.stack([tree.rebuild(fresh, leaves) for leaves in each])}
+
+
+def _row(table: Tensor | None, like: Tensor, row: int) -> Tensor:
+    """A row of a checkpoint's table, which has other rows of this type."""
+    if table is None or (table.dtype, table.ndim) != (like.dtype, like.ndim + 1) or row >= len(table):
+        raise ConfigError("the checkpoint's states of clients are not those of this run; give one of its checkpoints")
+    return table[row]
 
 
 def _names(template: Tree) -> list[str]:

@@ -280,6 +280,11 @@ class Split:
         """Samples per client, [T] int64; cached, so not to be modified."""
         return self.offsets.diff()
 
+    @property
+    def client_ids(self) -> Tensor:
+        """Identities of the clients, ascending [T] int64 on the CPU."""
+        return torch.arange(self.num_clients) + self.first_id if self.ids is None else self.ids
+
     def positions(self, client_ids: Tensor) -> Tensor:
         """Positions of clients [C] in this split, [C] int64 on the CPU.
 

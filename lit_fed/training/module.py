@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
-from lit_fed.clients.store import ClientStore, stored_state
-from lit_fed.clients.store_files import INDEX_KEY
+from lit_fed.clients.store import ClientStore, StoredStates
+from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import ClientBlock, Leaves, Population, RoundRecord, ServingBlock, Tree
+from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.module import FederatedDataModule
@@ -64,6 +64,7 @@ class FederatedModule(LightningModule):
         results: the latest metrics, by key.
         trials: the learning rates that `--model.solver.lr auto` tried, as in `learning_rates.csv`.
         store: the states of the seen clients.
+        stored: the same in a checkpoint that was restored without data.
         tables: results of the measured clients, by population.
         chosen_metrics: metrics beside accuracy and loss.
         client_scores: the last results of the measured clients, by population.
@@ -103,7 +104,7 @@ class FederatedModule(LightningModule):
             from lit_fed.data.new_clients import NewClients
 
             if self.is_built and isinstance(data, NewClients):  # they are served from a checkpoint alone
-                self.federation.check_unseen(data.unseen)
+                self.federation.check_unseen(data.unseen, seen=data.unseen.train.ids is not None)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         num_rounds = rounds_of_fit(self.trainer) if stage == "fit" else 1
@@ -245,39 +246,6 @@ class FederatedModule(LightningModule):
         Raises:
             ConfigError: if the checkpoint cannot be read or is of another run, or the module has a state already.
         """
-        return self._restore(path, unknown_categories)[0]
-
-    def restore_client(self, path: str | Path, name: str) -> tuple[Tree, str]:
-        """Take the shared state of a checkpoint; returns the state that serves a seen client, and its origin in words.
-
-        The state is None if the client cannot be served without data, and the words are the reason.
-
-        Args:
-            path: a checkpoint of this module's run.
-            name: name of the client.
-
-        Raises:
-            ConfigError: as `restore_shared`.
-        """
-        facts, leaves = self._restore(path)
-        federation, client_id = self.federation, facts.number_of(name)
-        algorithm, ctx = federation.algorithm, federation.context("adapt")
-        if client_id is None:
-            return None, f"the checkpoint has no client {name!r} of the training"
-        if algorithm.adapt_work(ctx, True) is not None or algorithm.tune_work is not None:
-            return None, f"{self.algorithm_name} adapts to a client's samples whenever it serves it"
-        fresh = algorithm.state_init(ctx, federation.server.initial_shared, facts.blank.client(0))
-        try:
-            return stored_state(leaves, fresh, client_id), "the shared state and the client's own"
-        except KeyError:
-            if not algorithm.state_reads_data and INDEX_KEY not in leaves:
-                return fresh, "the shared state and an initial state, since the client has not trained"
-            return None, f"the checkpoint does not hold the state of {name!r}, which has not trained or is in a file"
-
-    def _restore(
-        self, path: str | Path, unknown_categories: Literal["error", "zeros"] | None = None
-    ) -> tuple[TrainingFacts, Leaves]:
-        """Take the shared state of a checkpoint; returns its facts and leaves."""
         if self.is_built:
             raise ConfigError(
                 "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
@@ -304,7 +272,39 @@ class FederatedModule(LightningModule):
         self.load_state_dict(
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )
-        return facts, checkpoint["state_dict"]
+        federation, algorithm = self.federation, self.federation.algorithm
+        self.stored = StoredStates(
+            checkpoint["state_dict"],
+            lambda: algorithm.state_init(
+                federation.context("init"), federation.server.initial_shared, facts.blank.client(0)
+            ),
+            alike=not algorithm.state_reads_data,
+        )
+        federation.store = self.stored  # type: ignore[assignment] # gives states, and takes none
+        return facts
+
+    def restore_client(self, path: str | Path, name: str) -> tuple[Tree, str]:
+        """Take the shared state of a checkpoint; returns the state that serves a seen client, and its origin in words.
+
+        The state is None if the client cannot be served without data, and the words are the reason.
+
+        Args:
+            path: a checkpoint of this module's run.
+            name: name of the client.
+
+        Raises:
+            ConfigError: as `restore_shared`.
+        """
+        client_id, federation = self.restore_shared(path).number_of(name), self.federation
+        algorithm, ctx, store = federation.algorithm, federation.context("adapt"), self.stored
+        if client_id is None:
+            return None, f"the checkpoint has no client {name!r} of the training"
+        if algorithm.adapt_work(ctx, True) is not None or algorithm.tune_work is not None:
+            return None, f"{self.algorithm_name} adapts to a client's samples whenever it serves it"
+        if not store.holds(client_id):
+            return None, f"the checkpoint does not hold the state of {name!r}, which has not trained or is in a file"
+        own = "the client's own" if store.has_trained(client_id) else "an initial one, since the client has not trained"
+        return tree.index(store.gather(torch.tensor([client_id]))["state"], 0), f"the shared state and {own}"
 
     def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
         """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -232,15 +232,14 @@ class Predictions(Protocol):
 
 
 def prediction_table(
-    served: Predictions, names: Sequence[str], first_id: int, target: Target,
+    served: Predictions, names: Mapping[int, str], target: Target,
     class_names: tuple[str, ...] | None = None, source: pd.DataFrame | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """One row for each sample, of sequences for each position of each sample.
 
     Args:
         served: the predictions.
-        names: names of the clients of the population, [T].
-        first_id: identity of the first of them.
+        names: name of each client, by number.
         target: the target.
         class_names: names of the classes, or of several labels, [C]; None: their numbers.
         source: columns that describe the samples, [n], beside `sample`; None: none.
@@ -258,7 +257,7 @@ def prediction_table(
     before = served.sizes.cumsum(0) - served.sizes
     sample = torch.arange(len(client_ids)) - before.repeat_interleave(served.sizes)
     columns: dict[str, Any] = {
-        "client": np.array(names)[(client_ids - first_id).repeat_interleave(length).numpy()],
+        "client": np.array([names[one] for one in served.client_ids.tolist()]).repeat(served.sizes * length),
         "client_id": client_ids.repeat_interleave(length).numpy(),
         "sample": sample.repeat_interleave(length).numpy(),
     }
