@@ -11,7 +11,7 @@ from test_predict import CPU
 
 from lit_fed import FederatedDataModule
 from lit_fed.cli import main
-from lit_fed.data import Digits, Table
+from lit_fed.data import ClientFolder, Digits, FeatureBlocks, Table
 from lit_fed.errors import ConfigError
 
 
@@ -63,6 +63,28 @@ def test_a_table_without_a_client_is_one_without_its_rows(tmp_path):
 def test_clients_in_memory():
     left = in_memory(["ann", "bo", "cy", "di"], exclude_clients=("bo", "cy"))
     assert equal(left, in_memory(["ann", "di"]))
+
+
+def in_files(names, root, **settings):
+    (root / "seen").mkdir(parents=True)
+    for name, part in rows().groupby("site"):
+        if name in names:
+            x, y = part[["a", "b"]].to_numpy(), part["ill"].to_numpy()
+            np.savez(root / "seen" / f"{name}.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    data = FederatedDataModule(ClientFolder(root=str(root)), val_fraction=0.2, **settings)
+    data.setup()
+    return data
+
+
+def test_files_of_clients(tmp_path):
+    """Validation samples are drawn as without the client, too."""
+    left = in_files(["ann", "bo", "cy", "di"], tmp_path / "all", exclude_clients="bo")
+    assert equal(left, in_files(["ann", "cy", "di"], tmp_path / "less"))
+
+
+def test_parties_with_features_of_the_same_rows_are_not_left_out():
+    with pytest.raises(ConfigError, match="samples of FeatureBlocks are not divided by clients here; leave it out"):
+        FederatedDataModule(FeatureBlocks(num_parties=4), exclude_clients="2")
 
 
 def test_a_client_of_a_partition():
