@@ -4,6 +4,7 @@ import json
 import sys
 import zipfile
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -413,6 +414,12 @@ def test_onnx_of_all_clients(tmp_path):
     client, x, expected = served(module, trainer, data, "seen", tmp_path)
     (found,) = session.run(None, {"x": x.numpy(), **np.load(tmp_path / f"all/clients/{client}.npz")})
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_several_processes_are_refused(tmp_path):
+    trainer, data = SimpleNamespace(world_size=2), FederatedDataModule()
+    with pytest.raises(ConfigError, match="--client all in 2 processes"):
+        export(trainer, FederatedModule(), data, client="all", output=str(tmp_path / "all"))
 
 
 def test_a_name_that_is_no_file(tmp_path):
