@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -371,7 +372,12 @@ class StoredStates:
 
     def holds(self, client_id: int) -> bool:
         """Whether the state of a client is here."""
-        return INDEX_KEY not in self._leaves and (self._alike or self.has_trained(client_id))
+        known = all(f"store.{one}" in self._leaves for one in _names({"state": self._fresh}))
+        return known and INDEX_KEY not in self._leaves and (self._alike or self.has_trained(client_id))
+
+    @cached_property
+    def _fresh(self) -> Tree:
+        return self._initial()
 
     def gather(self, client_ids: Tensor) -> Tree:
         """States [C, ...] of some clients that are here, see `ClientStore`.
@@ -379,9 +385,8 @@ class StoredStates:
         Raises:
             ConfigError: if the checkpoint's states have another form than those of this run.
         """
-        fresh = self._initial()
-        tables, first = [self._leaves.get(f"store.{one}") for one in _names({"state": fresh})], tree.leaves(fresh)
-        each = []
+        fresh, first, each = self._fresh, tree.leaves(self._fresh), []
+        tables = [self._leaves.get(f"store.{one}") for one in _names({"state": fresh})]
         for one in client_ids.tolist():
             row = one if self._rows is None else self._rows.get(one)
             each.append(first if row is None else [_row(*pair, row) for pair in zip(tables, first, strict=True)])

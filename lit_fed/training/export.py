@@ -301,7 +301,8 @@ class PersonalModel(nn.Module):
         if self.normalisation is not None:
             x = (x - self.mean) / self.std
         x = x.float() if x.dtype == torch.float64 else x  # the mean of a table's column may be far larger than the rest
-        parts = [component(x) for component in self.components] if client is None else list(client.values())
+        own = [] if client is None else [client[name] for name in self.own]
+        parts = own or [component(x) for component in self.components]
         found: Tensor = self.combination(x, parts)
         return torch.where(legal.view(-1, *[1] * (found.ndim - 1)), found, math.nan)
 
