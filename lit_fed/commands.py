@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -14,12 +16,14 @@ from torch import Tensor
 
 from lit_fed.callbacks import report
 from lit_fed.core import tree
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Population, Tree
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.data.module import FederatedDataModule, Predicted
+from lit_fed.data.module import ALL, FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError, notice
 from lit_fed.rounds import FederatedRounds
+from lit_fed.serving import BlockPredictions
 from lit_fed.system.files import owner_only
+from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.hooks import data_of, federated, results_folder
@@ -44,6 +48,7 @@ def personalize(
     output: str = "",
     format: Literal["csv", "parquet"] = "csv",
     unknown_categories: Unknown = None,
+    use_states: bool = False,
 ) -> DataFrame | None:
     """Serve new clients from a checkpoint: write their adapted states, accuracies and predictions.
 
@@ -63,6 +68,7 @@ def personalize(
         format: file format of the predictions.
         unknown_categories: a text that no training row of a table holds is an `error`, or `zeros` in all inputs of
             its column; null: as in the training.
+        use_states: the clients took part in the training; serve them by their states in the checkpoint.
 
     Returns:
         The table of clients on rank zero; None elsewhere.
@@ -79,7 +85,7 @@ def personalize(
     if ckpt_path is None:
         raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
     module = federated(model)
-    data = _unseen_clients(trainer, module, ckpt_path, clients, unknown=unknown_categories)
+    data = _unseen_clients(trainer, module, ckpt_path, clients, unknown=unknown_categories, seen=use_states)
     with owner_only(module.settings.is_private), new_folder(folder, owner=trainer.is_global_zero) as partial:
         served = ServedClients(partial / "states")
         trainer.serve(module, data, into=served)
@@ -111,7 +117,8 @@ def personal_model(
         model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
         datamodule: the data module; not needed with `clients`.
         ckpt_path: checkpoint of the run; None takes the model as it is.
-        client: name of the client, seen or unseen, or else its number.
+        client: name of the client, seen or unseen, or else its number; or `all`, for a model that takes a client's
+            own numbers as input.
         clients: unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
         weights_only: refuse checkpoints with anything but tensors and plain types.
         unknown_categories: as for `personalize`.
@@ -122,10 +129,10 @@ def personal_model(
     Raises:
         ConfigError: if there is no such client or its model cannot be traced.
     """
-    from lit_fed.training.export import traced_model
+    from lit_fed.training.export import traced_for_all, traced_model
 
-    served = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-    return None if served is None else traced_model(*served)
+    one = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
+    return None if one is None else (traced_for_all if client == ALL else traced_model)(*one, client)
 
 
 def export(
@@ -154,11 +161,12 @@ def export(
         ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
         weights_only: refuse checkpoints with anything but tensors and plain types.
         client: name of the client in `clients.csv`, seen or unseen, or else its number `client_id` in the table of
-            `predict`.
+            `predict`; or `all`: one program for all clients, `model.pt2` or `model.onnx`, which takes a client's own
+            numbers as input, and `clients/<name>.npz` with those of each.
         clients: unseen clients as for `personalize`, a folder or a table; `client` is one of them, without .npz.
         format: `pt` for `torch.export.load`, `onnx`, `peft` for the adapters of `--model.lora_rank`, or `lightning` for
             checkpoints that a LightningModule given as network loads by `load_from_checkpoint`.
-        output: `.pt2` or `.onnx` file, or a new folder for `peft` and `lightning`.
+        output: `.pt2` or `.onnx` file, or a new folder for `peft`, `lightning` and all clients.
         unknown_categories: as for `personalize`.
         raw_columns: after training on a table, take its columns: numbers, numbers of categories, NaN where a value
             is missing; the program encodes them. Else it takes the encoded inputs.
@@ -173,15 +181,23 @@ def export(
     from lit_fed.training.peft_folder import save_client
 
     if not output:
-        raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
-    path = check_program_file(output, format)
+        raise ConfigError(
+            "--output is not set; give a file that ends in .pt2, with --format onnx in .onnx, and with --client all a "
+            "new folder"
+        )
+    path = check_program_file(output, format, every=client == ALL)
     if not clients:
         refuse_remote(datamodule, "export")
-    served = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-    if served is None:
-        return None
+    if client == ALL and trainer.world_size > 1:
+        raise ConfigError(f"--client all in {trainer.world_size} processes; leave --trainer.devices and num_nodes out")
+    arguments = trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories
     with owner_only(federated(model).settings.is_private):
-        exported = save_client(path, format, *served, raw_columns=raw_columns)
+        if client == ALL:
+            exported: PersonalModel | None = _save_all(path, format, _serve(*arguments), raw_columns=raw_columns)
+        elif (one := _serve_one(*arguments)) is not None:
+            exported = save_client(path, format, *one, client, raw_columns=raw_columns)
+        else:
+            return None
     sys.stdout.write(f"model: {path}\n")
     return exported
 
@@ -237,16 +253,61 @@ def plot_rounds(trainer: Trainer, metric: str = "accuracy") -> Any:
     return rounds_figure(folder, metric)
 
 
+One = tuple[FederatedRounds, TrainingFacts, Tree, Tensor]
+"""What serves a client: arguments of `traced_model`, but for its name."""
+
+
 def _serve_one(
     trainer: FederatedTrainer, model: LightningModule, data: Any, ckpt_path: _PATH | None, client: str, clients: str,
     weights_only: bool | None, unknown: Unknown,
-) -> tuple[FederatedRounds, TrainingFacts, Tree, Tensor, str] | None:  # fmt: skip
-    """Serve one client; the arguments of `traced_model`, on rank zero."""
+) -> One | None:  # fmt: skip
+    """Serve one client, from a checkpoint alone if that has all it takes; None on ranks without it."""
+    module = federated(model)
+    if client != ALL and not clients and not module.is_built and ckpt_path is not None and Path(ckpt_path).is_file():
+        restored = copy.deepcopy(module)
+        state, said = restored.restore_client(str(ckpt_path), client)
+        alone = state is not None
+        if trainer.is_global_zero:
+            notice(f"{client} is served without data: {said}" if alone else f"{said}; the run's data are read")
+        if alone:
+            one = restored.federation, restored.facts, state, restored.facts.blank.x
+            return one if trainer.is_global_zero else None
+    served = _serve(trainer, model, data, ckpt_path, client, clients, weights_only, unknown)
+    return None if served is None else served.one
+
+
+class _Served(NamedTuple):
+    """Clients that are served, and what serves them."""
+
+    federation: FederatedRounds
+    facts: TrainingFacts
+    blocks: list[BlockPredictions]
+    populations: list[Population]
+    example: Tensor  # [1, ...] any input
+
+    @property
+    def one(self) -> One:
+        """The first client."""
+        return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of all clients by number."""
+        each = [zip(one.train.client_ids.tolist(), one.names, strict=True) for one in self.populations]
+        return dict(pair for pairs in each for pair in pairs)
+
+
+def _serve(
+    trainer: FederatedTrainer, model: LightningModule, data: Any, ckpt_path: _PATH | None, client: str, clients: str,
+    weights_only: bool | None, unknown: Unknown,
+) -> _Served | None:  # fmt: skip
+    """Serve a client, or all of them; None on ranks without one."""
     module = federated(model)
     if clients:
         if ckpt_path is None:
             raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
-        data = _unseen_clients(trainer, module, str(ckpt_path), clients, client, unknown)
+        only = None if client == ALL else client
+        data = _unseen_clients(trainer, module, str(ckpt_path), clients, only, unknown)
         ckpt_path = None  # it has been restored
     elif isinstance(data, FederatedDataModule):
         data.predicted = Predicted(client=client)
@@ -254,26 +315,50 @@ def _serve_one(
         raise ConfigError(
             "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
         )
-    served = next((block for block in trainer.serve(module, data, ckpt_path, weights_only) if block), None)
-    if served is None:
-        return None
-    example = (data.seen or data.unseen).train.x[:1]
-    return module.federation, module.facts, tree.index(served.states, 0), example, client
+    blocks = [block for block in trainer.serve(module, data, ckpt_path, weights_only) if block]
+    populations = [one for one in (data.seen, data.unseen) if one is not None]
+    example = populations[0].train.x[:1]
+    return _Served(module.federation, module.facts, blocks, populations, example) if blocks else None
+
+
+def _save_all(path: Path, format: str, served: _Served | None, *, raw_columns: bool) -> PersonalModel:
+    """Write `model.pt2` or `model.onnx`, and `clients/<name>.npz` for each client."""
+    from lit_fed.training.export import ENDINGS, save_clients, save_program, traced_for_all
+
+    assert served is not None  # there is one process
+    model, names = traced_for_all(*served.one), served.names
+    if raw_columns:
+        model.take_columns(served.facts.columns)
+    with new_folder(path, owner=True) as partial:
+        for block in served.blocks:
+            save_clients(partial, model.own, block.states, [names[one] for one in block.client_ids.tolist()])
+        save_program(model, partial / f"model{ENDINGS[format]}", format)
+    return model
 
 
 def _unseen_clients(
     trainer: Trainer, module: FederatedModule, ckpt_path: str, clients: str, only: str | None = None,
-    unknown: Unknown = None,
+    unknown: Unknown = None, *, seen: bool = False,
 ) -> NewClients:  # fmt: skip
     """Restore a checkpoint to serve new clients; notes which of them took part in the training."""
     from lit_fed.data.new_clients import NewClients
 
     facts = module.restore_shared(ckpt_path, unknown)
-    data = NewClients(clients, facts, only)
-    known = facts.took_part(data.unseen.names if only is None else [only])
-    if known and trainer.is_global_zero:
+    data = NewClients(clients, facts, only, seen=seen)
+    names = data.unseen.names if only is None else [only]
+    if seen:
+        ids, store = data.unseen.train.client_ids.tolist(), module.stored
+        if lost := [name for name, one in zip(names, ids, strict=True) if not store.holds(one)]:
+            raise ConfigError(
+                f"--use_states is true, and the checkpoint does not hold the states of {few(lost)}, which have not "
+                "trained, are in files or on nodes; take predict, or `lit-fed client predict` on a node"
+            )
+        if trainer.is_global_zero:
+            notice(f"{few(names)}: served by the shared state and their own, from the checkpoint")
+    elif (known := facts.took_part(names)) and trainer.is_global_zero:
         notice(
             f"{', '.join(known)} took part in the training; --clients serves new clients, so the stored state is "
-            "not used. predict, and export without --clients, use it; in a federation `lit-fed client predict`"
+            "not used. --use_states true of personalize, predict, and export without --clients use it; in a federation "
+            "`lit-fed client predict`"
         )
     return data

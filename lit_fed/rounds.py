@@ -234,20 +234,26 @@ class FederatedRounds:
         adapts = self.algorithm.adapt_work(self.context("adapt"), False) is not None
         return self.algorithm.without_samples if adapts else "the shared model"
 
-    def check_unseen(self, unseen: Population | None) -> None:
+    def check_unseen(self, unseen: Population | None, *, seen: bool = False) -> None:
         """Refuse unseen clients without training samples if the algorithm adapts before serving.
+
+        Args:
+            unseen: the clients.
+            seen: they took part in the training, and have states.
 
         Raises:
             ConfigError: naming the first of them.
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local = getattr(self.algorithm, "adapts_statistics", False)
-        if local or not self.without_samples:
+        local = not seen and getattr(self.algorithm, "adapts_statistics", False)
+        adapts = self.algorithm.adapt_work(self.context("adapt"), seen) is not None
+        if local or (adapts and not self.algorithm.without_samples):
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
-                f"unseen client {name!r} has no training samples, and {self.name}{how} adapts to those of each client "
-                "before it serves it; add some with a label, or choose one that serves it without, such as FedEM"
+                f"{'' if seen else 'un'}seen client {name!r} has no training samples, and {self.name}{how} adapts to "
+                "those of each client before it serves it; add some with a label, or choose one that serves it "
+                "without, such as FedEM"
             )
 
     def _phase_of(self, block: ClientBlock) -> PhaseState:

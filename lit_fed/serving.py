@@ -29,19 +29,33 @@ from lit_fed.clients.base import ClientTrainer, PredictJob, Trained, TrainJob, p
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.context import Context
+from lit_fed.core.mixtures.e_step import expectation, num_factors
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.seeds import generator
+from lit_fed.core.served_models import served_models
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, Leaves, LocalWork, Phase, PhaseTraffic, ServingBlock, Split, Tree
+from lit_fed.core.types import (
+    ClientBlock,
+    ClientData,
+    Leaves,
+    LocalWork,
+    Phase,
+    PhaseTraffic,
+    ServingBlock,
+    Split,
+    Tree,
+)
+from lit_fed.errors import ConfigError
 from lit_fed.logged import logged_by_step, step_of
 from lit_fed.metrics.chosen import Add, ChosenMetrics
 from lit_fed.metrics.pooled import Pool
 from lit_fed.metrics.scores import ClientScores
 from lit_fed.rounds import FederatedRounds
+from lit_fed.wrappers.base import innermost
 
 __all__ = [
     "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "logged_names", "measure", "predict_block",
-    "predict_job", "prediction_of", "selected", "serve",
+    "predict_job", "prediction_by_state", "prediction_of", "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
@@ -122,7 +136,7 @@ def evaluate(
     """
     device = federation.server.device
     data, train = data.to(device), (train or data).to(device)
-    client_ids = (torch.arange(data.num_clients) + data.first_id).to(device)
+    client_ids = data.client_ids.to(device)
     states = serve(federation, client_ids, train, seen=seen)
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 
@@ -243,11 +257,13 @@ class BlockPredictions(NamedTuple):
     sizes: Tensor  # [C] int64, samples of each client
     labels: Tensor  # [n] or [n, L], client after client
     log_prob: Tensor  # float32 [n, C] or [n, L, C], or for regression the means [n, 1]
+    posteriors: Tensor | None = None  # [n, M] responsibilities of the components; None: not asked
 
 
 def predict_block(
-    federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
-) -> BlockPredictions:
+    federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None,
+    responsibilities: bool = False,
+) -> BlockPredictions:  # fmt: skip
     """Serve at least one client and predict all samples; predictions are moved to the CPU as they arrive."""
     states = serve(federation, block.client_ids, block.train, seen=seen)
     job = predict_job(federation, block.client_ids, block.data, states)
@@ -262,27 +278,61 @@ def predict_block(
 
     scores = tree.map_leaves(Tensor.cpu, _all_scores(federation, job, chosen, None, keep))
     sizes = torch.tensor([sum(map(len, parts)) for parts in labels])
+    posteriors = [
+        posteriors_of(federation, tree.index(job.states, row), job.data.client(one))
+        for row, one in enumerate(job.client_ids.tolist() if responsibilities else ())
+    ]
     return BlockPredictions(
         job.client_ids.cpu(), job.states, scores, sizes,
         torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
         torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
+        torch.cat(posteriors) if posteriors else None,
     )  # fmt: skip
+
+
+def posteriors_of(federation: FederatedRounds, state: Tree, data: ClientData) -> Tensor:
+    """Responsibilities q(m | x, y) of the components that serve a client for its samples, [n, M], on the CPU.
+
+    Raises:
+        ConfigError: if the algorithm does not predict by a mixture of models.
+    """
+    predict, task = prediction_of(federation, state)
+    x, y = data.x.cpu(), data.y.cpu()
+    data = data._replace(all_x=x, all_y=y, index=None)
+    served = served_models(predict, task, x[:1])
+    if served is None or len(served.weights) == 1:
+        raise ConfigError(
+            f"--responsibilities are of the components of a mixture, and {federation.name} predicts by none; leave it "
+            "out, or choose FedEM"
+        )
+    with torch.no_grad():
+        losses = task.sample_losses(served.models, data)
+    factors = num_factors(task, data, getattr(innermost(federation.algorithm), "position_loss", "mean"))
+    return expectation(served.weights, losses, torch.ones(len(y)), factors)[1]
 
 
 def prediction_of(federation: FederatedRounds, state: Tree) -> tuple[Callable[[Task, Tensor], Tensor], Task]:
     """`log_prob` of a client with this state, as a function of a task and inputs [N, ...], and the task; on the CPU."""
+    predict, task = prediction_by_state(federation)
+    state = _on_cpu(state)
+    return lambda task, x: predict(task, state, x), task
+
+
+def prediction_by_state(federation: FederatedRounds) -> tuple[Callable[[Task, Tree, Tensor], Tensor], Task]:
+    """`log_prob` as a function of a task, a client's state and inputs [N, ...], and the task; on the CPU."""
     algorithm, ctx = federation.algorithm, federation.context("evaluate")
-    shared, state, frozen = (
-        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (federation.shared, state, ctx.task.frozen)
-    )
-    task = replace(ctx.task, frozen=frozen)
+    shared, task = _on_cpu(federation.shared), replace(ctx.task, frozen=_on_cpu(ctx.task.frozen))
     ctx = ctx._replace(lr=ctx.lr.cpu())
 
-    def predict(task: Task, x: Tensor) -> Tensor:
+    def predict(task: Task, state: Tree, x: Tensor) -> Tensor:
         own = ctx._replace(task=task)
         return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))
 
     return predict, task
+
+
+def _on_cpu(values: Tree) -> Tree:
+    return tree.map_leaves(lambda leaf: leaf.detach().cpu(), values)
 
 
 # ---------------------------------------------------------------------- selection of a round's clients

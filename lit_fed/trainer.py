@@ -25,6 +25,7 @@ from torch import nn
 
 from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import owner_only
@@ -32,7 +33,7 @@ from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_table_file, prediction_table, write_table
+from lit_fed.training.output import check_table_file, prediction_table, source_columns, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import KEYWORDS, RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -277,6 +278,8 @@ class FederatedTrainer(Trainer):
         population: Literal["seen", "unseen"] = "seen",
         split: Literal["train", "val", "test"] = "test",
         output: str | None = None,
+        keep: str | list[str] | None = None,
+        responsibilities: bool = False,
     ) -> DataFrame | None:
         """Serve the clients of a run, as in its test, and predict each of their samples.
 
@@ -292,12 +295,15 @@ class FederatedTrainer(Trainer):
             output: `.csv` or `.parquet` file for the table: a row for each sample, by client and in the order of the
                 client's split, with the probability of every class, or for regression the predicted value. Null writes
                 none in Python, and on the command line `predictions.csv` in the run's folder.
+            keep: columns of the table that are copied into the predictions.
+            responsibilities: of a mixture, write the posterior probability of each component for each sample, given
+                its label.
 
         Returns:
             The table, see `prediction_table`, on rank zero; None elsewhere.
 
         Raises:
-            ConfigError: if the file cannot be written, or there are no such clients or samples.
+            ConfigError: if the file cannot be written, or there are no such clients, samples, columns or components.
         """
         from lit_fed.callbacks.served_clients import ServedClients
 
@@ -306,14 +312,17 @@ class FederatedTrainer(Trainer):
         if not isinstance(data, FederatedDataModule):
             raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
         refuse_remote(data, "predict")
-        data.predicted = Predicted(population, split)
+        cells = data.kept(names_of(keep or ()))
+        data.predicted = Predicted(population, split, responsibilities=responsibilities)
         served = ServedClients()
         self.serve(model, data, ckpt_path, weights_only, into=served)
         if not self.is_global_zero:
             return None
         module = federated(self.lightning_module)
         clients: Any = data.seen if population == "seen" else data.unseen
-        table = prediction_table(served, clients.names, clients.train.first_id, module.target, module.facts.class_names)
+        source = source_columns(served.client_ids, clients, split, cells)
+        names = dict(zip(clients.train.client_ids.tolist(), clients.names, strict=False))
+        table = prediction_table(served, names, module.target, module.facts.class_names, source)
         if path is not None:
             with owner_only(module.settings.is_private):
                 write_table(table, path)

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.scores import STATISTICS, Statistic
@@ -61,7 +62,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         positions = population.positions.tolist()
         columns = {
             "client": [population.names[position] for position in positions],
-            "client_id": [population.train.first_id + position for position in positions],
+            "client_id": population.train.client_ids[positions].tolist(),
             "population": name,
             "num_train": population.train.sizes[positions].tolist(),
             **scores.columns(module.target.metric),
@@ -150,7 +151,8 @@ class RunReport(FederatedCallback):
         sys.stdout.write(f"results: {folder}\n")
 
     def _facts(self, trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
-        history, attackers = module.history, data_of(trainer).populations[0].attackers
+        history, data = module.history, data_of(trainer)
+        attackers = data.populations[0].attackers
         return {
             "rounds": module.num_rounds_done,
             "seconds": round(self.seconds, 3),
@@ -162,7 +164,7 @@ class RunReport(FederatedCallback):
             "versions/torch": torch.__version__,
             "versions/lightning": lightning.__version__,
             "git_commit": _git_commit(),
-            **({"init_from": history.warm_start.origin} if history.warm_start else {}),
+            **({"init_from": history.warm_start.origin(names_of(data.exclude_clients))} if history.warm_start else {}),
             **({"changes_on_resume": history.changes} if history.changes else {}),
             **({} if attackers is None else {"attackers": len(attackers)}),
         }

@@ -36,6 +36,7 @@ class ServedClients(Callback):
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
+        posteriors: responsibilities of the components, [n, M]; None: not asked.
     """
 
     client_ids: Tensor
@@ -43,6 +44,7 @@ class ServedClients(Callback):
     sizes: Tensor
     labels: Tensor
     log_prob: Tensor
+    posteriors: Tensor | None = None
 
     def __init__(self, states: Path | None = None) -> None:
         self.states = states
@@ -60,11 +62,11 @@ class ServedClients(Callback):
     ) -> None:  # fmt: skip
         if not outputs:
             return
-        self._blocks.append((outputs.client_ids, outputs.scores, outputs.sizes, outputs.labels, outputs.log_prob))
+        self._blocks.append(outputs._replace(states=None))
         if self.states is not None:
             population = trainer.datamodule.unseen  # type: ignore[attr-defined]
-            for row, client_id in enumerate(outputs.client_ids.tolist()):
-                name = population.names[client_id - population.train.first_id]
+            for row, position in enumerate(population.train.positions(outputs.client_ids).tolist()):
+                name = population.names[position]
                 with whole_file(self.states / f"{name}.pt", private=True) as file:
                     torch.save(_plain(tree.index(outputs.states, row)), file)
 
@@ -73,11 +75,13 @@ class ServedClients(Callback):
         self._blocks = []
         if not blocks:
             return
-        client_ids, scores, sizes, labels, log_prob = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
+        found = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
+        client_ids, _, scores, sizes, labels, log_prob, posteriors = found
         order = client_ids.argsort()
         samples = client_ids.repeat_interleave(sizes).argsort(stable=True)
         self.client_ids, self.scores, self.sizes = client_ids[order], tree.index(scores, order), sizes[order]
         self.labels, self.log_prob = labels[samples], log_prob[samples]
+        self.posteriors = None if posteriors is None else posteriors[samples]
 
     def _gathered(self) -> list[tuple[Any, ...]]:
         """The blocks of all ranks on rank zero, none on the others."""
@@ -150,15 +154,16 @@ def unseen_tables(
         clients with labels, with the keys of a test of unseen clients, {} without any.
     """
     population = data.unseen
-    first_id = population.train.first_id
+    names = dict(zip(population.train.client_ids.tolist(), population.names, strict=True))
     class_names = module.facts.class_names
     pooled = _pooled(served, data.labelled, module.chosen_metrics)  # the table overwrites the predictions
-    predictions = prediction_table(served, population.names, first_id, module.target, class_names)
+    predictions = prediction_table(served, names, module.target, class_names)
     if not data.labelled.all():
         numbers = not module.target.continuous and (class_names is None or module.target.vectors)
         for column in [one for one in map(str, predictions) if one == "label" or one.startswith("label_")]:
             label = predictions[column].astype("Int64") if numbers else predictions[column]
-            predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
+            known = dict(zip(names, data.labelled.tolist(), strict=True))
+            predictions[column] = label.where(predictions["client_id"].map(known).astype(bool))
     sums = {name: getattr(served.scores, name).masked_fill(~data.labelled, 0) for name in ("samples", "loss", "hits")}
     scores = module.client_scores["unseen"] = served.scores._replace(**sums)
     table = client_table({"unseen": population}, module).drop(columns="population")

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
 
-__all__ = ["BUFFER_NAMES", "ClientStore"]
+__all__ = ["BUFFER_NAMES", "ClientStore", "StoredStates"]
 
 STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
 """Initial states written to the table at once: one copy per small state is slow."""
@@ -349,6 +350,54 @@ class ClientStore(nn.Module):
 
     def _index(self) -> np.ndarray:
         return self.versions.cpu().numpy()
+
+
+class StoredStates:
+    """States of seen clients in a checkpoint, without the data of the training.
+
+    Args:
+        leaves: the checkpoint's `state_dict`.
+        initial: makes a client's first state; of other samples, if it reads them.
+        alike: whether all clients start from it.
+    """
+
+    def __init__(self, leaves: Leaves, initial: Callable[[], Tree], *, alike: bool) -> None:
+        ids = leaves.get(f"store.{TRAINED}")
+        self._rows = None if ids is None else {one: row for row, one in enumerate(ids.flatten().tolist())}
+        self._leaves, self._initial, self._alike = leaves, initial, alike
+
+    def has_trained(self, client_id: int) -> bool:
+        """Whether a client has a row; it may be in a file."""
+        return self._rows is None or client_id in self._rows
+
+    def holds(self, client_id: int) -> bool:
+        """Whether the state of a client is here."""
+        known = all(f"store.{one}" in self._leaves for one in _names({"state": self._fresh}))
+        return known and INDEX_KEY not in self._leaves and (self._alike or self.has_trained(client_id))
+
+    @cached_property
+    def _fresh(self) -> Tree:
+        return self._initial()
+
+    def gather(self, client_ids: Tensor) -> Tree:
+        """States [C, ...] of some clients that are here, see `ClientStore`.
+
+        Raises:
+            ConfigError: if the checkpoint's states have another form than those of this run.
+        """
+        fresh, first, each = self._fresh, tree.leaves(self._fresh), []
+        tables = [self._leaves.get(f"store.{one}") for one in _names({"state": fresh})]
+        for one in client_ids.tolist():
+            row = one if self._rows is None else self._rows.get(one)
+            each.append(first if row is None else [_row(*pair, row) for pair in zip(tables, first, strict=True)])
+        return {"state": tree.stack([tree.rebuild(fresh, leaves) for leaves in each])}
+
+
+def _row(table: Tensor | None, like: Tensor, row: int) -> Tensor:
+    """A row of a checkpoint's table, which has other rows of this type."""
+    if table is None or (table.dtype, table.ndim) != (like.dtype, like.ndim + 1) or row >= len(table):
+        raise ConfigError("the checkpoint's states of clients are not those of this run; give one of its checkpoints")
+    return table[row]
 
 
 def _names(template: Tree) -> list[str]:

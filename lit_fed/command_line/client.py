@@ -243,8 +243,7 @@ def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> 
 
     names = kept.names
     if command == "predict":
-        called = [names.get(one, "") for one in range(max(names) + 1)]
-        tables = [prediction_table(block, called, 0, kept.facts.target) for block in kept.predict(clients, split)]
+        tables = [prediction_table(block, names, kept.facts.target) for block in kept.predict(clients, split)]
         return pd.concat(tables, ignore_index=True)
     scores = kept.measure(clients, split)
     seen = ["seen" if one < kept.facts.num_clients else "unseen" for one in clients]

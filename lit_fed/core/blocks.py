@@ -247,4 +247,4 @@ def serving_blocks(
     cuts = [cut_blocks(share, held[share], clients_per_block, most_held) for share in shares]
     empty = [measured[:0].numpy()] * (max(map(len, cuts)) - len(cuts[rank]))
     rows = map(torch.from_numpy, [*cuts[rank], *empty])
-    return [ServingBlock(measured[some] + data.first_id, some, data, train) for some in rows]
+    return [ServingBlock(data.client_ids[measured[some]], some, data, train) for some in rows]

@@ -280,6 +280,11 @@ class Split:
         """Samples per client, [T] int64; cached, so not to be modified."""
         return self.offsets.diff()
 
+    @property
+    def client_ids(self) -> Tensor:
+        """Identities of the clients, ascending [T] int64 on the CPU."""
+        return torch.arange(self.num_clients) + self.first_id if self.ids is None else self.ids
+
     def positions(self, client_ids: Tensor) -> Tensor:
         """Positions of clients [C] in this split, [C] int64 on the CPU.
 
@@ -361,6 +366,7 @@ class Population(NamedTuple):
     stored_type: str = ""  # in which inputs were stored, see `Samples`: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
+    rows: tuple[Tensor, ...] | None = None  # [n] of each split, position of each sample in the table; None: no table
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:

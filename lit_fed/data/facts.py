@@ -16,6 +16,7 @@ from lit_fed.core.context import Terms
 from lit_fed.core.local_solver import BY_CLIENT
 from lit_fed.core.named_inputs import LABELS, Input, NamedInputs
 from lit_fed.core.targets import Target
+from lit_fed.core.types import Split
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.data_sets.fills import Imputation
@@ -37,7 +38,7 @@ from lit_fed.system.readers import (
 
 __all__ = [
     "FACTS", "FLAG", "INPUTS", "LARGE", "MOST_CLASSES", "MOST_NUMBERS", "POSITIVE", "SAMPLES", "SEED", "SHAPE", "SHARE",
-    "TrainingFacts", "name_digests",
+    "TrainingFacts", "digests_in", "known_names", "name_digests",
 ]  # fmt: skip
 
 MOST_NUMBERS = 10_000_000
@@ -182,10 +183,20 @@ class TrainingFacts(Terms):
 
     def took_part(self, names: Sequence[str]) -> list[str]:
         """The given names that belong to seen clients."""
+        return [] if self.named is None else known_names(self.named, names)
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the seen client with this name; None: there is none."""
         if self.named is None:
-            return []
-        known = set(self.named.tolist())
-        return [name for name in names if _digest(name) in known]
+            return int(name) if name in map(str, range(self.num_clients)) else None
+        return dict(zip(self.named.tolist(), range(self.num_clients), strict=True)).get(_digest(name))
+
+    @property
+    def blank(self) -> Split:
+        """One sample of zeros, of one client."""
+        kind = torch.float32 if self.target.continuous else torch.int64
+        x = torch.zeros(1, *self.input_shape, dtype=self.dtype)
+        return Split(x, torch.zeros(1, *self.label_shape, dtype=kind), torch.tensor([0, 1]))
 
     @property
     def public(self) -> TrainingFacts:
@@ -245,6 +256,18 @@ def name_digests(names: Sequence[str]) -> Tensor | None:
     if all(name == str(position) for position, name in enumerate(names)):
         return None
     return torch.tensor([_digest(name) for name in names])
+
+
+def digests_in(plain: dict[str, Any]) -> Tensor:
+    """Digests of the names of all seen clients, [T] int64, from the facts of a checkpoint."""
+    named: Tensor | None = plain.get("named")
+    return torch.tensor([_digest(str(one)) for one in range(plain["num_clients"])]) if named is None else named
+
+
+def known_names(digests: Tensor, names: Sequence[str]) -> list[str]:
+    """The given names whose digests are among these."""
+    known = set(digests.tolist())
+    return [name for name in names if _digest(name) in known]
 
 
 def _digest(name: str) -> int:

@@ -18,7 +18,7 @@ from lit_fed.core.segmentation import Segmentation, flat_population
 from lit_fed.core.targets import CLASSES, Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
-from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Normalisation
+from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Names, Normalisation, names_of
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
@@ -50,10 +50,15 @@ from lit_fed.system.discovery import with_objects
 from lit_fed.system.names import few
 from lit_fed.system.packages import DataFrame
 
-__all__ = ["Blocks", "FederatedDataModule", "Predicted"]
+__all__ = ["ALL", "Blocks", "FederatedDataModule", "Predicted"]
+
+ALL = "all"
+"""Stands for all clients in place of a client's name."""
 
 FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients({name: (x, y), ...}), or from_frame"}
 """Arguments → the values that they take, for messages about other types."""
+
+POPULATIONS: tuple[Literal["seen", "unseen"], ...] = ("seen", "unseen")
 
 Block = TypeVar("Block")
 
@@ -76,7 +81,8 @@ class Predicted(NamedTuple):
 
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
-    client: str | None = None  # predict this client alone; None: all clients that the test measures
+    client: str | None = None  # predict this client alone, or `ALL`; None: all clients that the test measures
+    responsibilities: bool = False  # of the components for each sample
 
 
 @dataclass(eq=False, repr=False)
@@ -111,6 +117,8 @@ class FederatedDataModule(LightningDataModule):
         seed: seed of the partition, the splits and the sample of evaluated clients.
         test_seed: seed of the partition, the unseen clients and the test samples, which are then the same for every
             `seed`; null: `seed` draws them, too.
+        exclude_clients: names of clients that are left out, as if the data did not have them; for one that leaves the
+            federation.
         attackers: clients that attack the training: their number, or their share if below 1; sampled from `seed`. They
             poison their samples (`poison`) or falsify their messages (`attack` of the model), and averages over honest
             clients leave them out.
@@ -137,6 +145,7 @@ class FederatedDataModule(LightningDataModule):
     poison: Poison | None = None
     split: SplitKind = "random"
     test_seed: int | None = None
+    exclude_clients: Names = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -149,6 +158,13 @@ class FederatedDataModule(LightningDataModule):
         )  # fmt: skip
         if self.split != "random" and self.dataset.is_remote:
             raise ConfigError(f"--data.split is {self.split}, and nodes divide their own samples; leave it out")
+        self.exclude_clients = names_of(self.exclude_clients)
+        if self.exclude_clients and (self.dataset.is_remote or self.dataset.divided_by == "features"):
+            fix = "stop its node and leave it out of --data.dataset.nodes" if self.dataset.is_remote else "leave it out"
+            raise ConfigError(
+                f"--data.exclude_clients is {', '.join(self.exclude_clients)}, and samples of "
+                f"{type(self.dataset).__name__} are not divided by clients here; {fix}"
+            )
         if self.clients_per_round is not None and self.client_fraction != 1:
             raise ConfigError(
                 f"--data.clients_per_round is {self.clients_per_round} and --data.client_fraction "
@@ -237,7 +253,7 @@ class FederatedDataModule(LightningDataModule):
             self.dataset, self.partition, self.num_clients,
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
-            test_seed=self.test_seed,
+            test_seed=self.test_seed, exclude=names_of(self.exclude_clients),
         )  # fmt: skip
         lines = list[str]()
         read, seen = seen, self._as_trained(seen, as_read, place, lines)
@@ -470,6 +486,21 @@ class FederatedDataModule(LightningDataModule):
         chosen = self._chosen(population)
         return {"train": chosen.train, "val": chosen.val, "test": chosen.test}[name], chosen.train
 
+    def kept(self, names: Sequence[str]) -> DataFrame | None:
+        """Columns of all rows of the table to write beside predictions; None without names.
+
+        Raises:
+            ConfigError: if the data are no table, or it has no such column.
+        """
+        if not names:
+            return None
+        if (cells := getattr(self.dataset, "cells", None)) is None:
+            raise ConfigError(
+                f"--keep copies columns of a table, and the data are {type(self.dataset).__name__}; leave it out"
+            )
+        found: DataFrame = cells(names)
+        return found
+
     def _chosen(self, population: Literal["seen", "unseen"]) -> Population:
         chosen = self.seen if population == "seen" else self.unseen
         assert chosen is not None
@@ -514,7 +545,14 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ConfigError: if there are no such clients, or none of them has samples in that split.
         """
-        population, split, client = self.predicted
+        population, split, client, _ = self.predicted
+        if client == ALL:
+            there = [one for one in (self.seen, self.unseen) if one is not None]
+            each = [
+                self.serving(name, split, torch.arange(len(one.names)))
+                for name, one in zip(POPULATIONS, there, strict=False)
+            ]
+            return Blocks([block for blocks in each for block in blocks])
         if client is not None:
             name, position = find_client(client, {"seen": self.seen, "unseen": self.unseen})
             return self.serving(name, split, torch.tensor([position]))  # type: ignore[arg-type]

@@ -63,6 +63,7 @@ class NewClients(LightningDataModule):
         folder: folder with a .npz file for each client, or of images; or a table.
         facts: facts of the training, from the checkpoint.
         only: name of the only client to serve; None: all.
+        seen: they took part in the training, and are numbered as there.
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
@@ -76,13 +77,21 @@ class NewClients(LightningDataModule):
     predicted = Predicted("unseen", "test")
     seen: Population | None = None
 
-    def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None) -> None:
+    def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None, *, seen: bool = False) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
         given = _read(given_path(folder, "--clients"), facts)
         self.held_out = isinstance(given, Samples) and given.split is None and only is None
         if isinstance(given, Samples):
             given = _divided(given, HELD_OUT if self.held_out else 0.0, folder)
+        if seen:
+            numbers = {one.name: facts.number_of(one.name) for one in given}
+            new = [name for name, number in numbers.items() if number is None]
+            require(
+                not new,
+                f"--use_states is true, and {', '.join(new)} took no part in the training; leave it out",
+            )
+            given = sorted(given, key=lambda one: numbers[one.name] or 0)
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in given])
         clients = [
             checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays, inputs=facts.inputs_of)
@@ -100,6 +109,7 @@ class NewClients(LightningDataModule):
             say(f"--clients {folder}: {said}")
         for split in self.unseen.splits:
             split.first_id = facts.num_clients
+            split.ids = torch.tensor([facts.number_of(one) for one in self.unseen.names]) if seen else None
         self.clients_per_block = facts.clients_per_block
         self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
 

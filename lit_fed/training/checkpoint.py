@@ -144,8 +144,9 @@ OWN_ENTRIES: Mapping[str, Reader] = {
         record(
             {
                 "path": TEXT, "algorithm": TEXT, "rounds": STEP, "parameters": TENSORS, "buffers": TENSORS,
-                "digest": TEXT, "spent": optional(SPENT),
-            }
+                "digest": TEXT, "spent": optional(SPENT), "clients": optional(tensor),
+            },
+            may_miss=("clients",),
         )
     ),
     "spent": optional(SPENT), "noise": TEXT,

@@ -15,6 +15,7 @@ import importlib.metadata
 import io
 import json
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -23,32 +24,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.func import functional_call
 
 from lit_fed.core import tree
 from lit_fed.core.named_inputs import NamedInputs
+from lit_fed.core.served_models import served_models
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import ALL
 from lit_fed.errors import ConfigError, notice
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
-from lit_fed.serving import prediction_of
-from lit_fed.system.files import given_path, write_atomically
+from lit_fed.serving import prediction_by_state, prediction_of
+from lit_fed.system.files import given_path, whole_file, write_atomically
 from lit_fed.system.packages import optional_package
 from lit_fed.training.output import check_new_folder, check_writable
 from lit_fed.wrappers.base import innermost
 
 __all__ = [
-    "PersonalModel", "Predict", "RawColumns", "SubstitutedTask", "asked_models", "check_program_file", "network_of",
-    "save_program", "traced_model",
+    "PersonalModel", "RawColumns", "check_program_file", "mixture_of", "network_of", "save_clients", "save_mixture",
+    "save_program", "traced_for_all", "traced_model",
 ]  # fmt: skip
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
-"""File ending of each format; `peft` is a folder."""
+"""File ending of each format."""
+
+FOLDERS = ("peft", "lightning")
+"""Formats that are folders."""
+
+OF_FORMATS = "pt, onnx, peft or lightning"
 
 SERIALIZATION_ID = "serialization_id"
 """Entry of a `.pt2` file that changes with its description."""
@@ -238,12 +248,21 @@ class PersonalModel(nn.Module):
         self.example, self.about = example, about
         self._take(legal)
         self.encoder: RawColumns | None = None
+        self.own: Leaves = {}
         self.eval()
 
+    def take_client(self, own: Leaves) -> None:
+        """Take the numbers of a client as the argument `client`; these are examples, by name."""
+        self.own = own
+        self.about["client_inputs"] = [
+            {"name": name, "shape": [*leaf.shape], "type": str(leaf.dtype).removeprefix("torch.")}
+            for name, leaf in own.items()
+        ]
+
     @property
-    def arguments(self) -> tuple[tuple[Tensor, ...], Leaves]:
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Inputs of the right shape and type, by position and by name."""
-        return (self.example,), {}
+        return (self.example,), {"client": self.own} if self.own else {}
 
     def _take(self, legal: Sequence[Legal], *, named: bool = False) -> None:
         self.legal = LegalInputs(legal, named=named)
@@ -266,8 +285,12 @@ class PersonalModel(nn.Module):
             "columns": self.encoder.about,
         }
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, client: Leaves | None = None) -> Tensor:
         """Probabilities [N, C] of inputs [N, ...], of sequences [N, L, C]; for regression the predicted values [N].
+
+        Args:
+            x: the inputs.
+            client: the client's own numbers, of a model of all clients.
 
         Raises:
             RuntimeError: if an input is not legal; programs of ONNX return NaN for that sample.
@@ -278,7 +301,9 @@ class PersonalModel(nn.Module):
         if self.normalisation is not None:
             x = (x - self.mean) / self.std
         x = x.float() if x.dtype == torch.float64 else x  # the mean of a table's column may be far larger than the rest
-        found: Tensor = self.combination(x, [component(x) for component in self.components])
+        own = [] if client is None else [client[name] for name in self.own]
+        parts = own or [component(x) for component in self.components]
+        found: Tensor = self.combination(x, parts)
         return torch.where(legal.view(-1, *[1] * (found.ndim - 1)), found, math.nan)
 
 
@@ -295,12 +320,13 @@ class NamedPersonalModel(PersonalModel):
         self.inputs = inputs
 
     @property
-    def arguments(self) -> tuple[tuple[Tensor, ...], Leaves]:
-        return self.inputs.arguments(self.example)
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        given, named = self.inputs.arguments(self.example)
+        return given, named | super().arguments[1]
 
-    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, *given: Tensor, client: Leaves | None = None, **named: Tensor) -> Tensor:
         """Probabilities or predicted values of inputs [N, ...], as of the base class."""
-        return super().forward(self.inputs.joined(*given, **named))
+        return super().forward(self.inputs.joined(*given, **named), client=client)
 
 
 @dataclass(frozen=True)
@@ -358,6 +384,35 @@ class Combination(nn.Module):
         return self.task.target.in_units(self.task.target.shown(prediction))
 
 
+class AnyClient(nn.Module):
+    """The prediction as a function of inputs and leaves of a client's state, which its models may be.
+
+    Args:
+        federation: the federation that serves the clients.
+        state: the state of some client.
+        own: names of the leaves that are inputs; the others are constants.
+    """
+
+    def __init__(self, federation: FederatedRounds, state: Tree, own: list[str]) -> None:
+        super().__init__()
+        self.predict, self.task = prediction_by_state(federation)
+        self.state, self.own = state, own
+        self.network = copy.deepcopy(self.task.network).cpu().eval()
+
+    def forward(self, x: Tensor, own: list[Tensor]) -> Tensor:
+        """The prediction of inputs [N, ...] for the client with these leaves."""
+        leaves = _by_name(self.state) | dict(zip(self.own, own, strict=True))
+        state, task = tree.rebuild(self.state, list(leaves.values())), self.task
+
+        def source(models: ModelState, x: Tensor) -> Tensor:
+            each = (tree.index(models, m) for m in range(len(next(iter(models.parameters.values())))))
+            outputs = [functional_call(self.network, (*model, task.frozen), (x,)) for model in each]
+            return torch.stack(outputs, dim=1).to(task.dtype)
+
+        prediction = self.predict(SubstitutedTask.of(task, source), state, x)
+        return task.target.in_units(task.target.shown(prediction))
+
+
 def traced_model(
     federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ""
 ) -> PersonalModel:
@@ -373,7 +428,7 @@ def traced_model(
     Raises:
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
     """
-    example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
+    example = _blank(example)
     predict, task = prediction_of(federation, state)
     if task.own is not None:
         task.own.check_program()
@@ -384,11 +439,72 @@ def traced_model(
         for m, one in enumerate(counts)
         if one
     ]
-    shown = example if facts.columns is None else example.double()  # as the columns of a table are read
-    about = _about(federation, facts, client, shown)
     with torch.no_grad():
         outputs = [component(example) for component in components]
-    combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), {}, name=about["algorithm"]))
+    traced = _traced(Combination(predict, task, asked), (example, outputs), {}, name=federation.name)
+    return _personal_model(federation, facts, components, _folded(traced, federation.name), example, client)
+
+
+def traced_for_all(
+    federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ALL
+) -> PersonalModel:
+    """The model of all clients: takes a client's own numbers, the leaves of its state that its prediction depends on.
+
+    Args:
+        federation: the federation that serves the clients.
+        facts: as for `traced_model`.
+        state: the state of any client.
+        example: as for `traced_model`.
+        client: stands for all clients in files.
+
+    Raises:
+        ConfigError: if the prediction cannot be traced, or finds the models of a client by its number.
+    """
+    example, task = _blank(example), federation.terms.task
+    if task.own is not None:
+        task.own.check_program()
+    state = tree.map_leaves(lambda leaf: leaf.detach().cpu(), state)
+    leaves = _by_name(state)
+    for _ in range(2):  # the second time without leaves that the prediction does not use
+        own = list(leaves.values())
+        whole = _traced(AnyClient(federation, state, list(leaves)), (example, own), {}, name=federation.name)
+        combination = _folded(whole, federation.name)
+        inputs = [node for node in combination.graph.nodes if node.op == "placeholder"][1:]
+        leaves = {name: leaf for (name, leaf), node in zip(leaves.items(), inputs, strict=True) if node.users}
+    if numbers := [name for name, leaf in leaves.items() if not leaf.is_floating_point()]:
+        raise ConfigError(
+            f"--client all: {federation.name} predicts by {', '.join(numbers)} of a client, which is no input of a "
+            "program for all; export its clients one by one"
+        )
+    if not leaves:
+        raise ConfigError(
+            f"--client all: {federation.name} serves all clients by the same model; export one, such as --client 0"
+        )
+    model = _personal_model(federation, facts, [], combination, example, client)
+    model.take_client(leaves)
+    return model
+
+
+def _by_name(state: Tree) -> Leaves:
+    """The leaves of a state by their paths, which begin below the wrappers."""
+    found: Leaves = {}
+    for path, leaf in tree.items(state):
+        short = re.sub("^(inner/)+", "", path)
+        found[(path if short.replace("/", ".") in found else short).replace("/", ".")] = leaf
+    return found
+
+
+def _blank(example: Tensor) -> Tensor:
+    """Two zero inputs like an example."""
+    return torch.zeros(2, *example.shape[1:], dtype=example.dtype)
+
+
+def _personal_model(
+    federation: FederatedRounds, facts: TrainingFacts, components: list[nn.Module], combination: nn.Module,
+    example: Tensor, client: str,
+) -> PersonalModel:  # fmt: skip
+    shown = example if facts.columns is None else example.double()  # as the columns of a table are read
+    about = _about(federation, facts, client, shown)
     made = components, combination, facts.normalisation, shown, about, legal_inputs(facts)
     return PersonalModel(*made) if facts.inputs is None else NamedPersonalModel(facts.inputs, *made)
 
@@ -414,6 +530,29 @@ def asked_models(predict: Predict, task: Task, x: Tensor) -> list[Asked]:
     )
     counts = [gradient.transpose(0, 1).flatten(1).any(1).tolist() for gradient in gradients]
     return [Asked(models, one, tuple(shape[1:])) for (models, _), one in zip(calls, counts, strict=True)]
+
+
+def mixture_of(task: Task, predict: Predict, example: Tensor, algorithm: str) -> dict[str, tuple[float, ModelState]]:
+    """Weight and model of each component that serves a client, by name; those of weight 0 are omitted.
+
+    Raises:
+        ConfigError: if the prediction is no mixture of models.
+    """
+    served = served_models(predict, task, example)
+    if served is None:
+        raise ConfigError(
+            f"{algorithm} does not predict by a mixture of models with fixed weights, so no files of these models "
+            "predict as it does; choose --format pt"
+        )
+    shares = enumerate(served.weights.tolist())
+    return {f"component_{m}": (share, tree.index(served.models, m)) for m, share in shares if share}
+
+
+def save_mixture(folder: Path, mixture: dict[str, tuple[float, ModelState]], algorithm: str, client: str) -> None:
+    """Write `mixture.json`, the weights of several components."""
+    if len(mixture) > 1:
+        about = {"client": client, "algorithm": algorithm, "weights": {name: one[0] for name, one in mixture.items()}}
+        (folder / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 def network_of(task: Task, model: ModelState) -> nn.Module:
@@ -454,18 +593,24 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
     )
 
 
-def _traced(model: nn.Module, inputs: tuple[Any, ...], named: Leaves, *, name: str) -> torch.export.ExportedProgram:
+def _traced(
+    model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], *, name: str
+) -> torch.export.ExportedProgram:
     """The program of a module for any number of samples.
 
     Raises:
         ConfigError: if the module cannot be exported, with PyTorch's reason.
     """
     batch = {0: torch.export.Dim.DYNAMIC}
-    shapes: Any = tuple(batch if isinstance(one, Tensor) else [batch] * len(one) for one in inputs)
-    if named:
-        shapes = dict.fromkeys(named, batch)
-    elif isinstance(model, NamedPersonalModel):
+    several = None if isinstance(model, AnyClient) else batch  # a client's numbers have no axis of samples
+    shapes: Any = tuple(batch if isinstance(one, Tensor) else [several] * len(one) for one in inputs)
+    if isinstance(model, NamedPersonalModel):
         shapes = (shapes,)
+    if named:
+        given = dict(zip(("given",) if isinstance(model, NamedPersonalModel) else ("x",), shapes, strict=True))
+        shapes = {name: one for name, one in given.items() if one} | {
+            name: batch if isinstance(one, Tensor) else dict.fromkeys(one) for name, one in named.items()
+        }
     try:
         with torch.no_grad(), warnings.catch_warnings():
             # an LSTM lists its own parameters anew
@@ -485,8 +630,12 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """The program with constant expressions folded; other constants are dropped."""
+def _folded(program: torch.export.ExportedProgram, name: str) -> fx.GraphModule:
+    """The program with constant expressions folded; other constants are dropped.
+
+    Raises:
+        ConfigError: if a part has a program of its own, as under `torch.enable_grad`.
+    """
     traced = program.module()
     graph, known = traced.graph, dict[fx.Node, Any]()
     for node in list(graph.nodes):
@@ -502,9 +651,10 @@ def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
     constants: dict[str, Any] = {}
     for node, value in reversed(known.items()):
         if node.users:  # the nodes that can be computed themselves are gone by now
-            name = f"constant_{len(constants)}"
-            constants[name] = value.detach().clone(memory_format=torch.contiguous_format)  # not a view
-            node.op, node.target, node.args, node.kwargs = "get_attr", name, (), {}
+            if not isinstance(value, Tensor):
+                raise ConfigError(f"{name} takes gradients to predict, which no program for all clients does; name one")
+            node.op, node.target, node.args, node.kwargs = "get_attr", f"constant_{len(constants)}", (), {}
+            constants[node.target] = value.detach().clone(memory_format=torch.contiguous_format)  # not a view
         else:
             graph.erase_node(node)
     return fx.GraphModule(constants, graph)
@@ -516,28 +666,19 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 
 # ------------------------------------------------------------------ files
-def check_program_file(output: str | Path, format: str) -> Path:
-    """The file of a program, or the folder of adapters, with `~` expanded.
+def check_program_file(output: str | Path, format: str, *, every: bool = False) -> Path:
+    """The file of a program, or the folder of adapters or of the models of all clients, with `~` expanded.
 
     Raises:
         ConfigError: if the format or the file's ending is unknown, the file exists, its folder cannot be written or a
             package is missing.
     """
     path = given_path(str(output), "--output")
+    if format not in (*ENDINGS, *(() if every else FOLDERS)):
+        all_of = " with --client all" * every
+        raise ConfigError(f"--format is {format}{all_of}; choose {'pt or onnx' if every else OF_FORMATS}")
     if format == "peft":
         optional_package("peft", "peft>=0.21,<1", "lora", "--format peft")
-        return check_new_folder(output)
-    if format == "lightning":
-        return check_new_folder(output)
-    if format not in ENDINGS:
-        raise ConfigError(f"--format is {format}; choose pt, onnx, peft or lightning")
-    if path.suffix != ENDINGS[format]:
-        raise ConfigError(
-            f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
-            "it, or choose the other format"
-        )
-    if path.exists():
-        raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
     for package in ("onnx", "onnxscript") if format == "onnx" else ():
         try:
             importlib.import_module(package)
@@ -545,6 +686,15 @@ def check_program_file(output: str | Path, format: str) -> Path:
             raise ConfigError(
                 f'--format onnx needs the package {package}; pip install "onnx>=1.17" "onnxscript>=0.5", or choose pt'
             ) from error
+    if every or format in FOLDERS:
+        return check_new_folder(output)
+    if path.suffix != ENDINGS[format]:
+        raise ConfigError(
+            f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
+            "it, or choose the other format"
+        )
+    if path.exists():
+        raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
     check_writable(path.parent, "--output")
     return path
 
@@ -573,6 +723,27 @@ def save_program(model: PersonalModel, path: Path, format: str = "pt") -> None:
     write_atomically(path, written(program, model.about))
 
 
+def save_clients(folder: Path, own: Iterable[str], states: Tree, names: Sequence[str]) -> None:
+    """Write what a program of all clients takes of each, `clients/<name>.npz`.
+
+    Args:
+        folder: the folder of the program.
+        own: names of the numbers.
+        states: the states of some clients, leaves [C, ...].
+        names: their names, [C].
+
+    Raises:
+        ConfigError: if a name is no file's.
+    """
+    (folder / "clients").mkdir(parents=True, exist_ok=True)
+    leaves = {name: leaf.detach().cpu().numpy() for name, leaf in _by_name(states).items()}
+    for row, name in enumerate(names):
+        if Path(name).name != name:
+            raise ConfigError(f"--client all writes a file for each client, and {name!r} names none; rename it")
+        with whole_file(folder / "clients" / f"{name}.npz", private=True) as file:
+            np.savez(file, **{one: leaves[one][row] for one in own})
+
+
 def _torch_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
     def saved(**files: str) -> io.BytesIO:
         buffer = io.BytesIO()
@@ -592,12 +763,13 @@ def _with_digest(about: dict[str, Any], parts: Iterable[bytes]) -> str:
 
 def _onnx_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
     names = [one["name"] for one in about.get("inputs", ({"name": "x"},))]
+    own = [one["name"] for one in about.get("client_inputs", ())]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's, of its own code
             converted = torch.onnx.export(
-                program, dynamo=True, input_names=names, output_names=[about["output"]],
-                dynamic_shapes=({0: "N"},) * len(names), verbose=False,
+                program, dynamo=True, input_names=names + own, output_names=[about["output"]],
+                dynamic_shapes=({0: "N"},) * len(names) + (None,) * len(own), verbose=False,
             )  # fmt: skip
     except Exception as error:
         raise ConfigError(

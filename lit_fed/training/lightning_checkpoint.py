@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core import tree
-from lit_fed.core.served_models import served_models
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.serving import prediction_of
 from lit_fed.system.files import write_atomically
-from lit_fed.training.export import network_of
+from lit_fed.training.export import mixture_of, network_of, save_mixture
 from lit_fed.training.output import new_folder
 
 __all__ = ["save_lightning"]
@@ -43,22 +40,13 @@ def save_lightning(path: Path, federation: FederatedRounds, state: Tree, example
             f"--format lightning writes checkpoints of a LightningModule, and {type(task.network).__name__} is none; "
             "choose --format pt"
         )
-    served = served_models(predict, task, example)
-    if served is None:
-        raise ConfigError(
-            f"{federation.name} does not predict by a mixture of models with fixed weights, so that no checkpoint of a "
-            "LightningModule predicts as it does; choose --format pt"
-        )
-    models = [tree.index(served.models, m) for m in range(len(served.weights))]
+    mixture = mixture_of(task, predict, example, federation.name)
     with new_folder(path, owner=True) as partial:
         partial.mkdir(exist_ok=True)
-        for m, model in enumerate(models):
-            name = "model" if len(models) == 1 else f"component_{m}"
-            write_atomically(partial / f"{name}.ckpt", _checkpoint(network_of(task, model), federation))
-        if len(models) > 1:
-            weights = {f"component_{m}": share for m, share in enumerate(served.weights.tolist())}
-            about = {"client": client, "algorithm": federation.name, "weights": weights}
-            (partial / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")
+        for name, (_, model) in mixture.items():
+            file = partial / f"{name if len(mixture) > 1 else 'model'}.ckpt"
+            write_atomically(file, _checkpoint(network_of(task, model), federation))
+        save_mixture(partial, mixture, federation.name, client)
 
 
 def _checkpoint(network: nn.Module, federation: FederatedRounds) -> bytes:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
-from lit_fed.clients.store import BUFFER_NAMES, ClientStore
+from lit_fed.clients.store import BUFFER_NAMES, ClientStore, StoredStates
+from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
@@ -33,6 +35,7 @@ from lit_fed.rounds import FederatedRounds
 from lit_fed.session import Session, solver_of
 from lit_fed.settings import ModelSettings, model_settings
 from lit_fed.system.discovery import named
+from lit_fed.system.names import few
 from lit_fed.system.options import takes
 from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
@@ -61,6 +64,7 @@ class FederatedModule(LightningModule):
         results: the latest metrics, by key.
         trials: the learning rates that `--model.solver.lr auto` tried, as in `learning_rates.csv`.
         store: the states of the seen clients.
+        stored: the same in a checkpoint that was restored without data.
         tables: results of the measured clients, by population.
         chosen_metrics: metrics beside accuracy and loss.
         client_scores: the last results of the measured clients, by population.
@@ -100,7 +104,7 @@ class FederatedModule(LightningModule):
             from lit_fed.data.new_clients import NewClients
 
             if self.is_built and isinstance(data, NewClients):  # they are served from a checkpoint alone
-                self.federation.check_unseen(data.unseen)
+                self.federation.check_unseen(data.unseen, seen=data.unseen.train.ids is not None)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         num_rounds = rounds_of_fit(self.trainer) if stage == "fit" else 1
@@ -120,10 +124,21 @@ class FederatedModule(LightningModule):
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
         self.federation.check_unseen(data.populations[1])
-        said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
-        if said and self.trainer.is_global_zero:
+        if stage == "fit" and self.trainer.is_global_zero:
+            self._say_ahead(data)
+
+    def _say_ahead(self, data: FederatedDataModule) -> None:
+        """Print a line on each fact of a fit that its results may be read with."""
+        warm, excluded = self.history.warm_start, names_of(data.exclude_clients)
+        learned = [] if warm is None else warm.learned_from(excluded)
+        if learned:
+            notice(
+                f"the models of --init_from learned from {few(learned)}, which --data.exclude_clients leaves out: this "
+                "run's models hold its influence; only a run from fresh models does not"
+            )
+        if said := self.federation.idle_clients(data.populations[0].train):
             notice(said)
-        if stage == "fit" and self.trainer.is_global_zero and not self.federation.algorithm.in_every_combination:
+        if not self.federation.algorithm.in_every_combination:
             self._say_untested(on_nodes=data.dataset.is_remote)
 
     def _say_untested(self, on_nodes: bool) -> None:
@@ -259,7 +274,39 @@ class FederatedModule(LightningModule):
         self.load_state_dict(
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )
+        federation, algorithm = self.federation, self.federation.algorithm
+        self.stored = StoredStates(
+            checkpoint["state_dict"],
+            lambda: algorithm.state_init(
+                federation.context("init"), federation.server.initial_shared, facts.blank.client(0)
+            ),
+            alike=not algorithm.state_reads_data,
+        )
+        federation.store = self.stored  # type: ignore[assignment] # gives states, and takes none
         return facts
+
+    def restore_client(self, path: str | Path, name: str) -> tuple[Tree, str]:
+        """Take the shared state of a checkpoint; returns the state that serves a seen client, and its origin in words.
+
+        The state is None if the client cannot be served without data, and the words are the reason.
+
+        Args:
+            path: a checkpoint of this module's run.
+            name: name of the client.
+
+        Raises:
+            ConfigError: as `restore_shared`.
+        """
+        client_id, federation = self.restore_shared(path).number_of(name), self.federation
+        algorithm, ctx, store = federation.algorithm, federation.context("adapt"), self.stored
+        if client_id is None:
+            return None, f"the checkpoint has no client {name!r} of the training"
+        if algorithm.adapt_work(ctx, True) is not None or algorithm.tune_work is not None:
+            return None, f"{self.algorithm_name} adapts to a client's samples whenever it serves it"
+        if not store.holds(client_id):
+            return None, f"the checkpoint does not hold the state of {name!r}, which has not trained or is in a file"
+        own = "the client's own" if store.has_trained(client_id) else "an initial one, since the client has not trained"
+        return tree.index(store.gather(torch.tensor([client_id]))["state"], 0), f"the shared state and {own}"
 
     def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
         """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.
@@ -371,7 +418,10 @@ class FederatedModule(LightningModule):
         if not len(batch.client_ids):
             return ()
         seen = int(batch.client_ids[0]) < self.facts.num_clients
-        predictions = serving.predict_block(self.federation, batch, seen=seen, chosen=self.chosen_metrics)
+        predictions = serving.predict_block(
+            self.federation, batch, seen=seen, chosen=self.chosen_metrics,
+            responsibilities=self.trainer.datamodule.predicted.responsibilities,  # type: ignore[attr-defined]
+        )  # fmt: skip
         self.tell("on_clients_served", len(batch.client_ids))
         return predictions
 

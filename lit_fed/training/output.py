@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
+from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import MOST_CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
 from lit_fed.system.packages import pd
@@ -24,8 +26,12 @@ from lit_fed.system.spreadsheets import quoted_table
 
 __all__ = [
     "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
-    "check_writable", "new_folder", "prediction_table", "print_line", "print_rows", "write_table",
+    "check_writable", "new_folder", "prediction_table", "print_line", "print_rows", "source_columns",
+    "write_table",
 ]  # fmt: skip
+
+TAKEN = ("client", "client_id", "sample", "row", "position", "label", "prediction")
+"""Columns of predictions that no column of a table may replace."""
 
 LONGEST_NAME = 200
 """Upper limit of bytes in a folder's name; file systems take 255, and files beside it have longer names."""
@@ -220,34 +226,45 @@ class Predictions(Protocol):
     def log_prob(self) -> Tensor:
         """Predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C]."""
 
+    @property
+    def posteriors(self) -> Tensor | None:
+        """Responsibilities of the components, [n, M]; None: not asked."""
+
 
 def prediction_table(
-    served: Predictions, names: Sequence[str], first_id: int, target: Target, class_names: tuple[str, ...] | None = None
-) -> pd.DataFrame:
+    served: Predictions, names: Mapping[int, str], target: Target,
+    class_names: tuple[str, ...] | None = None, source: pd.DataFrame | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """One row for each sample, of sequences for each position of each sample.
 
     Args:
         served: the predictions.
-        names: names of the clients of the population, [T].
-        first_id: identity of the first of them.
+        names: name of each client, by number.
         target: the target.
         class_names: names of the classes, or of several labels, [C]; None: their numbers.
+        source: columns that describe the samples, [n], beside `sample`; None: none.
 
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
         `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`, with names of classes
         instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
-        the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
+        the probability that it is 1, `p_0`, …; of vectors each entry has the first two. Positions with many classes,
+        as those of texts, have the probabilities of their label and of the prediction alone, `p_label` and
+        `p_prediction`. Responsibilities are `q_0` … `q_{M-1}`.
     """
     length = served.labels.shape[1] if target.positions else 1
     client_ids = served.client_ids.repeat_interleave(served.sizes)
     before = served.sizes.cumsum(0) - served.sizes
     sample = torch.arange(len(client_ids)) - before.repeat_interleave(served.sizes)
     columns: dict[str, Any] = {
-        "client": np.array(names)[(client_ids - first_id).repeat_interleave(length).numpy()],
+        "client": np.array([names[one] for one in served.client_ids.tolist()]).repeat(served.sizes * length),
         "client_id": client_ids.repeat_interleave(length).numpy(),
         "sample": sample.repeat_interleave(length).numpy(),
     }
+    parts = {} if source is None else {str(name): cells.to_numpy() for name, cells in source.items()}
+    if served.posteriors is not None:
+        parts |= {f"q_{m}": q.numpy() for m, q in enumerate(served.posteriors.unbind(1))}
+    columns |= {name: cells.repeat(length) for name, cells in parts.items()}
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if not len(served.labels):  # clients adapted on all their samples
@@ -269,8 +286,43 @@ def prediction_table(
             known["label"] = np.where(known["label"] == target.ignored, -1, known["label"])
         columns |= {name: called[numbers] for name, numbers in known.items()}
     probabilities = log_prob.exp_()
+    if target.positions and probabilities.shape[1] > MOST_CLASSES:
+        label = served.labels.flatten()
+        counted = torch.ones_like(label, dtype=torch.bool) if target.ignored is None else label != target.ignored
+        own = probabilities.gather(1, label.where(counted, 0).unsqueeze(1))[:, 0].masked_fill(~counted, torch.nan)
+        return pd.DataFrame(columns | {"p_label": own.numpy(), "p_prediction": probabilities.amax(1).numpy()})
     classes = range(probabilities.shape[1]) if class_names is None else class_names
     return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
+
+
+def source_columns(
+    client_ids: Tensor, clients: Population, split: str, cells: pd.DataFrame | None
+) -> pd.DataFrame | None:
+    """Number in its table of each sample of these clients, as `row`, and other columns; None: the data are no table.
+
+    Args:
+        client_ids: the clients whose samples are predicted, ascending.
+        clients: the population.
+        split: `train`, `val` or `test`.
+        cells: columns of all rows of the table; None: none.
+
+    Raises:
+        ConfigError: if samples were left out of the split, so that rows are not known, or a name is taken.
+    """
+    place = ("train", "val", "test").index(split)
+    own, rows = clients.splits[place], None if clients.rows is None else clients.rows[place]
+    if rows is None or len(rows) != own.num_samples:
+        if cells is not None:
+            raise ConfigError(f"--keep: samples without a label were left out of --split {split}; choose another split")
+        return None
+    which = own.positions(client_ids)
+    found = torch.cat([rows[own.offsets[one] : own.offsets[one + 1]] for one in which.tolist()]).numpy()
+    source = pd.DataFrame({"row": found + 1})
+    for name, column in () if cells is None else cells.items():
+        if str(name) in TAKEN:
+            raise ConfigError(f"--keep {name}: predictions have a column of this name; rename it in the table")
+        source[name] = column.to_numpy()[found]
+    return source
 
 
 def _own_columns(served: Predictions, target: Likelihood) -> dict[str, np.ndarray]:

@@ -7,15 +7,12 @@ random, since others are where the training read them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.facts import TrainingFacts
@@ -25,28 +22,11 @@ from lit_fed.models.hugging_face import HuggingFaceCausalLM, HuggingFaceClassifi
 from lit_fed.rounds import FederatedRounds
 from lit_fed.serving import prediction_of
 from lit_fed.system.packages import optional_package
-from lit_fed.training.export import (
-    PersonalModel,
-    Predict,
-    SubstitutedTask,
-    asked_models,
-    network_of,
-    save_program,
-    traced_model,
-)
+from lit_fed.training.export import PersonalModel, mixture_of, network_of, save_mixture, save_program, traced_model
 from lit_fed.training.lightning_checkpoint import save_lightning
 from lit_fed.training.output import new_folder
 
 __all__ = ["save_adapters", "save_client"]
-
-ROWS = 64
-"""Number of random outputs from which mixture weights are recovered, for labels without positions."""
-
-EQUATIONS = 4096
-"""Probabilities that the weights are solved from."""
-
-TOLERANCE = 1e-4
-"""Largest difference of probabilities from those of a mixture, by rounding."""
 
 
 def save_client(
@@ -93,50 +73,18 @@ def save_adapters(path: Path, federation: FederatedRounds, state: Tree, example:
             "train with --model.lora_rank and --model.network HuggingFaceCausalLM or HuggingFaceClassifier, or choose "
             "--format pt"
         )
-    x = torch.zeros(2 if task.target.positions else ROWS, *example.shape[1:], dtype=example.dtype)
-    weights, models = _mixture(predict, task, x, federation.name)
+    mixture = mixture_of(task, predict, example, federation.name)
     transformers = optional_package("transformers", "transformers>=5.24,<6", "transformers", "--format peft")
-    settings = _settings(task.network, models[0].parameters.keys() | models[0].buffers.keys())
+    first = next(iter(mixture.values()))[1]
+    settings = _settings(task.network, first.parameters.keys() | first.buffers.keys())
     with new_folder(path, owner=True) as partial:
         if settings.base_model_name_or_path is None:
             with silenced(transformers):
-                base: Any = remove_adapters(_library(task, models[0]))
+                base: Any = remove_adapters(_library(task, first))
                 base.save_pretrained(partial / "base")
-        for m, model in zip(weights, models, strict=True):
-            _save(partial / f"component_{m}" if len(weights) > 1 else partial, _library(task, model), settings)
-        if len(weights) > 1:
-            named = {f"component_{m}": share for m, share in weights.items()}
-            about = {"client": client, "algorithm": federation.name, "weights": named}
-            (partial / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-def _mixture(predict: Predict, task: Task, x: Tensor, algorithm: str) -> tuple[dict[int, float], list[ModelState]]:
-    """Weight and model of each component that counts.
-
-    The weights solve the linear equations of the predicted probabilities of random outputs, whose solution is exact up
-    to rounding if the prediction is a mixture.
-    """
-    asked = asked_models(predict, task, x)
-
-    def shown(prediction: Tensor) -> Tensor:
-        return task.target.shown(prediction).double().flatten()
-
-    if len(asked) == 1:
-        models, counts, shape = asked[0]
-        outputs = torch.randn(len(x), len(counts), *shape, generator=torch.Generator().manual_seed(1), dtype=task.dtype)
-        mixed = shown(predict(SubstitutedTask.of(task, lambda *_: outputs), x))
-        one = torch.ones(1, dtype=task.dtype)
-        used = [m for m, one in enumerate(counts) if one]
-        each = [shown(task.mix(one, outputs[:, m : m + 1])) for m in used]
-        parts = torch.stack(each, 1)
-        weights = torch.linalg.lstsq(parts[:EQUATIONS], mixed[:EQUATIONS]).solution
-        if (parts @ weights - mixed).abs().max() < TOLERANCE and weights.min() > -TOLERANCE:
-            shares = (weights.clamp(min=0) / weights.clamp(min=0).sum()).tolist()
-            return dict(zip(used, shares, strict=True)), [tree.index(models, m) for m in used]
-    raise ConfigError(
-        f"{algorithm} does not predict by a mixture of networks with fixed weights, so its adapters alone do not "
-        "predict as it does; choose --format pt"
-    )
+        for name, (_, model) in mixture.items():
+            _save(partial / name if len(mixture) > 1 else partial, _library(task, model), settings)
+        save_mixture(partial, mixture, federation.name, client)
 
 
 # ------------------------------------------------------------------ files

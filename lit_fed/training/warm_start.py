@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lit_fed.core.networks.start import Start, digest_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState
+from lit_fed.data.facts import digests_in, known_names
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
@@ -36,6 +39,7 @@ class WarmStart(NamedTuple):
     buffers: Leaves
     digest: str  # of the frozen part; "" without one
     spent: dict[str, Any] | None  # its privacy guarantee, see `spent_by`; None: it has none
+    clients: Tensor | None = None  # [n] int64 digests of all whose samples it learned from, by way of starts too
 
     @classmethod
     def read(cls, path: str) -> WarmStart:
@@ -62,7 +66,12 @@ class WarmStart(NamedTuple):
             for start in (place + PARAMETERS, place + BUFFERS)
         )
         digest = (stored["frozen"] or {"digest": ""})["digest"]
-        return cls(str(path), algorithm, int(content["global_step"]), parameters, buffers, digest, stored["spent"])
+        before = None if stored["init_from"] is None else stored["init_from"].get("clients")
+        clients = torch.cat(
+            [digests_in(stored["serving"]), *([] if before is None else [before.flatten().long()])]
+        ).unique()
+        rounds = int(content["global_step"])
+        return cls(str(path), algorithm, rounds, parameters, buffers, digest, stored["spent"], clients)
 
     @classmethod
     def found_in(cls, stored: dict[str, Any]) -> WarmStart | None:
@@ -78,10 +87,16 @@ class WarmStart(NamedTuple):
         """S."""
         return len(next(iter(self.parameters.values())))
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Source of the models, as in `summary.json`."""
-        return {"path": self.path, "algorithm": self.algorithm, "rounds": self.rounds}
+    def origin(self, excluded: Sequence[str]) -> dict[str, Any]:
+        """Source of the models, as in `summary.json`, with the excluded clients whose samples they learned from."""
+        known = self.learned_from(excluded)
+        return {"path": self.path, "algorithm": self.algorithm, "rounds": self.rounds} | (
+            {"learned_from_excluded": known} if known else {}
+        )
+
+    def learned_from(self, names: Sequence[str]) -> list[str]:
+        """The given names of clients whose samples the models learned from."""
+        return [] if self.clients is None else known_names(self.clients, names)
 
     def into(self, task: Task) -> Task:
         """A task whose models start from these.

@@ -17,7 +17,9 @@ from lit_fed.training.output import prediction_table
 TRAINER = SimpleNamespace(
     is_global_zero=True,
     strategy=SimpleNamespace(barrier=lambda name: None),
-    datamodule=SimpleNamespace(unseen=SimpleNamespace(names=["ann", "bob"], train=SimpleNamespace(first_id=4))),
+    datamodule=SimpleNamespace(
+        unseen=SimpleNamespace(names=["ann", "bob"], train=SimpleNamespace(positions=lambda client_ids: client_ids - 4))
+    ),
 )
 
 
@@ -40,7 +42,7 @@ def served(*blocks, states=None):
 def test_rows_stand_in_the_order_of_clients_and_samples():
     log_prob = np.log(np.array([[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]], np.float32))
     callback = served(block([5], [2], [1, 0], log_prob[:2]), (), block([4], [1], [1], log_prob[2:]))
-    table = prediction_table(callback, ["ann", "bob"], 4, Binary())
+    table = prediction_table(callback, {4: "ann", 5: "bob"}, Binary())
     assert table.columns.tolist() == ["client", "client_id", "sample", "label", "prediction", "p_0", "p_1"]
     assert table["client"].tolist() == ["ann", "bob", "bob"]
     assert table["client_id"].tolist() == [4, 5, 5]
@@ -53,7 +55,7 @@ def test_rows_stand_in_the_order_of_clients_and_samples():
 def test_sequences_have_a_row_for_each_position():
     shares = np.array([[[0.1, 0.2, 0.7], [0.6, 0.3, 0.1]]] * 2, np.float32)
     callback = served(block([5, 4], [1, 1], [[2, 1], [0, 0]], np.log(shares)))
-    table = prediction_table(callback, ["ann", "bob"], 4, Sequences(3))
+    table = prediction_table(callback, {4: "ann", 5: "bob"}, Sequences(3))
     assert table.columns.tolist()[:6] == ["client", "client_id", "sample", "position", "label", "prediction"]
     assert table["client"].tolist() == ["ann", "ann", "bob", "bob"]
     assert table["sample"].tolist() == [0, 0, 0, 0]
@@ -65,7 +67,7 @@ def test_sequences_have_a_row_for_each_position():
 
 def test_regression_has_predicted_values():
     callback = served(block([4], [2], [0.5, -1.0], [[0.25], [2.0]]))
-    table = prediction_table(callback, ["ann", "bob"], 4, Regression())
+    table = prediction_table(callback, {4: "ann", 5: "bob"}, Regression())
     assert table.columns.tolist() == ["client", "client_id", "sample", "label", "prediction"]
     assert table["label"].tolist() == [0.5, -1.0]
     assert table["prediction"].tolist() == [0.25, 2.0]
@@ -92,19 +94,19 @@ def test_clients_who_adapted_on_all_that_they_have_leave_a_header_alone(target):
     served = ServedClients()
     served.client_ids, served.sizes = torch.tensor([5]), torch.tensor([0])
     served.labels, served.log_prob = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    table = prediction_table(served, ["anna"], 5, target)
+    table = prediction_table(served, {5: "anna"}, target)
     assert list(table) == ["client", "client_id", "sample", "label", "prediction"]
     assert not len(table)
 
 
 # ---------------------------------------------------------------------- labels that are vectors
-CLIENTS = {"client_ids": torch.tensor([4, 5]), "sizes": torch.tensor([1, 1])}
+CLIENTS = {"client_ids": torch.tensor([4, 5]), "sizes": torch.tensor([1, 1]), "posteriors": None}
 
 
 def test_each_label_has_its_columns():
     log_prob = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.25, 0.75]]]).log()
     served = SimpleNamespace(labels=torch.tensor([[1, 0], [0, 0]]), log_prob=log_prob, **CLIENTS)
-    table = prediction_table(served, ["ann", "bob"], 4, MultiLabel(2), ("rain", "wind"))
+    table = prediction_table(served, {4: "ann", 5: "bob"}, MultiLabel(2), ("rain", "wind"))
     assert table.to_dict("list") == {
         "client": ["ann", "bob"], "client_id": [4, 5], "sample": [0, 0], "label_rain": [1, 0], "label_wind": [0, 0],
         "prediction_rain": [1, 0], "prediction_wind": [0, 1], "p_rain": [0.75, 0.0], "p_wind": [0.5, 0.75],
@@ -114,7 +116,7 @@ def test_each_label_has_its_columns():
 def test_each_entry_of_a_vector_has_its_columns():
     values = torch.tensor([[1.5, 2.5], [3.0, 4.0]])
     served = SimpleNamespace(labels=values + 1, log_prob=values, **CLIENTS)
-    table = prediction_table(served, ["ann", "bob"], 4, VectorRegression(2)).drop(columns=["client", "client_id"])
+    table = prediction_table(served, {4: "ann", 5: "bob"}, VectorRegression(2)).drop(columns=["client", "client_id"])
     assert table.to_dict("list") == {
         "sample": [0, 0], "label_0": [2.5, 4.0], "label_1": [3.5, 5.0], "prediction_0": [1.5, 3.0],
         "prediction_1": [2.5, 4.0],

@@ -77,6 +77,24 @@ def test_unseen_clients_from_files(out, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
+def test_all_unseen_clients_from_files(out, tmp_path):
+    clients = write_clients(digits().unseen, tmp_path / "clients")
+    last = folder(out, "FedAvgPlus") / "checkpoints/last.ckpt"
+    personalize(last, clients, tmp_path / "served")
+    export(out, "--clients", str(clients), "--client", "all", "--output", str(tmp_path / "all"))
+    table, program = (
+        pd.read_csv(tmp_path / "served/predictions.csv"),
+        torch.export.load(tmp_path / "all/model.pt2").module(),
+    )
+    files = sorted((tmp_path / "all/clients").iterdir())
+    assert [one.stem for one in files] == [one.stem for one in sorted(clients.iterdir())]
+    for one in files:
+        own = {name: torch.from_numpy(leaf) for name, leaf in np.load(one).items()}
+        x = torch.from_numpy(np.load(clients / one.name)["x_test"])
+        expected = table[table["client"] == one.stem][P]
+        np.testing.assert_allclose(program(x, client=own), expected, rtol=0, atol=1e-6)
+
+
 def test_inputs_are_numbers_in_0_to_1(tmp_path):
     """The program normalises as the training did."""
     data = ["--data.dataset", "test_personalize.Pixels", "--data.num_clients", "3", "--trainer.max_epochs", "1"]
@@ -92,6 +110,40 @@ def test_inputs_are_numbers_in_0_to_1(tmp_path):
         assert np.abs(probabilities - row).max(1).min() < 1e-6  # one of the pictures is this sample
 
 
+def sites(path):
+    """A table of three clients with names, and two features."""
+    rng = np.random.default_rng(0)
+    x, site = rng.normal(size=(120, 2)), np.repeat(["ann", "bo", "cy"], 40)
+    table = pd.DataFrame(x, columns=["a", "b"]).assign(site=site, ill=(x.sum(1) > 0).astype(int))
+    table.to_csv(path, index=False)
+    return ["--data.dataset", "Table", "--data.dataset.path", str(path), "--data.dataset.client_column", "site",
+            "--data.dataset.label_column", "ill"]  # fmt: skip
+
+
+def test_a_seen_client_needs_the_checkpoint_alone(tmp_path, capsys):
+    """The file of all clients is gone, and the program is the same."""
+    data = sites(tmp_path / "sites.csv")
+    main(["fit", *CPU, *data, "--trainer.default_root_dir", str(tmp_path), "--trainer.max_epochs", "2"])
+    last = str(folder(tmp_path, "FedEM") / "checkpoints/last.ckpt")
+    main(["predict", *CPU, "--ckpt_path", last, "--output", str(tmp_path / "p.csv")])
+    (tmp_path / "sites.csv").rename(tmp_path / "gone.csv")
+    main(["export", *CPU, "--ckpt_path", last, "--client", "bo", "--output", str(tmp_path / "bo.pt2")])
+    said = capsys.readouterr().err
+    assert "lit_fed: bo is served without data: the shared state and the client's own" in said
+    table, rows = pd.read_csv(tmp_path / "p.csv").query("client == 'bo'"), pd.read_csv(tmp_path / "gone.csv")
+    found = torch.export.load(tmp_path / "bo.pt2").module()(
+        torch.from_numpy(rows.query("site == 'bo'")[["a", "b"]].to_numpy())
+    )
+    for row in table[["p_0", "p_1"]].to_numpy():
+        assert np.abs(found.detach().numpy() - row).max(1).min() < 1e-6  # one of the rows is this sample
+
+
+def test_a_client_that_is_adapted_needs_data(out, tmp_path, capsys):
+    export(out, "--client", "0", "--output", str(tmp_path / "client.pt2"))
+    said = "FedAvgPlus adapts to a client's samples whenever it serves it; the run's data are read"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -101,6 +153,7 @@ def test_inputs_are_numbers_in_0_to_1(tmp_path):
         (["--client", "0", "--format", "onnx"], ["c.pt2", ".onnx"]),
         (["--client", "0", "--format", "tar"], ["format", "tar"]),
         (["--client", "0", "--output", ""], ["--output is not set"]),
+        (["--client", "all", "--format", "peft"], ["peft with --client all", "pt or onnx"]),
         (["--client", "0", "--clients", "nowhere"], ["nowhere"]),
         (["--client", "0", "--model.algorithm", "FedAvg"], ["FedAvg", "FedAvgPlus"]),
     ],

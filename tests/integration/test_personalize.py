@@ -84,6 +84,28 @@ def test_results_are_those_of_the_runs_unseen_clients(tmp_path, clients, name, c
     np.testing.assert_allclose(hits, found["accuracy"], rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "Local"])
+def test_seen_clients_are_served_by_their_states(tmp_path, name, capsys):
+    """From the checkpoint and their own files alone, as in the test of the run."""
+    checkpoint = fit(tmp_path / "runs", name)
+    files, seen = tmp_path / "files", digits().seen
+    export(seen, files)
+    for position in range(len(seen.names)):
+        (files / f"client_{position}.npz").rename(files / f"{seen.names[position]}.npz")
+    (files / "2.npz").unlink()
+    found = personalize(checkpoint, files, tmp_path / "served", "--use_states", "true")
+    expected = pd.read_csv(folder(tmp_path / "runs", name) / "clients.csv").query(
+        "population == 'seen' and client != 2"
+    )
+    expected = expected.drop(columns="population").reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, expected[list(found)], rtol=1e-6)
+    assert set(expected) == set(found)
+    assert "served by the shared state and their own, from the checkpoint" in capsys.readouterr().err
+    (files / "0.npz").rename(files / "zoe.npz")
+    command = ["personalize", *CPU, "--ckpt_path", str(checkpoint), "--clients", str(files), "--use_states", "true"]
+    assert "zoe took no part in the training" in refused(capsys, [*command, "--output", str(tmp_path / "b")])
+
+
 def test_local_batch_norm(tmp_path, clients):
     """A client from a file brings its own statistics, as an unseen client of the run does."""
     local = ["--model.batch_norm", "local", "--model.network", "normalised.NormalisedMLP"]

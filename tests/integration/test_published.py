@@ -60,7 +60,9 @@ def test_hospitals_are_standardised_by_their_own_patients_and_the_pooled_test_by
 
 def test_a_constant_input_is_divided_by_a_billionth():
     given = np.array([[2.0], [2.0]], dtype=np.float32)
-    assert published.standardised({"x_test": np.array([[3.0]], dtype=np.float32)}, given)["x_test"] == pytest.approx(1e9)
+    assert published.standardised({"x_test": np.array([[3.0]], dtype=np.float32)}, given)["x_test"] == pytest.approx(
+        1e9
+    )
 
 
 def test_files_of_pfllib_become_clients_in_the_order_of_their_numbers(tmp_path):

@@ -4,6 +4,7 @@ import json
 import sys
 import zipfile
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -24,7 +25,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.training.export import check_program_file, save_program, traced_model
+from lit_fed.serving import prediction_of
+from lit_fed.training.export import check_program_file, save_clients, save_program, traced_model
 
 MODEL = 4 * (64 * 10 + 10)
 """Bytes of a linear model of the digits."""
@@ -96,6 +98,24 @@ ROUNDING = {"PFedFDA": 5e-5}
 """Absolute tolerances: covariances of few samples, once inverted, magnify the rounding of features."""
 
 
+ADAPTED = {
+    "ClusteredFL", "FedAvgPlus", "FedBABU", "IFCA", "KNNPer", "MixedEffects", "OfficialFedEM", "PFedFDA", "PerFedAvg",
+}  # fmt: skip
+"""Algorithms that read a seen client's samples whenever they serve it."""
+
+
+def from_the_checkpoint_alone(module, trainer, client, x, folder):
+    """Predictions of a seen client by a new module that sees no data; None: the algorithm needs some."""
+    trainer.save_checkpoint(folder / "alone.ckpt")
+    fresh = FederatedModule(module.settings.algorithm, module.settings.solver)
+    state, said = fresh.restore_client(folder / "alone.ckpt", client)
+    if state is None:
+        assert said.endswith("adapts to a client's samples whenever it serves it")
+        return None
+    predict, task = prediction_of(fresh.federation, state)
+    return task.target.in_units(task.target.shown(predict(task, x))).detach().numpy()
+
+
 def stored(path):
     """Bytes of all numbers in a file, and the names of its members."""
     with zipfile.ZipFile(path) as archive:
@@ -113,10 +133,13 @@ def test_a_program_predicts_as_the_run_does_and_holds_nothing_else(name, tmp_pat
         model = export(trainer, module, data, client=client, output=str(tmp_path / "client.pt2"))
         program = torch.export.load(tmp_path / "client.pt2").module()
         assert stored(tmp_path / "client.pt2")[0] == STORED.get(name, MODEL)
-    for found in (one(x).detach().numpy() for one in (model, program) if one is not None):
+    alone = from_the_checkpoint_alone(module, trainer, client, x, tmp_path)
+    assert (alone is None) == (name in ADAPTED)
+    for found in (alone, *(one(x).detach().numpy() for one in (model, program) if one is not None)):
         np.testing.assert_allclose(
-            found, expected, rtol=1e-6 if name == "SharingADMM" else 0, atol=ROUNDING.get(name, 1e-6)
-        )
+            expected if found is None else found, expected, rtol=1e-6 if name == "SharingADMM" else 0,
+            atol=ROUNDING.get(name, 1e-6),
+        )  # fmt: skip
     assert sum(leaf.nbytes for leaf in model.state_dict().values()) == STORED.get(name, MODEL)
     assert model.about["algorithm"] == name
     if data.unseen is not None:
@@ -339,3 +362,81 @@ def test_without_clients_nothing_is_exported(tmp_path):
         export(trainer, FederatedModule(), client="0", clients="new", output=str(tmp_path / "model.pt2"))
     with pytest.raises(ConfigError, match="--output is not set"):
         export(trainer, FederatedModule(), client="0")
+
+
+# ---------------------------------------------------------------------- all clients
+WITH_NUMBERS = {
+    "FedEM": {"mixture"},
+    "IFCA": {"mixture"},
+    "FedAvgPlus": {"models.parameters.linear.weight", "models.parameters.linear.bias", "weights"},
+    "FedRep": {"own.parameters.linear.weight", "own.parameters.linear.bias"},
+    "FedRoD": {"head.linear.weight", "head.linear.bias"},
+}
+"""What of a client's state is an input of the program of all clients."""
+
+
+def one_client(path):
+    """The numbers of a client, from its file."""
+    return {name: torch.from_numpy(leaf) for name, leaf in np.load(path).items()}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_one_program_predicts_for_every_client(name, tmp_path):
+    module, trainer, data = fitted(name, tmp_path)
+    model = export(trainer, module, data, client="all", output=str(tmp_path / "all"))
+    assert set(model.own) == WITH_NUMBERS[name]
+    program = torch.export.load(tmp_path / "all/model.pt2").module()
+    names = [*data.seen.names, *data.unseen.names]
+    assert {one.name for one in (tmp_path / "all/clients").iterdir()} == {f"{one}.npz" for one in names}
+    for population in ("seen", "unseen"):
+        clients = getattr(data, population)
+        table = trainer.predict(module, datamodule=data, population=population)
+        for client_id, rows in table.groupby("client_id"):
+            own = one_client(tmp_path / f"all/clients/{clients.names[client_id - clients.train.first_id]}.npz")
+            found = program(clients.test.client(client_id).x, client=own)
+            expected = rows[[one for one in rows if one.startswith("p_")]].to_numpy()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_the_components_are_there_once(tmp_path):
+    """The bytes of 3 models in the program, and of 3 weights for each client."""
+    module, trainer, data = fitted("FedEM", tmp_path)
+    export(trainer, module, data, client="all", output=str(tmp_path / "all"))
+    assert stored(tmp_path / "all/model.pt2")[0] == 3 * MODEL
+    own = one_client(tmp_path / f"all/clients/{data.seen.names[3]}.npz")
+    torch.testing.assert_close(own, {"mixture": module.mixture_weights[3]})
+
+
+def test_onnx_of_all_clients(tmp_path):
+    module, trainer, data = fitted("FedEM", tmp_path)
+    export(trainer, module, data, client="all", output=str(tmp_path / "all"), format="onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "all/model.onnx")
+    client, x, expected = served(module, trainer, data, "seen", tmp_path)
+    (found,) = session.run(None, {"x": x.numpy(), **np.load(tmp_path / f"all/clients/{client}.npz")})
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_several_processes_are_refused(tmp_path):
+    trainer, data = SimpleNamespace(world_size=2), FederatedDataModule()
+    with pytest.raises(ConfigError, match="--client all in 2 processes"):
+        export(trainer, FederatedModule(), data, client="all", output=str(tmp_path / "all"))
+
+
+def test_a_name_that_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="writes a file for each client, and 'a/b' names none"):
+        save_clients(tmp_path, ["mixture"], MixtureState(torch.ones(2, 3)), ["a", "a/b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("FedAvg", "FedAvg serves all clients by the same model"),
+        ("DFedEM", "DFedEM predicts by client_id of a client"),
+        ("PFedHN", "PFedHN takes gradients to predict"),
+    ],
+)
+def test_algorithms_without_a_common_program(name, said, tmp_path):
+    module, trainer, data = fitted(name, tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        export(trainer, module, data, client="all", output=str(tmp_path / "all"))
+    assert not (tmp_path / "all").exists()

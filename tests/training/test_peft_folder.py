@@ -137,7 +137,7 @@ class Sharpened(FedAvg):
 
 def test_what_cannot_be_written(tmp_path):
     module, x = built(Sharpened())
-    with pytest.raises(ConfigError, match="Sharpened does not predict by a mixture of networks"):
+    with pytest.raises(ConfigError, match="Sharpened does not predict by a mixture of models"):
         saved(module, x, tmp_path / "a")
     module, x = built(FedAvg(), partial(CharLSTM, hidden_size=2), lora_rank=None, lora_alpha=None)
     with pytest.raises(ConfigError, match="CharLSTM has none; train with"):

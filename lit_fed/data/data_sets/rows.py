@@ -77,6 +77,7 @@ class TableRows(NamedTuple):
     source: str  # name of the tables in errors
     place: Callable[[int], str]  # row number -> name of the row in errors
     files: tuple[tuple[str, int], ...] = ()  # path of each file, and its number of rows
+    origin: np.ndarray | None = None  # [n] each row's position among those that were read; None: all are there
 
     def error(self, row: int, column: str, what: str) -> ConfigError:
         """An error about one value; `what` says what is wrong and the fix."""
@@ -119,7 +120,8 @@ class TableRows(NamedTuple):
         ends = np.searchsorted(kept, np.cumsum([0, *(size for _, size in self.files)])).tolist()
         files = tuple((path, end - start) for (path, _), (start, end) in zip(self.files, pairwise(ends), strict=True))
         frame = self.frame.iloc[kept].reset_index(drop=True)
-        return self._replace(frame=frame, place=lambda row: self.place(int(kept[row])), files=files)
+        origin = kept if self.origin is None else self.origin[kept]
+        return self._replace(frame=frame, place=lambda row: self.place(int(kept[row])), files=files, origin=origin)
 
     # ------------------------------------------------------------------ what cells are
     def texts(self, column: str, *, may_miss: bool = False) -> np.ndarray:

@@ -26,6 +26,7 @@ from lit_fed.data.data_sets.table_encoder import TableEncoder
 from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.names import few
+from lit_fed.system.packages import DataFrame
 
 __all__ = ["Table", "read_later"]
 
@@ -211,6 +212,16 @@ class Table(PooledDataSet):
             np.arange(len(rows.frame)), labels, owner, names, class_names, split, unseen, encoder,
             groups=groups, order=order,
         )  # fmt: skip
+
+    def cells(self, names: Sequence[str]) -> DataFrame:
+        """Columns of all rows of the table, as they are read.
+
+        Raises:
+            ConfigError: naming a column that is not there.
+        """
+        rows = self._read()
+        rows.require_columns(names, "--keep")
+        return rows.frame[list(names)]
 
     def _columns(self, names: Sequence[str] = ()) -> TableColumns:
         """Encoding of these input columns before anything is learned; without names: how files are read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +57,21 @@ class TableEncoder:
     label_scale: bool
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
-        """Replace row numbers [n] by inputs [n, W]."""
+        """Replace row numbers [n] by inputs [n, W]; rows of excluded clients are not read."""
+        populations = [one for one in (seen, unseen) if one is not None]
+        kept = torch.cat([split.x for one in populations for split in one.splits]).unique()
+        rows = self.rows if len(kept) == len(self.rows.frame) else self.rows.taken(kept.numpy())
+        origin = kept if rows.origin is None else torch.from_numpy(rows.origin)
+
+        def anew(population: Population) -> Population:
+            population = population.with_splits(
+                lambda split: Split(torch.searchsorted(kept, split.x), split.y, split.offsets)
+            )
+            return population._replace(rows=tuple(origin[split.x] for split in population.splits))
+
+        return replace(self, rows=rows)._encoded(*map(anew, populations))
+
+    def _encoded(self, seen: Population, unseen: Population | None = None) -> tuple[Population, Population | None]:
         train_rows, ends = seen.train.x.numpy(), seen.train.offsets[1:-1].numpy()
         option = "--data.dataset."
         rows = typed(self.rows, self.columns, option)

@@ -5,7 +5,9 @@ Partition, splits and the choice of unseen clients use independent random stream
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +45,7 @@ from lit_fed.data.populations.splits import (
     with_validation,
 )
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import few
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "select_clients", "told",
@@ -64,6 +67,7 @@ def build_populations(
     seed: int = 0,
     split: SplitKind = "random",
     test_seed: int | None = None,
+    exclude: Sequence[str] = (),
 ) -> tuple[Population, Population | None]:
     """Load a data set and divide it into clients and splits.
 
@@ -78,6 +82,8 @@ def build_populations(
         seed: seed of the partition, the splits and the choice of unseen clients.
         split: `random`, `stratified` by the labels of each client, or `time`, with the last samples for testing.
         test_seed: seed of the partition, the unseen clients and the test samples; None: `seed`.
+        exclude: names of clients that are left out before anything is learned or drawn; those of a partition are left
+            out of its clients.
 
     Returns:
         Seen clients, and unseen clients or None; both in the order of the data set.
@@ -90,11 +96,15 @@ def build_populations(
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
         _check_time(dataset, None, split)
-        seen, unseen = with_validation(*dataset.load(), val_fraction, seed, stratified=split == "stratified")
+        loaded = _without_clients(exclude, *dataset.load()) if exclude else dataset.load()
+        seen, unseen = with_validation(*loaded, val_fraction, seed, stratified=split == "stratified")
     elif isinstance(dataset, PooledDataSet):
         samples = dataset.load()
         _check_time(dataset, samples, split)
+        natural = samples.owner is not None and isinstance(partition, Natural | None)
+        samples = _without_samples(exclude, samples) if exclude and natural else samples
         seen = _divide_pool(dataset, samples, partition, num_clients, division)
+        seen = _without_clients(exclude, seen, None)[0] if exclude and not natural else seen
         seen, unseen = _set_aside(seen, samples)
         encode = samples.encode
     else:
@@ -316,6 +326,47 @@ def _check_time(dataset: DataSet, samples: Samples | None, split: SplitKind) -> 
         split != "time" or samples is None or samples.groups is None,
         f"--data.split is time, and {name} has a group_column; leave one of them out",
     )
+
+
+def _check_excluded(exclude: Sequence[str], names: Collection[str]) -> None:
+    """Refuse names of no client, and all names."""
+    for name in exclude:
+        require(
+            name in names,
+            f"--data.exclude_clients names {name!r}, which is no client of the data ({few(names)}); correct it, or "
+            "leave it out if its samples are deleted",
+        )
+    require(len({*exclude}) < len(names), "--data.exclude_clients names all clients; leave some to train with")
+
+
+def _without_clients(
+    exclude: Sequence[str], seen: Population, unseen: Population | None
+) -> tuple[Population, Population | None]:
+    """The clients that are not excluded."""
+    _check_excluded(exclude, [*seen.names, *(() if unseen is None else unseen.names)])
+    kept = [np.flatnonzero(~np.isin(one.names, exclude)) for one in (seen, unseen) if one is not None]
+    require(len(kept[0]) > 0, "--data.exclude_clients names all clients that train; leave some of them")
+    unseen = select_clients(unseen, kept[1]) if unseen is not None and len(kept[1]) else None
+    return select_clients(seen, kept[0]), unseen
+
+
+def _without_samples(exclude: Sequence[str], samples: Samples) -> Samples:
+    """The samples of natural clients that are not excluded, as if there were no others."""
+    assert samples.owner is not None
+    owner, named = samples.owner, samples.names is not None
+    known = np.array(samples.names or range(int(owner.max()) + 1)).astype(str)
+    _check_excluded(exclude, known[np.unique(owner)].tolist())
+    stays = ~np.isin(known, exclude)
+    kept, numbers = stays[owner], np.cumsum(stays) - 1 if named else np.arange(len(stays))
+    rows = ("x", "y", "split", "ids", "labelled", "groups", "order")
+    found: dict[str, Any] = {one: part[kept] for one in rows if (part := getattr(samples, one)) is not None}
+    found |= {"owner": numbers[owner[kept]], "names": known[stays].tolist() if named else None}
+    found["unseen"] = tuple(one for one in samples.unseen if one not in exclude)
+    lost = set() if samples.class_names is None else {*np.unique(samples.y)} - {*np.unique(found["y"])}
+    if lost and samples.class_names is not None:
+        classes = few(samples.class_names[one] for one in sorted(lost))
+        say(f"--data.exclude_clients: no sample is left of {classes}, which stays a class")
+    return samples._replace(**found)
 
 
 def _divide_pool(
