@@ -80,7 +80,7 @@ HEART = Setting(
             "Pooled training", words(f"FedAvg {ALONE}", {}), "Pooled Training", {"learning_rate": 0.001, "nrounds": 1},
             "heart_pooled",
         ),
-        "local": Method("Local, each on its own centre", words(f"Local {ALONE}", {}), "Local"),
+        "local": Method("Local, each on its own centre", words(f"Local {ALONE}", {}), "Local", files="heart_alone"),
         "fedavg": Method("FedAvg", words("FedAvg", {}), "FedAvg", {"learning_rate": 0.001}),
         "fedprox": Method(
             "FedProx", words("FedProx prox_weight=0.01", {}), "FedProx", {"learning_rate": 0.001, "mu": 0.01}
@@ -184,6 +184,7 @@ def heart_files(root: Path, out: Path) -> None:
     pooled = standardised(everyone, everyone["x_train"])
     own = {name: standardised(one, one["x_train"]) for name, one in clients.items()}
     _save(out / "heart", own, {"pooled": _test_of(pooled)})
+    _save(out / "heart_alone", own, {})  # for models that fit no other client
     _save(out / "heart_pooled", {"pooled": pooled}, {name: _test_of(one) for name, one in own.items()})
 
 
