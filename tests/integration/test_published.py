@@ -1,4 +1,4 @@
-"""The settings of published tables: clients by the authors' rules, figures of their files, and the page of the record."""
+"""Published tables: clients by the authors' rules, figures of their files, and the page of the record."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 @pytest.fixture
 def patients(tmp_path):
-    """Files of four hospitals: 20 complete patients and one without a blood pressure; the last hospital's are all ill."""
+    """Files of four hospitals: 20 complete patients, one without a blood pressure; those of the last are all ill."""
     rng = np.random.default_rng(0)
     for name in HOSPITALS:
         lines = []
@@ -60,7 +60,9 @@ def test_hospitals_are_standardised_by_their_own_patients_and_the_pooled_test_by
 
 def test_a_constant_input_is_divided_by_a_billionth():
     given = np.array([[2.0], [2.0]], dtype=np.float32)
-    assert published.standardised({"x_test": np.array([[3.0]], dtype=np.float32)}, given)["x_test"] == pytest.approx(1e9)
+    assert published.standardised({"x_test": np.array([[3.0]], dtype=np.float32)}, given)["x_test"] == pytest.approx(
+        1e9
+    )
 
 
 def test_files_of_pfllib_become_clients_in_the_order_of_their_numbers(tmp_path):
@@ -90,7 +92,7 @@ def test_local_models_are_measured_on_their_own_centre(tmp_path):
 
 
 def test_personal_models_are_the_last_that_pfllib_measures_in_a_round():
-    both = "Evaluate global models\nAveraged Test Accuracy: 0.1000\nEvaluate personalized models\nAveraged Test Accuracy: {}\n"
+    both = "global\nAveraged Test Accuracy: 0.1000\npersonalized\nAveraged Test Accuracy: {}\n"
     printed = "".join(f"-------------Round number: {i}-------------\n" + both.format(0.5 + i / 4) for i in range(2))
     assert published.system_figures("set-up\n" + printed) == [50, 75]
 
