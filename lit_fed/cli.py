@@ -205,7 +205,7 @@ class FederatedCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs | {"description": COMMANDS[subcommand]})
         explain_arguments(parser)
         if subcommand == "fit":
-            usual = next(one for one in parser._actions if one.dest == "help")
+            usual = next(one for one in parser._actions if one.dest == "help")  # argparse adds it itself
             usual.__class__, usual.nargs, usual.choices, usual.metavar = HelpOfFit, "?", ["all"], "all"
             usual.help = "show these options, or all of them."
             # a flag: it needs no value

@@ -80,7 +80,7 @@ HEART = Setting(
             "Pooled training", words(f"FedAvg {ALONE}", {}), "Pooled Training", {"learning_rate": 0.001, "nrounds": 1},
             "heart_pooled",
         ),
-        "local": Method("Local, each on its own centre", words(f"Local {ALONE}", {}), "Local"),
+        "local": Method("Local, each on its own centre", words(f"Local {ALONE}", {}), "Local", files="heart_alone"),
         "fedavg": Method("FedAvg", words("FedAvg", {}), "FedAvg", {"learning_rate": 0.001}),
         "fedprox": Method(
             "FedProx", words("FedProx prox_weight=0.01", {}), "FedProx", {"learning_rate": 0.001, "mu": 0.01}
@@ -184,6 +184,7 @@ def heart_files(root: Path, out: Path) -> None:
     pooled = standardised(everyone, everyone["x_train"])
     own = {name: standardised(one, one["x_train"]) for name, one in clients.items()}
     _save(out / "heart", own, {"pooled": _test_of(pooled)})
+    _save(out / "heart_alone", own, {})  # for models that fit no other client
     _save(out / "heart_pooled", {"pooled": pooled}, {name: _test_of(one) for name, one in own.items()})
 
 
@@ -387,7 +388,7 @@ def page(record: Mapping[str, Any]) -> str:
     head = ["setting", "method", "published", "theirs, run here", "ours", "ours − theirs", "cause of the difference"]
     pooled = [row[1:-1] for row in heart_rows(record, "pooled")]
     same, every = record["equal"]
-    apart = max(one["apart"] for one in record["matched"].values() if "without" not in one)
+    apart = max(one["apart"] for one in record["matched"].values())
     parts = {
         "table": grid(head, rows), "pooled": grid(head[1:-1], pooled), "matched": grid(
             ["setting", "method", "rounds", "largest change of a weight", "ours and theirs apart", "ours", "theirs",
@@ -408,8 +409,8 @@ def heart_rows(record: Mapping[str, Any], test: str) -> Iterator[list[str]]:
         told, theirs = (record[kind][key][test] for kind in ("published", "heart"))
         name = (POOLED_TESTS if key == "pooled" else TESTS)[test]
         ours = [100 * one["summary"][name] for one in _records("heart", HEART, key)]
-        cells = [plus_minus(values) for values in (told, theirs, ours)]
-        difference = f"{statistics.mean(ours) - statistics.mean(theirs):+.2f}"
+        cells = [plus_minus(values) if values else "not run" for values in (told, theirs, ours)]
+        difference = f"{statistics.mean(ours) - statistics.mean(theirs):+.2f}" if ours else ""
         yield [HEART.label, method.label, *cells, difference, _cause(record, f"heart/{key}")]
 
 
@@ -418,12 +419,12 @@ def image_rows(record: Mapping[str, Any], name: str) -> Iterator[list[str]]:
     told = published("pfllib")[name]
     for key, method in PFLLIB[name].methods.items():
         theirs, ours = curves(record, name, key)
-        if theirs and ours:
-            figure = f"{told[key][0]:.2f}" if key in told else "–"
-            yield [
-                PFLLIB[name].label, method.label, figure, f"{max(theirs):.2f}", f"{max(ours):.2f}",
-                f"{max(ours) - max(theirs):+.2f}", _cause(record, f"cifar10/{key}"),
-            ]  # fmt: skip
+        figure = f"{told[key][0]:.2f}" if key in told else "–"
+        best = [f"{max(one):.2f}" if one else "not run" for one in (theirs, ours)]
+        difference = f"{max(ours) - max(theirs):+.2f}" if theirs and ours else ""
+        if theirs or ours:
+            cause = _cause(record, f"cifar10/{key}")
+            yield [PFLLIB[name].label, method.label, figure, *best, difference, cause]
 
 
 def curves(record: Mapping[str, Any], name: str, key: str) -> tuple[list[float], list[float]]:
