@@ -21,6 +21,7 @@ from lit_fed.cli import FederatedCLI
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.local_solver import is_searched
 from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.core.types import ServingBlock
 from lit_fed.data.module import FederatedDataModule
@@ -160,7 +161,7 @@ class _Run(NamedTuple):
     @property
     def is_searched(self) -> bool:
         """Whether the learning rate was searched on validation samples."""
-        return self.solver.get("lr") == "auto"
+        return is_searched(self.solver.get("lr"))
 
     @property
     def candidate(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ weights and whether a client is served alone; test samples tell the gain.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import traceback
@@ -23,11 +24,13 @@ from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.choosing.blend import Restored, blend
 from lit_fed.command_line.arguments import options_in
 from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.core.local_solver import is_searched
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
 from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
 from lit_fed.system.trials import CoreExecutor, Plan, run_trials
+from lit_fed.training.learning_rate import halved
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
 
@@ -35,6 +38,9 @@ __all__ = ["choose_parser", "choose_run"]
 
 CANDIDATES = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM")
 """Algorithms that are tried by default, with `MixedEffects` for the network Linear, `PartialPooling` for others."""
+
+RATES = {"sgd": (0.01, 0.0464, 0.215, 1.0), "adam": (0.0001, 0.000464, 0.00215, 0.01)}
+"""Learning rates among which that of each candidate is searched, by the optimizer; all but sgd have those of adam."""
 
 OWN = ("--candidates", "--jobs", "--output")
 """Options of this command; all others are those of `fit`."""
@@ -92,15 +98,18 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
     usual = parse(["fit", *others]).fit
     is_linear = str(usual.model.network.class_path).rpartition(".")[2] == "Linear"
     names = given.candidates or [*CANDIDATES, "MixedEffects" if is_linear else "PartialPooling"]
+    solver, rounds = usual.model.solver, usual.trainer.max_epochs
+    if solver.lr is None or solver.lr == "auto":
+        solver.lr = RATES["sgd" if solver.optimizer == "sgd" else "adam"]
+    others = [*others, f"--model.solver.lr={json.dumps(solver.lr)}"]
     fits = _fits([*dict.fromkeys([*names, "Local"])], others, output / "candidates", parse)
     with redirect_stderr(StringIO()):  # each run says these notices itself
         Restored(["validate", *fits[-1].arguments]).datamodule.setup()  # data that cannot be read are refused now
-    rounds = usual.trainer.max_epochs
     jobs = min(given.jobs or len(cores()), len(fits))
     done = sum(one.is_over for one in fits)
     print_line(
-        f"{len(fits)} candidates of {rounds} rounds each, and a third more for their rates: "
-        f"{', '.join(one.name for one in fits)}; {done} are done, {jobs} at a time"
+        f"{len(fits)} candidates of {rounds} rounds each: {', '.join(one.name for one in fits)}; "
+        f"{_search(solver.lr, rounds)}; {done} are done, {jobs} at a time"
     )
     os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
     errors: dict[str, str] = {}
@@ -144,8 +153,7 @@ def _fits(
     for option in ("--model.algorithm", "--name", "--ckpt_path", "--trainer.default_root_dir", "--trainer.logger"):
         if option in options:
             raise ConfigError(f"{option} is decided by choose; leave it out, or give --candidates or --output")
-    usual = {"--data.val_fraction": "0.2", "--model.solver.lr": "auto"}
-    common = [*given, *(part for option, value in usual.items() if option not in options for part in (option, value))]
+    common = [*given, *([] if "--data.val_fraction" in options else ["--data.val_fraction", "0.2"])]
     found = []
     for name in names:
         arguments = [*common, "--model.algorithm", name]
@@ -161,6 +169,16 @@ def _fits(
             continue
         found.append(_Fit(name, tuple(arguments), folder / name))
     return found
+
+
+def _search(lr: Any, num_rounds: int) -> str:
+    """The learning rates of the candidates, in words."""
+    if not is_searched(lr):
+        return f"learning rate {lr:g}"
+    trials = halved(lr, num_rounds, lambda rate, _: rate)  # which rate wins does not change the number of rounds
+    more = sum({one.lr: one.rounds for one in trials}.values())
+    rates = ", ".join(f"{one:g}" for one in lr)
+    return f"the learning rate of each is searched among {rates}, by {more} further rounds"
 
 
 def _plan(fit: _Fit, errors: dict[str, str]) -> Plan:

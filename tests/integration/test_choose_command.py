@@ -60,6 +60,10 @@ def test_each_client_is_told_its_gain(chosen):
     assert ((table["chance"] > 0.9) == ~kept).all()
     assert "joining: mse" in done.stdout
     assert "4 candidates of 4 rounds each" in done.stdout
+    said = "the learning rate of each is searched among 0.01, 0.0464, 0.215, 1, by 6 further rounds; 0 are done"
+    assert said in done.stdout
+    tried = [set(pd.read_csv(one)["lr"]) for one in (root / "chosen" / "candidates").rglob("learning_rates.csv")]
+    assert tried == 3 * [{0.01, 0.0464, 0.215, 1.0}]  # MixedEffects uses no rate
 
 
 @pytest.mark.parametrize("more", [["--trainer.max_epochs", "5"], ["--data.seed", "3"]], ids=["rounds", "data"])

@@ -67,7 +67,7 @@ class PrivacyFeature(Feature):
             "--model.weighting is positions, and --model.privacy bounds weights by samples; give samples or uniform"
         ),
         "searched privacy": (
-            "--model.solver.lr is auto, which is searched on the clients' samples, and the ε of --model.privacy does "
+            "--model.solver.lr is searched on the clients' samples, and the ε of --model.privacy does "
             "not cover it; give a number"
         ),
         "client_work noisy_steps": (
