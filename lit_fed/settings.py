@@ -147,7 +147,7 @@ class ModelSettings:
     @property
     def is_private(self) -> bool:
         """Whether only their owner may read files with results of clients."""
-        return any(one.is_private for one in self.features)
+        return any(getattr(one, "is_private", False) for one in (*self.features, self.algorithm))
 
     def feature(self, kind: type[Given]) -> Given | None:
         """The feature of a kind; None: it was not given."""

@@ -12,16 +12,17 @@ import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from lit_fed.callbacks.defaults import keep_notices_out
-from lit_fed.choosing.blend import Restored, blend
+from lit_fed.choosing.blend import Restored, blend, most_likely
 from lit_fed.command_line.arguments import options_in
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.core.local_solver import is_searched
@@ -33,6 +34,7 @@ from lit_fed.system.trials import CoreExecutor, Plan, run_trials
 from lit_fed.training.learning_rate import halved
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
+from lit_fed.wrappers.feature import features
 
 __all__ = ["choose_parser", "choose_run"]
 
@@ -42,7 +44,10 @@ CANDIDATES = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM")
 RATES = {"sgd": (0.01, 0.0464, 0.215, 1.0), "adam": (0.0001, 0.000464, 0.00215, 0.01)}
 """Learning rates among which that of each candidate is searched, by the optimizer; all but sgd have those of adam."""
 
-OWN = ("--candidates", "--jobs", "--output")
+COMPONENTS = (1, 2, 3, 4, 6)
+"""Numbers of components that `--components auto` tries."""
+
+OWN = ("--candidates", "--components", "--jobs", "--output")
 """Options of this command; all others are those of `fit`."""
 
 
@@ -60,6 +65,11 @@ def choose_parser() -> FederatedParser:
         help=f"algorithms beside Local; by default {', '.join(CANDIDATES)}, and MixedEffects for the network Linear, "
         "PartialPooling for others.",
     )  # fmt: skip
+    parser.add_argument(
+        "--components", type=Literal["auto"] | None,
+        help="auto: each candidate with num_components, such as FedEM, is trained with "
+        f"{', '.join(map(str, COMPONENTS))} of them, and the one with the smallest validation loss is kept.",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=PositiveInt | None, help="runs at a time; by default one for each core.")
     parser.add_argument("--output", type=str, default="runs/choose", help="folder of the new run, a run itself.")
     return parser
@@ -68,9 +78,14 @@ def choose_parser() -> FederatedParser:
 class _Fit(NamedTuple):
     """The training of a candidate."""
 
-    name: str
+    candidate: str  # of several with one name, one is kept
     arguments: tuple[str, ...]
     folder: Path
+
+    @property
+    def name(self) -> str:
+        """Its name, with the number of components where several are tried."""
+        return self.folder.name
 
     @property
     def is_over(self) -> bool:
@@ -102,7 +117,17 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
     if solver.lr is None or solver.lr == "auto":
         solver.lr = RATES["sgd" if solver.optimizer == "sgd" else "adam"]
     others = [*others, f"--model.solver.lr={json.dumps(solver.lr)}"]
-    fits = _fits([*dict.fromkeys([*names, "Local"])], others, output / "candidates", parse)
+    names = [*dict.fromkeys(one for one in names if one != "Local"), "Local"]
+    on_messages = [(kind, one) for kind in features() if kind.acts_on_messages for one in fields(kind)]
+    around = {one.name: kind for kind, one in on_messages if usual.model[one.name] not in (None, one.default)}
+    if is_searched(solver.lr) and any(kind.is_private for kind in around.values()):
+        raise ConfigError(
+            "--model.solver.lr is searched on the clients' samples, and the ε of a private run does not cover it; give "
+            "a number"
+        )
+    without = [f"--model.{one.name}={json.dumps(one.default)}" for _, one in on_messages if one.name in around]
+    components = COMPONENTS if given.components else ()
+    fits = _fits(names, others, output / "candidates", parse, components, without)
     with redirect_stderr(StringIO()):  # each run says these notices itself
         Restored(["validate", *fits[-1].arguments]).datamodule.setup()  # data that cannot be read are refused now
     jobs = min(given.jobs or len(cores()), len(fits))
@@ -124,8 +149,12 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
             raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
         if "Local" in errors or len(errors) == len(fits) - 1:
             raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
-        trained = [one.folder for one in fits if one.name not in errors]
-        blend(trained[:-1], output, alone=trained[-1])
+        trained: dict[str, list[Path]] = {}
+        for one in fits:
+            if one.name not in errors:
+                trained.setdefault(one.candidate, []).append(one.folder)
+        *others_kept, alone = [each[0] if len(each) == 1 else most_likely(each) for each in trained.values()]
+        blend(others_kept, output, alone=alone, half=bool(given.components))
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -142,8 +171,9 @@ def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _fits(
-    names: Sequence[str], given: Sequence[str], folder: Path, parse: Callable[[list[str]], Namespace]
-) -> list[_Fit]:
+    names: Sequence[str], given: Sequence[str], folder: Path, parse: Callable[[list[str]], Namespace],
+    components: Sequence[int], without: Sequence[str],
+) -> list[_Fit]:  # fmt: skip
     """The trainings of the candidates; those whose settings are refused are left out, which is said.
 
     Raises:
@@ -156,18 +186,22 @@ def _fits(
     common = [*given, *([] if "--data.val_fraction" in options else ["--data.val_fraction", "0.2"])]
     found = []
     for name in names:
-        arguments = [*common, "--model.algorithm", name]
+        arguments = [*common, "--model.algorithm", name, *(without if name == "Local" else ())]  # it sends nothing
         if name == "MixedEffects":
             arguments += ["--model.solver.lr", "0.1"]  # which it does not use
         try:
             with redirect_stderr(StringIO()):
-                parse(["fit", *arguments])
+                settings = parse(["fit", *arguments]).fit.model.algorithm.get("init_args", {})
         except ConfigError as error:
             if name == "Local":
                 raise
             print_line(f"{name} is left out: {error}")
             continue
-        found.append(_Fit(name, tuple(arguments), folder / name))
+        if "num_components" in settings and components:
+            each = {f"{name}_{one}": [f"--model.algorithm.num_components={one}"] for one in components}
+        else:
+            each = {name: []}
+        found += [_Fit(name, (*arguments, *more), folder / called) for called, more in each.items()]
     return found
 
 

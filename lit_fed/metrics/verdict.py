@@ -90,7 +90,7 @@ def in_words(table: pd.DataFrame) -> str:
     )
 
 
-def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
+def probabilities(differences: Sequence[np.ndarray], *, pooled: bool = True) -> np.ndarray:
     """The probability that each client's true mean difference is above 0, [T].
 
     Clients' means are normal about a common one, with a variance between clients by DerSimonian and Laird ("Meta-
@@ -99,6 +99,7 @@ def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
 
     Args:
         differences: gains of each client's samples, [n_t] each.
+        pooled: by the samples of all clients; else by Student's t of each client's own, 1/2 for less than two.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -106,8 +107,13 @@ def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
         >>> bool((better > 0.95).all())
         True
     """
-    from scipy.special import ndtr
+    from scipy.special import ndtr, stdtr
 
+    if not pooled:
+        several = [one if len(one) > 1 else np.array([-1.0, 1.0]) for one in differences]  # whose t is 0
+        errors = [max(one.std(ddof=1) / math.sqrt(len(one)), 1e-300) for one in several]
+        each = zip(several, errors, strict=True)
+        return np.array([stdtr(len(one) - 1, one.mean() / error) for one, error in each])
     sizes = np.array([len(one) for one in differences])
     means = np.array([one.mean() if len(one) else 0.0 for one in differences])
     freedom = np.maximum(sizes - 1, 0).sum()

@@ -19,11 +19,14 @@ Deviations:
     A seen client's weights are found once, on its validation samples. An unseen client has none: its training samples
     are divided into folds, and each candidate predicts a fold after it adapted to the others; then it adapts to all.
     Of real numbers, p_k is normal with a variance of each client, shrunk to σ_k² as by `PRIOR_ERRORS` errors.
+    If a run is private, nothing is estimated from the samples of several clients: w̄ is uniform and worth one sample,
+    temperatures are 1, and variances are shrunk to the client's mean over candidates.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,17 +38,32 @@ from lit_fed.core.context import Context
 from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import Binary, Multiclass, Regression, Target
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Stage, Tree
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.feature import Feature
 
-__all__ = ["Blend", "BlendShared", "BlendState", "Candidate", "errors_of", "negative_log_likelihood", "stacked"]
+__all__ = [
+    "Blend",
+    "BlendShared",
+    "BlendState",
+    "Candidate",
+    "errors_of",
+    "negative_log_likelihood",
+    "stacked",
+    "why_not",
+]
 
 E_STEPS = 100
 """Steps to the weights of a client."""
 
 PRIOR_ERRORS = 5.0
 """Errors that the common variance of a candidate counts for in the variance of a client."""
+
+
+LEAST = 0.01
+"""Weight below which a candidate does not serve a client: neither its predictions nor its exported program."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +74,13 @@ class Candidate:
         algorithm: the algorithm.
         solver: the solver of the adaptation.
         serving: fine-tuning of the models that serve a client.
+        name: name of its weights in tables and figures.
     """
 
     algorithm: Algorithm
     solver: LocalSolver
     serving: FineTuning = FineTuning()  # noqa: RUF009 - frozen
+    name: str = ""
 
     @property
     def served(self) -> Any:
@@ -115,11 +135,13 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
 
     Args:
         candidates: the algorithms of the runs, with their solvers.
+        is_private: some run was private, so that only their owner may read files with results of clients.
         prior_weight: samples that the common weights count for in the weights of a client.
         folds: parts of an unseen client's training samples, each predicted after adapting to the others.
     """
 
     candidates: list[Candidate]
+    is_private: bool = False
     prior_weight: float = ranged(1.0, ">= 0")
     folds: int = ranged(5, ">= 2")
 
@@ -306,6 +328,23 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         return sent._replace(each=parts)  # type: ignore[no-any-return]
 
 
+def why_not(features: Iterable[Feature], target: Target, task: Task) -> str:
+    """Why no blend serves a run, in words; "" if one does.
+
+    Args:
+        features: of the run.
+        target: of the run.
+        task: of the run.
+    """
+    if others := [type(one).__name__ for one in features if not (one.only_serves or one.acts_on_messages)]:
+        return f"has {', '.join(others)}, which no blend serves; give runs without"
+    if task.own is not None:
+        return "trains a module by its own steps, which no blend serves; give runs whose network has none"
+    if not isinstance(target, Binary | Multiclass | Regression):
+        return f"has labels that are {target.name}; blends are made of classes and of single real numbers"
+    return ""
+
+
 def calibrated(target: Target, outputs: Tensor, spread: Tensor) -> Tensor:
     """Outputs [B, K, ...] whose logits are divided by the temperatures [K] of the candidates."""
     return outputs / spread.view(-1, *[1] * (outputs.ndim - 2)) if target.kind == "binary" else outputs
@@ -324,19 +363,21 @@ def negative_log_likelihood(target: Target, outputs: Tensor, y: Tensor, mask: Te
         outputs: what each candidate predicts, [N, K, ...].
         y: labels [N, ...].
         mask: 1 for a sample, [N].
-        spread: variance or temperature of each candidate, [K].
+        spread: variance or temperature of each candidate, [K]; of variances 0: the client's mean over candidates.
     """
     errors = errors_of(target, calibrated(target, outputs, spread), y)
     if not target.continuous:
         return errors
     rows = mask.unsqueeze(1).to(errors)
     values = math.prod(y.shape[1:])
-    variance = (2 * (errors * rows).sum(0) / values + PRIOR_ERRORS * spread) / (rows.sum() + PRIOR_ERRORS)
+    squares = 2 * (errors * rows).sum(0) / values
+    usual = torch.where(spread > 0, spread, squares.mean() / rows.sum().clamp(min=1))
+    variance = (squares + PRIOR_ERRORS * usual).clamp(min=1e-30) / (rows.sum() + PRIOR_ERRORS)
     return errors / variance + values / 2 * variance.log()
 
 
-def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float) -> Tensor:
-    """Weights of the candidates for a client, [K]: the mode of their posterior.
+def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float | Tensor) -> Tensor:
+    """Weights of the candidates for a client, [K]: the mode of their posterior, without those below `LEAST`.
 
     Args:
         losses: −log p_k of each sample, [N, K].
@@ -354,4 +395,6 @@ def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float) ->
     for _ in range(E_STEPS):
         found, _, _ = expectation(weights, losses, mask)
         weights = (prior_weight * prior + number * found) / (prior_weight + number).clamp(min=1e-30)
-    return torch.where(number + prior_weight > 0, weights, prior)
+    weights = torch.where(number + prior_weight > 0, weights, prior)
+    kept = weights * (weights >= weights.max().clamp(max=LEAST))
+    return kept / kept.sum().clamp(min=1e-30)

@@ -50,6 +50,7 @@ class PrivacyFeature(Feature):
     privacy: Privacy | None = None
 
     order = 3
+    acts_on_messages = True
     callbacks = ("Guarantees",)
     is_private = True  # clients.csv holds mixture weights, which ε does not cover
     own_options = ("privacy.init_args.noise_seed",)
