@@ -11,15 +11,16 @@ Hierarchical Stacking". Bayesian Analysis 17(4), 2022.
 
 Symbols:
     w_t   -> state.mixture     weights of client t, [K], sum to 1
-    w̄     -> shared.prior      mean of the seen clients' weights, [K]
+    w̄     -> shared.prior      weights of the seen clients' samples together, [K]
     σ_k²  -> shared.spread     of real numbers: variance of the errors of candidate k; of two classes: the temperature
                                by which its logits are divided; else 1; [K]
     p_k   -> candidates        what candidate k predicts as it serves the client by itself
 Deviations:
+    `lit-fed blend` takes the a of a few that predicts held-out samples best, in place of a distribution of w_t.
     A seen client's weights are found once, on its validation samples. An unseen client has none: its training samples
     are divided into folds, and each candidate predicts a fold after it adapted to the others; then it adapts to all.
     Of real numbers, p_k is normal with a variance of each client, shrunk to σ_k² as by `PRIOR_ERRORS` errors.
-    If a run is private, nothing is estimated from the samples of several clients: w̄ is uniform and worth one sample,
+    Weights below `LEAST` are 0. If a run is private, nothing is estimated from the samples of several clients: w̄ is uniform and worth one sample,
     temperatures are 1, and variances are shrunk to the client's mean over candidates.
 """
 
