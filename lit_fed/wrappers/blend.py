@@ -20,7 +20,8 @@ Deviations:
     A seen client's weights are found once, on its validation samples. An unseen client has none: its training samples
     are divided into folds, and each candidate predicts a fold after it adapted to the others; then it adapts to all.
     Of real numbers, p_k is normal with a variance of each client, shrunk to σ_k² as by `PRIOR_ERRORS` errors.
-    Weights below `LEAST` are 0. If a run is private, nothing is estimated from the samples of several clients: w̄ is uniform and worth one sample,
+    Weights below `LEAST` are 0.
+    If a run is private, nothing is estimated from the samples of several clients: w̄ is uniform and worth one sample,
     temperatures are 1, and variances are shrunk to the client's mean over candidates.
 """
 
