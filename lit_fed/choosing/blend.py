@@ -27,7 +27,7 @@ from lit_fed.core.targets import Target
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.verdict import Gain, Interval, gain_of, in_words, probabilities
+from lit_fed.metrics.verdict import EVIDENCE, in_words, probabilities, verdict_row
 from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import given_path, quote
 from lit_fed.system.packages import pd
@@ -44,6 +44,7 @@ from lit_fed.wrappers.blend import (
     BlendState,
     calibrated,
     errors_of,
+    held_out,
     negative_log_likelihood,
     stacked,
     why_not,
@@ -51,15 +52,6 @@ from lit_fed.wrappers.blend import (
 from lit_fed.wrappers.feature import features
 
 __all__ = ["Restored", "blend", "blend_parser", "blend_runs", "most_likely"]
-
-EVIDENCE = 0.9
-"""Probability of a gain from which a client is served by the blend in place of its own training."""
-
-SHARED = 0.9
-"""Weight from which one run counts as what serves a client."""
-
-FOLDS = 5
-"""Parts of a client's validation samples: each is predicted with weights of the others, for the evidence."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Samples that the common weights may count for; validation samples choose."""
@@ -346,29 +338,6 @@ class _Weights(NamedTuple):
         return cls(mixture, prior, strength, spread, chance)
 
 
-def held_out(target: Target, outputs: Tensor, y: Tensor, prior: Tensor, spread: Tensor, strengths: Tensor) -> Tensor:
-    """Losses of a client's samples, each under a blend by samples of the other folds, [S, n].
-
-    Args:
-        target: the target.
-        outputs: of the candidates, [n, K, ...].
-        y: labels, [n].
-        prior: of the weights, [K].
-        spread: variance or temperature of each candidate, [K].
-        strengths: samples that the prior counts for, [S].
-    """
-    fold = torch.arange(len(y)) % FOLDS
-    others = (fold != torch.arange(min(FOLDS, len(y))).unsqueeze(1)).to(outputs)  # [folds, n]
-
-    def weights(strength: Tensor, mask: Tensor) -> Tensor:
-        return stacked(negative_log_likelihood(target, outputs, y, mask, spread), mask, prior, strength)
-
-    each = torch.vmap(torch.vmap(weights, (None, 0)), (0, None))(strengths, others)[:, fold]  # [S, n, K]
-    rows = calibrated(target, outputs, spread).unsqueeze(1)  # [n, 1, K, ...]
-    mixed = [torch.vmap(target.mix)(one, rows)[:, 0] for one in each]
-    return torch.stack([target.score(one, y)[0] for one in mixed])
-
-
 def predictions(
     modules: Sequence[FederatedModule], blocks: Iterable[ServingBlock]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -474,19 +443,10 @@ def _verdict(
     alone: FederatedModule, blended: FederatedModule, data: FederatedDataModule, mixture: Tensor, chance: Tensor
 ) -> pd.DataFrame:
     """Each seen client's gain over training alone, on its test samples, which chose nothing."""
-    seen, target, metric = data.populations[0], blended.target, blended.target.metric
+    seen, target = data.populations[0], blended.target
     blocks = serving_blocks(seen.test, seen.train, seen.measured, clients_per_block=data.block_size)
     rows = []
     for client, outputs, y in predictions([blended, alone], blocks):
-        each = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
-        served, own = (one.double().numpy() * (-1 if target.continuous else 1) for one in each)  # larger is better
-        is_alone = bool(mixture[client, -1] == 1)
-        gain = Gain(Interval(0.0, 0.0, 0.0), len(y)) if is_alone else gain_of(served, own)
-        interval, largest = gain.interval, float(mixture[client].max())
-        by = "alone" if is_alone else "shared" if largest > SHARED else "blend"
-        rows.append({
-            "client": seen.names[client], "served": by, "num_test": len(y), f"{metric}_alone": abs(own.mean()),
-            f"{metric}_served": abs(served.mean()), "gain": interval.mean, "low": interval.low, "high": interval.high,
-            "verdict": by if is_alone else gain.said, "chance": float(chance[client]),
-        })  # fmt: skip
+        served, own = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
+        rows.append(verdict_row(seen.names[client], target, served, own, mixture[client], float(chance[client])))
     return pd.DataFrame(rows)

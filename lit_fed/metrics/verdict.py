@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
+from lit_fed.core.targets import Target
 from lit_fed.metrics.paired import Difference
 from lit_fed.system.packages import pd
 
-__all__ = ["Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities"]
+__all__ = ["EVIDENCE", "Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities", "verdict_row"]
+
+EVIDENCE = 0.9
+"""Probability of a gain from which a client is served by the blend in place of its own training."""
+
+SHARED = 0.9
+"""Weight from which one run counts as what serves a client."""
 
 KINDS = {
     "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
@@ -67,6 +75,31 @@ def gain_of(served: np.ndarray, alone: np.ndarray) -> Gain:
         half = 1.959964 * math.sqrt((more + fewer - (more - fewer) ** 2 / all_pairs) / all_pairs**2)
         return Gain(Interval(mean, float(centre - half), float(centre + half)), number)
     return Gain(_of_student(difference), number)
+
+
+def verdict_row(
+    client: str, target: Target, served: Tensor, alone: Tensor, mixture: Tensor, chance: float
+) -> dict[str, Any]:
+    """The row of `verdict.csv` of a client.
+
+    Args:
+        client: its name.
+        target: of the runs.
+        served: hits or squared errors of its test samples as it is served, [n].
+        alone: the same under its own training, [n].
+        mixture: its weights, of which the last is that of its own training, [K].
+        chance: probability that others help it.
+    """
+    metric, sign = target.metric, -1 if target.continuous else 1  # larger is better
+    after, before = (sign * one.double().numpy() for one in (served, alone))
+    is_alone, largest = bool(mixture[-1] == 1), float(mixture.max())
+    by = "alone" if is_alone else "shared" if largest > SHARED else "blend"
+    gain = Gain(Interval(0.0, 0.0, 0.0), len(after)) if is_alone else gain_of(after, before)
+    return {
+        "client": client, "served": by, "num_test": len(after), f"{metric}_alone": abs(before.mean()),
+        f"{metric}_served": abs(after.mean()), **dict(zip(("gain", "low", "high"), gain.interval, strict=True)),
+        "verdict": by if is_alone else gain.said, "chance": chance,
+    }  # fmt: skip
 
 
 def mean_gain(gains: np.ndarray) -> Interval:

@@ -52,6 +52,7 @@ __all__ = [
     "BlendState",
     "Candidate",
     "errors_of",
+    "held_out",
     "negative_log_likelihood",
     "stacked",
     "why_not",
@@ -63,6 +64,9 @@ E_STEPS = 100
 PRIOR_ERRORS = 5.0
 """Errors that the common variance of a candidate counts for in the variance of a client."""
 
+
+FOLDS = 5
+"""Parts of a client's validation samples: each is predicted with weights of the others, for evidence."""
 
 LEAST = 0.01
 """Weight below which a candidate does not serve a client: neither its predictions nor its exported program."""
@@ -400,3 +404,26 @@ def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float | T
     weights = torch.where(number + prior_weight > 0, weights, prior)
     kept = weights * (weights >= weights.max().clamp(max=LEAST))
     return kept / kept.sum().clamp(min=1e-30)
+
+
+def held_out(target: Target, outputs: Tensor, y: Tensor, prior: Tensor, spread: Tensor, strengths: Tensor) -> Tensor:
+    """Losses of a client's samples, each under a blend by samples of the other folds, [S, n].
+
+    Args:
+        target: the target.
+        outputs: of the candidates, [n, K, ...].
+        y: labels, [n].
+        prior: of the weights, [K].
+        spread: variance or temperature of each candidate, [K].
+        strengths: samples that the prior counts for, [S].
+    """
+    fold = torch.arange(len(y)) % FOLDS
+    others = (fold != torch.arange(min(FOLDS, len(y))).unsqueeze(1)).to(outputs)  # [folds, n]
+
+    def weights(strength: Tensor, mask: Tensor) -> Tensor:
+        return stacked(negative_log_likelihood(target, outputs, y, mask, spread), mask, prior, strength)
+
+    each = torch.vmap(torch.vmap(weights, (None, 0)), (0, None))(strengths, others)[:, fold]  # [S, n, K]
+    rows = calibrated(target, outputs, spread).unsqueeze(1)  # [n, 1, K, ...]
+    mixed = [torch.vmap(target.mix)(one, rows)[:, 0] for one in each]
+    return torch.stack([target.score(one, y)[0] for one in mixed])

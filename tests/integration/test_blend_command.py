@@ -1,6 +1,7 @@
 """`lit-fed blend`: finished runs as one, and all commands that take a run."""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from running import SMALL, folder, run
 
 import lit_fed.choosing.blend
 from lit_fed.core.blocks import serving_blocks
+from lit_fed.wrappers.feature import features
 
 CANDIDATES = {"FedAvg": [], "FedEM": ["--model.algorithm.num_components", "2"], "Local": []}
 COLUMNS = [f"pi_{name}" for name in CANDIDATES]
@@ -116,19 +118,31 @@ ON_MESSAGES = {
     "QSGD": ["--model.compression", "QSGD", "--model.compression_feedback", "ef21"],
     "SecureSum": ["--model.secure_aggregation", "SecureSum"],
     "ClientPrivacy": ["--model.privacy", "ClientPrivacy", *NOISE, "--data.client_sampling", "poisson"],
+    "faults": ["--model.faults.dropout", "0.3"],
+    "PowerOfChoice": ["--model.selection", "PowerOfChoice"],
     "ExamplePrivacy": ["--model.privacy", "ExamplePrivacy", *NOISE, "--model.privacy.sample_rate", "0.3"],
 }  # fmt: skip
+
+
+def test_every_feature_that_acts_on_messages_is_tried():
+    given = {
+        option.split(".")[1] for options in ON_MESSAGES.values() for option in options if option.startswith("--model.")
+    }
+    for one in features():
+        assert one.acts_on_messages == any(field.name in given for field in fields(one)), one
 
 
 @pytest.mark.parametrize("feature", ON_MESSAGES)
 def test_a_run_whose_messages_changed_is_served_as_it_is(feature, tmp_path):
     """A blend of a run with itself serves seen and unseen clients as the run does."""
-    place = fit(tmp_path, "one", *ON_MESSAGES[feature], algorithm="FedAvg")
+    mixes = feature in ("TopK", "QSGD")  # whose clients keep errors beside their weights
+    place = fit(tmp_path, "one", *ON_MESSAGES[feature], algorithm="FedEM" if mixes else "FedAvg")
     done = run(["blend", str(place), str(place), "--output", str(tmp_path / "two")])
     assert done.returncode == 0, done.stderr
     files = [folder(tmp_path, name) / "clients.csv" for name in ("one", "two")]
     alone, blended = map(pd.read_csv, files)
-    shown = [one for one in alone if one != "kept"]  # of the last round's messages
+    shown = [one for one in alone if one in blended]
+    assert {"accuracy", "loss", "num_test"} < {*shown}
     pd.testing.assert_frame_equal(blended[shown], alone[shown], rtol=1e-4)
     is_private = feature.endswith("Privacy")
     assert (files[1].stat().st_mode & 0o077 == 0) == is_private

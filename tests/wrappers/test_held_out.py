@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lit_fed import Binary, Multiclass, Regression
-from lit_fed.choosing.blend import FOLDS, held_out
-from lit_fed.wrappers.blend import calibrated, negative_log_likelihood, stacked
+from lit_fed.wrappers.blend import FOLDS, calibrated, held_out, negative_log_likelihood, stacked
 
 STRENGTHS = [1.0, 30.0]
 
