@@ -134,6 +134,7 @@ def blend(
     half |= any(one.is_searched for one in runs)
     private = any(one.settings.is_private for one in modules)
     found = _Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None, private=private)
+    print_line(f"weights: those of all samples together count for {found.prior_weight:g} samples of a client")
     if private:
         print_line(PRIVATE)
     _BlendCLI.keep(runs, TakesRuns(modules, found), output, prior_weight=found.prior_weight, is_private=private)
@@ -432,7 +433,7 @@ class _BlendCLI(FederatedCLI):
             assert folder is not None
             write_table(table, folder / "verdict.csv")
             print_line(in_words(table))
-        print_rows("weights", ("column", "run", "mean", "largest of clients"), rows, words=2)
+        print_rows("weights", ("column", "run", "common", "largest of clients"), rows, words=2)
         sys.stdout.write(
             f"test, predict, personalize and export take it as --ckpt_path {last_checkpoint(self.trainer)}\n"
         )

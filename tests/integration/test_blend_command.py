@@ -111,6 +111,22 @@ def test_a_blend_cannot_be_trained_from_its_configuration(blend, tmp_path):
     assert "Blend trains nothing: `lit-fed blend` makes it of finished runs" in done.stderr
 
 
+def test_the_strength_of_the_prior_is_the_best_on_held_out_samples(runs, tmp_path, monkeypatch):
+    """And it is said, and what serves unseen clients."""
+    _, folders = runs
+    losses = torch.tensor([5.0, 4.0, 1.0, 2.0, 3.0]).unsqueeze(1)
+
+    def held_out(target, outputs, y, prior, spread, strengths):
+        assert strengths.tolist() == [1, 3, 10, 30, 100]
+        return losses.expand(-1, len(y))
+
+    monkeypatch.setattr(lit_fed.choosing.blend, "held_out", held_out)
+    done = run(["blend", *map(str, folders), "--output", str(tmp_path / "out")])
+    assert done.returncode == 0, done.stderr
+    assert "count for 10 samples of a client" in done.stdout
+    assert "prior_weight: 10.0" in (folder(tmp_path, "out") / "config.yaml").read_text()
+
+
 NOISE = ["--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1", "--model.privacy.delta", "1e-3"]
 ON_MESSAGES = {
     "Median": ["--model.robust_aggregation", "Median"],
@@ -163,6 +179,10 @@ def test_private_weights_follow_from_samples_of_the_client_alone(runs, tmp_path)
     assert prior.tolist() == pytest.approx([1 / 3] * 3)
     assert spread.tolist() == [1.0] * 3
     assert "prior_weight: 1.0" in (folder(tmp_path, "out") / "config.yaml").read_text()
+    page = tmp_path / "report.html"
+    done = run(["report", str(tmp_path / "out"), "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_mode & 0o077 == 0
 
 
 def test_what_cannot_be_blended_is_refused(runs, tmp_path):
