@@ -216,9 +216,9 @@ def best_rate(trials: Sequence[Trial], name: str) -> float:
     last = {one.lr: one.loss for one in trials}
     if all(map(math.isinf, last.values())):
         raise ConfigError(
-            f"--model.solver.lr cannot be searched: all trials of {name} diverged, from {min(last)} on; see to the "
+            f"--model.solver.lr is searched, and all trials of {name} diverged, from {min(last)} on; see to the "
             "inputs, or give a smaller number"
         )
     if len({one.loss for one in trials if one.rounds == trials[0].rounds}) == 1:
-        raise ConfigError(f"--model.solver.lr cannot be searched: the rate changes nothing under {name}; leave it out")
+        raise ConfigError(f"--model.solver.lr is searched, and the rate changes nothing under {name}; leave it out")
     return min(last, key=lambda rate: (last[rate], rate))

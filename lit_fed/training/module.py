@@ -165,7 +165,7 @@ class FederatedModule(LightningModule):
     def _say_rate(self) -> None:
         """Print the learning rate that was found in place of `auto`."""
         if self.trainer.is_global_zero:
-            notice(f"--model.solver.lr was searched, here {self.settings.solver.lr}")
+            notice(f"--model.solver.lr is {self.searched}, here {self.settings.solver.lr}")
 
     def _check_clients(self, names: Sequence[str]) -> None:
         """Refuse other clients than those whose states the module has, by their positions."""

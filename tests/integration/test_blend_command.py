@@ -135,7 +135,7 @@ ON_MESSAGES = {
     "SecureSum": ["--model.secure_aggregation", "SecureSum"],
     "ClientPrivacy": ["--model.privacy", "ClientPrivacy", *NOISE, "--data.client_sampling", "poisson"],
     "faults": ["--model.faults.dropout", "0.3"],
-    "PowerOfChoice": ["--model.selection", "PowerOfChoice"],
+    "PowerOfChoice": ["--model.selection", "PowerOfChoice", "--model.selection.candidates", "5"],
     "ExamplePrivacy": ["--model.privacy", "ExamplePrivacy", *NOISE, "--model.privacy.sample_rate", "0.3"],
 }  # fmt: skip
 

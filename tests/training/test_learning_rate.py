@@ -75,7 +75,7 @@ def test_a_rate_that_is_too_small_and_one_that_diverges_lose(three_rates, tmp_pa
     module, _ = fit(tmp_path)
     table = pd.read_csv(folder(tmp_path, "run") / "learning_rates.csv")
     said = capsys.readouterr().err
-    assert "lit_fed: --model.solver.lr was searched, here 0.1\n" in said
+    assert "lit_fed: --model.solver.lr is auto, here 0.1\n" in said
     first = f"0.001: {table.loss[0]:.3g}, 0.1: {table.loss[1]:.3g}, 1e+12: {table.loss[2]:.3g}\n"
     assert f"lit_fed: search of --model.solver.lr; rates and validation losses after round 1: {first}" in said
     assert list(zip(table.rounds, table.lr, strict=True)) == [
