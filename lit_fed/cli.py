@@ -54,6 +54,7 @@ from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import KEYWORDS, RoundLogger, newest_checkpoint, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
 from lit_fed.training.strategy import LostRanksError
+from lit_fed.wrappers.blend import why_not
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
 
@@ -70,6 +71,9 @@ next: test, predict, personalize and export take it as --ckpt_path {last}
       the same fit with --ckpt_path {word} and a larger --trainer.max_epochs adds rounds
 """
 """Last lines of a fit."""
+
+CHOOSE = "      lit-fed choose with the same options, without --model.algorithm, says which clients gain by joining\n"
+"""A further line where clients are natural ones, and blends can serve them."""
 
 TRUST = (
     "module whose classes are imported although the checkpoint alone names them; classes that the command line names, "
@@ -362,9 +366,13 @@ class FederatedCLI(LightningCLI):
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         diverged = any(one.found for one in callbacks if isinstance(one, Divergence))
         if self.trainer.is_global_zero and last is not None and not diverged:
-            text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
-            word, dataset = last if self.trainer.log_dir is None else "last", type(self.datamodule.dataset).__name__
+            data, module = self.datamodule.dataset, federated(self.model)
+            text = NEXT_OF_NODES if data.is_remote else NEXT
+            word, dataset = last if self.trainer.log_dir is None else "last", type(data).__name__
             sys.stdout.write(text.format(last=last, word=word, dataset=dataset))
+            judged = data.natural and not data.is_remote
+            if judged and not why_not(module.settings.features, module.target, module.federation.terms.task):
+                sys.stdout.write(CHOOSE)
 
 
 def _loggers(trainer: Namespace, of_run: tuple[Any, ...], *, report: bool) -> Any:

@@ -226,10 +226,10 @@ def plot_mixtures(trainer: Trainer) -> Any:
     Raises:
         ConfigError: if the algorithm has no mixture weights, or nothing was measured yet.
     """
-    from lit_fed.pictures.run import mixtures_figure
+    from lit_fed.pictures.run import mixture_columns, mixtures_figure
 
     clients = client_table(trainer)
-    if "pi_0" not in clients:
+    if not mixture_columns(clients):
         name = type(federated(trainer.lightning_module).settings.algorithm).__name__
         raise ConfigError(f"{name} has no mixture weights to draw; take a mixture, such as FedEM")
     return mixtures_figure(clients)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients.choose import MemoryFormat
 from lit_fed.core.algorithm import Algorithm
-from lit_fed.core.local_solver import BY_CLIENT, LocalSolver
+from lit_fed.core.local_solver import BY_CLIENT, LocalSolver, is_searched
 from lit_fed.core.targets import Loss, Target
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.errors import ConfigError, check_settings, refuse_ignored_defaults
@@ -124,7 +124,7 @@ class ModelSettings:
             "loss": None if self.loss is None else type(self.loss).__name__,
             "counted_classes": getattr(self.loss, "counts_classes", False),
             **{name: bool(getattr(solver, name)) for name in BY_CLIENT},
-            "searched": solver.lr == "auto",
+            "searched": is_searched(solver.lr),
         }
         refuse_incompatible(with_start(self.algorithm), self.features, facts)
 
@@ -147,14 +147,14 @@ class ModelSettings:
     @property
     def is_private(self) -> bool:
         """Whether only their owner may read files with results of clients."""
-        return any(one.is_private for one in self.features)
+        return any(getattr(one, "is_private", False) for one in (*self.features, self.algorithm))
 
     def feature(self, kind: type[Given]) -> Given | None:
         """The feature of a kind; None: it was not given."""
         return next((one for one in self.features if isinstance(one, kind)), None)
 
-    def with_lr(self, lr: float) -> ModelSettings:
-        """With this local learning rate."""
+    def with_lr(self, lr: Any) -> ModelSettings:
+        """With this local learning rate, or what it is searched among."""
         return replace(self, solver=replace(self.solver, lr=lr))
 
 

@@ -28,6 +28,7 @@ from lit_fed.system.readers import number
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import print_rows, write_table
+from lit_fed.wrappers.blend import Blend
 
 __all__ = ["RunReport", "client_table", "populations_of", "print_table"]
 
@@ -47,14 +48,15 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
 
     `client` is its name and `client_id` its number, as in the table of predictions. `group` is its true group, where
     known; `attacker` whether it attacks, if some do; `kept` the share of its last message that a robust rule kept;
-    `pi_m` its mixture weights.
+    `pi_m` its mixture weights, of a blend with names of the runs in place of m.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
         module: the module that measured them.
     """
     attacked = any(one is not None and one.attackers is not None for one in populations.values())
-    tables = []
+    algorithm, tables = module.settings.algorithm, []
+    names = [one.name for one in algorithm.candidates] if isinstance(algorithm, Blend) else []
     for name, population in populations.items():
         scores = module.client_scores.get(name)
         if population is None or scores is None:
@@ -73,7 +75,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
             honest = torch.ones(len(positions), dtype=torch.bool) if population.honest is None else population.honest
             columns["attacker"] = (~honest).tolist()
         module.tell("on_client_columns", name, positions, columns)
-        tables.append(pd.DataFrame(columns | scores.weights()))
+        tables.append(pd.DataFrame(columns | scores.weights(names)))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,13 @@ from lit_fed.cli import FederatedCLI
 from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
-from lit_fed.core.targets import Binary, Multiclass, Regression, Target
-from lit_fed.core.types import ServingBlock
+from lit_fed.core.local_solver import is_searched
+from lit_fed.core.targets import Target
+from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.verdict import Gain, Interval, gain_of, in_words, probabilities
+from lit_fed.metrics.verdict import EVIDENCE, in_words, probabilities, verdict_row
+from lit_fed.rounds import FederatedRounds
 from lit_fed.system.files import given_path, quote
 from lit_fed.system.packages import pd
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
@@ -34,32 +37,40 @@ from lit_fed.training.history import compare_arguments
 from lit_fed.training.hooks import federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import print_line, print_rows, write_table
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.blend import (
     Blend,
     BlendShared,
     BlendState,
     calibrated,
     errors_of,
+    held_out,
     negative_log_likelihood,
     stacked,
+    why_not,
 )
+from lit_fed.wrappers.feature import features
 
-__all__ = ["TakesRuns", "Weights", "blend_parser", "blend_runs", "predictions"]
+__all__ = ["Restored", "TakesRuns", "Weights", "blend", "blend_parser", "blend_runs", "most_likely", "predictions"]
 
-EVIDENCE = 0.9
-"""Probability of a gain from which a client is served by the blend in place of its own training."""
-
-SHARED = 0.9
-"""Weight from which one run counts as what serves a client."""
-
-FOLDS = 5
-"""Parts of a client's validation samples: each is predicted with weights of the others, for the evidence."""
+STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
+"""Samples that the common weights may count for; validation samples choose."""
 
 OWN = ("algorithm", "solver", "serving", "init_seeds")
-"""Settings of the section `model` in which runs may differ."""
+"""Settings of the section `model` in which runs may differ, beside those of features that act on messages alone."""
+
+SAMPLING = ("clients_per_round", "client_sampling")
+"""Settings of the section `data` in which runs may differ."""
 
 TEMPERATURES = torch.logspace(-2, 2, 33, base=2, dtype=torch.float64)
 """Temperatures that are tried for a candidate."""
+
+
+PRIVATE = (
+    "privacy: ε covers the training samples alone. Weights and verdict of a client are found from its own validation "
+    "and test samples, and are not released: only their owner may read the files of this run"
+)
+"""A line for blends of private runs."""
 
 
 def blend_parser() -> FederatedParser:
@@ -72,8 +83,10 @@ def blend_parser() -> FederatedParser:
     parser.add_argument("runs", type=str, nargs="+", metavar="RUN", help="folder of a finished run.")
     parser.add_argument("--output", type=str, default="", help="folder of the new run.")
     parser.add_argument(
-        "--prior_weight", type=float, default=1.0, help="samples that the mean weights count for in a client's."
-    )
+        "--prior_weight", type=float | None,
+        help="samples that the common weights count for in a client's; by default the number in "
+        f"{', '.join(f'{one:g}' for one in STRENGTHS)} that predicts held-out validation samples best.",
+    )  # fmt: skip
     parser.add_argument(
         "--alone", type=str | None,
         help="folder of a further run, of Local: it serves clients whose validation samples do not speak for the "
@@ -97,17 +110,18 @@ def blend_runs(arguments: list[str]) -> None:
 
 
 def blend(
-    folders: Sequence[Path], output: Path, prior_weight: float = 1.0, alone: Path | None = None,
-    trusted: Sequence[str] = (),
+    folders: Sequence[Path], output: Path, prior_weight: float | None = None, alone: Path | None = None,
+    trusted: Sequence[str] = (), *, half: bool = False,
 ) -> None:  # fmt: skip
     """Make the run of a blend.
 
     Args:
         folders: of the runs.
         output: folder of the new run.
-        prior_weight: as of `Blend`.
+        prior_weight: as of `Blend`; None: it is chosen among `STRENGTHS`.
         alone: folder of a run of Local, the last candidate; None: there is no such fallback.
         trusted: modules whose classes checkpoints may name.
+        half: by every second validation sample alone; so it is anyway where some searched a learning rate.
 
     Raises:
         ConfigError: naming a refused run; nothing has been written then.
@@ -117,9 +131,30 @@ def blend(
         raise ConfigError(f"a blend needs at least two runs, and there is one, {quote(runs[0].folder)}")
     _check_alike(runs)
     modules, data = _restored(runs, [part for one in trusted for part in ("--trust", one)])
-    half = any(one.is_searched for one in runs)  # the other samples chose their learning rates
-    found = Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None)
-    _BlendCLI.keep(runs, TakesRuns(modules, found), output, prior_weight=prior_weight)
+    half |= any(one.is_searched for one in runs)
+    private = any(one.settings.is_private for one in modules)
+    found = Weights.of(modules, data, prior_weight, half=half, falls_back=alone is not None, private=private)
+    print_line(f"weights: those of all samples together count for {found.prior_weight:g} samples of a client")
+    if private:
+        print_line(PRIVATE)
+    _BlendCLI.keep(runs, TakesRuns(modules, found), output, prior_weight=found.prior_weight, is_private=private)
+
+
+def most_likely(folders: Sequence[Path]) -> Path:
+    """The folder of the run with the smallest loss on the validation samples that search learning rates; says all.
+
+    Args:
+        folders: of runs that differ in their algorithm's settings.
+    """
+    runs = [_Run.read(one) for one in folders]
+    modules, data = _restored(runs, [])
+    seen, target = data.populations[0], modules[0].target
+    blocks = serving_blocks(seen.val.every_other(0), seen.train, clients_per_block=data.block_size)
+    losses = torch.cat([errors_of(target, outputs, y) for _, outputs, y in predictions(modules, blocks)]).mean(0)
+    best = folders[int(losses.argmin())]
+    each = ", ".join(f"{one.name} {loss:.4g}" for one, loss in zip(folders, losses.tolist(), strict=True))
+    print_line(f"validation loss: {each}; {best.name} is a candidate")
+    return best
 
 
 class _Run(NamedTuple):
@@ -150,6 +185,11 @@ class _Run(NamedTuple):
         frozen = "" if stored["frozen"] is None else stored["frozen"]["digest"]
         return cls(folder, checkpoint, stored["arguments"], stored["identity"], frozen)
 
+    def common(self, section: str) -> dict[str, Any]:
+        """Settings of a section in which runs may not differ."""
+        messages = [one.name for kind in features() if kind.acts_on_messages for one in fields(kind)]
+        return {k: v for k, v in self.arguments[section].items() if k not in (*OWN, *SAMPLING, *messages)}
+
     @property
     def solver(self) -> dict[str, Any]:
         """Options of the solver."""
@@ -160,7 +200,7 @@ class _Run(NamedTuple):
     @property
     def is_searched(self) -> bool:
         """Whether the learning rate was searched on validation samples."""
-        return self.solver.get("lr") == "auto"
+        return is_searched(self.solver.get("lr"))
 
     @property
     def candidate(self) -> dict[str, Any]:
@@ -178,9 +218,8 @@ def _check_alike(runs: Sequence[_Run]) -> None:
     """
     first = runs[0]
     for one in runs[1:]:
-        before, now = ({k: v for k, v in run.arguments["model"].items() if k not in OWN} for run in (first, one))
-        found = compare_arguments(before, now, "model.")
-        found += compare_arguments(first.arguments["data"], one.arguments["data"], "data.")
+        found = compare_arguments(first.common("model"), one.common("model"), "model.")
+        found += compare_arguments(first.common("data"), one.common("data"), "data.")
         if found:
             raise ConfigError(
                 f"{quote(one.folder)} and {quote(first.folder)} differ: {found[0].setting} is {found[0].now} and "
@@ -219,7 +258,8 @@ def _restored(runs: Sequence[_Run], trust: list[str]) -> tuple[list[FederatedMod
         own = Restored(["validate", "--ckpt_path", str(one.checkpoint), *trust])
         data = own.datamodule if data is None else data
         module = federated(own.model)
-        _check_served(one, module, data)
+        if data.dataset.is_remote:
+            raise ConfigError(f"{quote(one.folder)} trained on nodes, whose validation samples stay there")
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the fit below says what holds for all
             data.setup()
             if not data.populations[0].val.num_samples:
@@ -228,26 +268,17 @@ def _restored(runs: Sequence[_Run], trust: list[str]) -> tuple[list[FederatedMod
                     "--data.val_fraction 0.2"
                 )
             own.trainer.validate(own.model, datamodule=data, ckpt_path=str(one.checkpoint), verbose=False)
-        if module.federation.terms.task.own is not None:
-            raise ConfigError(f"{quote(one.folder)} trains a module by its own steps, which no blend serves yet")
+        if why := why_not(module.settings.features, module.target, module.federation.terms.task):
+            raise ConfigError(f"{quote(one.folder)} {why}")
         modules.append(module)
     assert data is not None
-    if not isinstance(modules[0].target, Binary | Multiclass | Regression):
-        raise ConfigError(
-            f"the labels are {modules[0].target.name}, and blends are made of classes and of single real numbers"
-        )
     return modules, data
 
 
-def _check_served(run: _Run, module: FederatedModule, data: FederatedDataModule) -> None:
-    """Refuse a run of nodes, and one with features."""
-    if data.dataset.is_remote:
-        raise ConfigError(f"{quote(run.folder)} trained on nodes, whose validation samples stay there")
-    others = (one for one in module.settings.features if not one.only_serves)
-    if features := [type(one).__name__ for one in others]:
-        raise ConfigError(
-            f"{quote(run.folder)} has {', '.join(features)}, which no blend serves yet; give runs without"
-        )
+def _names(runs: Sequence[_Run]) -> list[str]:
+    """The name of each run, with its place where several have it."""
+    names = [one.folder.parent.name for one in runs]
+    return [name if names.count(name) == 1 else f"{name}_{place}" for place, name in enumerate(names)]
 
 
 class Weights(NamedTuple):
@@ -255,22 +286,24 @@ class Weights(NamedTuple):
 
     mixture: Tensor  # [T, K]
     prior: Tensor  # [K]
+    prior_weight: float
     spread: Tensor  # [K]
     chance: Tensor | None  # [T] probability that the blend serves a client better than the last run; None: not asked
 
     @classmethod
     def of(
-        cls, modules: Sequence[FederatedModule], data: FederatedDataModule, prior_weight: float, *, half: bool,
-        falls_back: bool,
+        cls, modules: Sequence[FederatedModule], data: FederatedDataModule, prior_weight: float | None, *, half: bool,
+        falls_back: bool, private: bool,
     ) -> Weights:  # fmt: skip
-        """Weights by the validation samples; the prior is their mean, found with equal ones.
+        """Weights by the validation samples; the prior are those of all clients' samples together.
 
         Args:
             modules: the runs.
             data: the samples.
-            prior_weight: as of `Blend`.
+            prior_weight: as of `blend`.
             half: by every second sample alone.
             falls_back: clients whose samples do not speak for the blend are served by the last run.
+            private: nothing is estimated from the samples of several clients.
 
         Raises:
             ConfigError: if no sample is left.
@@ -282,39 +315,28 @@ class Weights(NamedTuple):
             raise ConfigError("no validation sample is left beside those that chose rates; raise --data.val_fraction")
         outputs, labels = (torch.cat(each) for each in zip(*((o, y) for _, o, y in clients), strict=True))
         spread = common_spread(target, outputs, labels)
+        if private:
+            spread, prior_weight = torch.full_like(spread, 0.0 if target.continuous else 1.0), prior_weight or 1.0
         losses = [negative_log_likelihood(target, found, y, torch.ones(len(y)), spread) for _, found, y in clients]
-
-        def weights(prior: Tensor) -> Tensor:
-            return torch.stack([stacked(one, torch.ones(len(one)), prior, prior_weight) for one in losses])
-
-        rows = torch.tensor([one for one, _, _ in clients])
-        prior = weights(torch.ones(len(modules)) / len(modules)).mean(0)
-        mixture = prior.repeat(data.populations[0].train.num_clients, 1)
-        mixture[rows] = weights(prior)
+        equal, last = torch.ones(len(modules)) / len(modules), torch.eye(len(modules))[-1]
+        prior = equal if private else stacked(torch.cat(losses), torch.ones(len(labels)), equal, 1.0)
+        strengths = torch.tensor(STRENGTHS if prior_weight is None else [prior_weight])
+        held = [held_out(target, found, y, prior, spread, strengths) for _, found, y in clients]
+        best = int(torch.cat(held, 1).mean(1).argmin())
+        strength = float(strengths[best])
+        nothing = torch.zeros(1, len(modules)), torch.zeros(1)
+        mixture = stacked(*nothing, prior, strength).repeat(seen.train.num_clients, 1)
+        for (client, _, _), one in zip(clients, losses, strict=True):
+            mixture[client] = stacked(one, torch.ones(len(one)), prior, strength)
         if not falls_back:
-            return cls(mixture, prior, spread, None)
+            return cls(mixture, prior, strength, spread, None)
         gains = [np.zeros(0)] * len(mixture)
-        for client, found, y in clients:
-            gains[client] = held_out_gains(target, found, y, prior, spread, prior_weight)
-        chance = torch.from_numpy(probabilities(gains))
-        last = torch.eye(len(modules))[-1]
-        return cls(torch.where((chance > EVIDENCE).unsqueeze(1), mixture, last), prior, spread, chance)
-
-
-def held_out_gains(
-    target: Target, outputs: Tensor, y: Tensor, prior: Tensor, spread: Tensor, prior_weight: float
-) -> np.ndarray:
-    """Loss of each sample of a client under the last candidate minus that under a blend of the other samples, [n]."""
-    losses, fold = [], torch.arange(len(y)) % FOLDS
-    for one in range(min(FOLDS, len(y))):
-        others = (fold != one).float()
-        found = negative_log_likelihood(target, outputs, y, others, spread)
-        weights = stacked(found, others, prior, prior_weight)
-        ways = (weights, torch.eye(len(weights))[-1])
-        held = calibrated(target, outputs[fold == one], spread)
-        losses.append(torch.stack([target.score(target.mix(way, held), y[fold == one])[0] for way in ways], 1))
-    each = torch.cat(losses)
-    return (each[:, 1] - each[:, 0]).double().numpy()
+        for (client, found, y), each in zip(clients, held, strict=True):
+            alone = target.score(target.mix(last, calibrated(target, found, spread)), y)[0]
+            gains[client] = (alone - each[best]).double().numpy()
+        chance = torch.from_numpy(probabilities(gains, pooled=not private))
+        mixture = torch.where((chance > EVIDENCE).unsqueeze(1), mixture, last)
+        return cls(mixture, prior, strength, spread, chance)
 
 
 def predictions(
@@ -341,6 +363,16 @@ def common_spread(target: Target, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------- the new run
+def plain(federation: FederatedRounds, state: Tree) -> tuple[Tree, Tree]:
+    """The shared state and these clients' states of the algorithm inside all wrappers, as clients receive them."""
+    algorithm, shared, ctx = federation.algorithm, federation.shared, federation.context("evaluate")
+    while isinstance(algorithm, AlgorithmWrapper):
+        shared = algorithm.broadcast_view(ctx, shared)
+        state = state.inner if algorithm.has_client_state else state
+        algorithm = algorithm.inner
+    return shared, state
+
+
 class TakesRuns(Callback):
     """Replaces the initial states of a blend by those of the runs before its only round."""
 
@@ -349,12 +381,12 @@ class TakesRuns(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         federation, server = federated(pl_module).federation, federated(pl_module).federation.server
-        shared = BlendShared(tuple(one.federation.shared for one in self.modules), self.found.prior, self.found.spread)
-        server.overwrite(shared)  # type: ignore[attr-defined] # of a `ModuleServer`
         ids = torch.arange(federation.terms.num_clients)
-        each = tuple(one.store.gather(ids)["state"] for one in self.modules)
-        state = federation.store.template["state"]
-        federation.store.stage(ids, tree.rebuild(state, tree.leaves(BlendState(each, self.found.mixture))))
+        each = [plain(one.federation, one.store.gather(ids)["state"]) for one in self.modules]
+        shared = BlendShared(tuple(one for one, _ in each), self.found.prior, self.found.spread)
+        server.overwrite(shared)  # type: ignore[attr-defined] # of a `ModuleServer`
+        state, states = federation.store.template["state"], tuple(one for _, one in each)
+        federation.store.stage(ids, tree.rebuild(state, tree.leaves(BlendState(states, self.found.mixture))))
         federation.store.commit()
 
 
@@ -369,10 +401,11 @@ class _BlendCLI(FederatedCLI):
         """Write the run of a blend, with options of `Blend`."""
         cls.taken, cls.runs = taken, runs
         arguments = runs[0].arguments
-        model = {name: value for name, value in arguments["model"].items() if name not in OWN}
-        init_args = {"candidates": [one.candidate for one in runs], **options}
+        model = runs[0].common("model")
+        named = zip(runs, _names(runs), strict=True)
+        init_args = {"candidates": [one.candidate | {"name": name} for one, name in named], **options}
         model["algorithm"] = {"class_path": f"{Blend.__module__}.{Blend.__qualname__}", "init_args": init_args}
-        own = {"seed_everything": arguments["seed_everything"], "model": model, "data": arguments["data"]}
+        own = {"seed_everything": arguments["seed_everything"], "model": model, "data": runs[0].common("data")}
         cls([
             "fit", "--config", json.dumps(own), "--name", output.name, "--trainer.default_root_dir", str(output.parent),
             "--trainer.max_epochs", "1", "--trainer.limit_val_batches", "0",
@@ -389,9 +422,9 @@ class _BlendCLI(FederatedCLI):
         weights = self.taken.found
         largest = weights.mixture.argmax(1)
         rows = [
-            [f"pi_{k}", f"{federated(module).algorithm_name} ({run.folder})", f"{float(weights.prior[k]):.2f}"]
+            [f"pi_{name}", str(run.folder), f"{float(weights.prior[k]):.2f}"]
             + [f"{int((largest == k).sum())} of {len(largest)}"]
-            for k, (run, module) in enumerate(zip(self.runs, self.taken.modules, strict=True))
+            for k, (run, name) in enumerate(zip(self.runs, _names(self.runs), strict=True))
         ]
         if weights.chance is not None:
             given = self.taken.modules[-1], federated(self.model), self.datamodule, weights.mixture, weights.chance
@@ -400,7 +433,7 @@ class _BlendCLI(FederatedCLI):
             assert folder is not None
             write_table(table, folder / "verdict.csv")
             print_line(in_words(table))
-        print_rows("weights", ("column", "run", "mean", "largest of clients"), rows, words=2)
+        print_rows("weights", ("column", "run", "common", "largest of clients"), rows, words=2)
         sys.stdout.write(
             f"test, predict, personalize and export take it as --ckpt_path {last_checkpoint(self.trainer)}\n"
         )
@@ -411,19 +444,10 @@ def _verdict(
     alone: FederatedModule, blended: FederatedModule, data: FederatedDataModule, mixture: Tensor, chance: Tensor
 ) -> pd.DataFrame:
     """Each seen client's gain over training alone, on its test samples, which chose nothing."""
-    seen, target, metric = data.populations[0], blended.target, blended.target.metric
+    seen, target = data.populations[0], blended.target
     blocks = serving_blocks(seen.test, seen.train, seen.measured, clients_per_block=data.block_size)
     rows = []
     for client, outputs, y in predictions([blended, alone], blocks):
-        each = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
-        served, own = (one.double().numpy() * (-1 if target.continuous else 1) for one in each)  # larger is better
-        is_alone = bool(mixture[client, -1] == 1)
-        gain = Gain(Interval(0.0, 0.0, 0.0), len(y)) if is_alone else gain_of(served, own)
-        interval, largest = gain.interval, float(mixture[client].max())
-        by = "alone" if is_alone else "shared" if largest > SHARED else "blend"
-        rows.append({
-            "client": seen.names[client], "served": by, "num_test": len(y), f"{metric}_alone": abs(own.mean()),
-            f"{metric}_served": abs(served.mean()), "gain": interval.mean, "low": interval.low, "high": interval.high,
-            "verdict": by if is_alone else gain.said, "chance": float(chance[client]),
-        })  # fmt: skip
+        served, own = (target.score(target.mix(torch.ones(1), outputs[:, k : k + 1]), y)[1] for k in range(2))
+        rows.append(verdict_row(seen.names[client], target, served, own, mixture[client], float(chance[client])))
     return pd.DataFrame(rows)

@@ -6,37 +6,48 @@ weights and whether a client is served alone; test samples tell the gain.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from lit_fed.callbacks.defaults import keep_notices_out
-from lit_fed.choosing.blend import Restored, blend
+from lit_fed.choosing.blend import Restored, blend, most_likely
 from lit_fed.command_line.arguments import options_in
 from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.core.local_solver import is_searched
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
 from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
 from lit_fed.system.trials import CoreExecutor, Plan, run_trials
+from lit_fed.training.learning_rate import halved
 from lit_fed.training.output import check_writable, print_line
 from lit_fed.training.stopping import CutShort
+from lit_fed.wrappers.feature import features
 
 __all__ = ["choose_parser", "choose_run"]
 
 CANDIDATES = ("FedAvg", "FedAvgPlus", "FedEM", "ResponsibilityFedEM")
 """Algorithms that are tried by default, with `MixedEffects` for the network Linear, `PartialPooling` for others."""
 
-OWN = ("--candidates", "--jobs", "--output")
+RATES = {"sgd": (0.01, 0.0464, 0.215, 1.0), "adam": (0.0001, 0.000464, 0.00215, 0.01)}
+"""Learning rates among which that of each candidate is searched, by the optimizer; all but sgd have those of adam."""
+
+COMPONENTS = (1, 2, 3, 4, 6)
+"""Numbers of components that `--components auto` tries."""
+
+OWN = ("--candidates", "--components", "--jobs", "--output")
 """Options of this command; all others are those of `fit`."""
 
 
@@ -54,6 +65,11 @@ def choose_parser() -> FederatedParser:
         help=f"algorithms beside Local; by default {', '.join(CANDIDATES)}, and MixedEffects for the network Linear, "
         "PartialPooling for others.",
     )  # fmt: skip
+    parser.add_argument(
+        "--components", type=Literal["auto"] | None,
+        help="auto: each candidate with num_components, such as FedEM, is trained with "
+        f"{', '.join(map(str, COMPONENTS))} of them, and the one with the smallest validation loss is kept.",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=PositiveInt | None, help="runs at a time; by default one for each core.")
     parser.add_argument("--output", type=str, default="runs/choose", help="folder of the new run, a run itself.")
     return parser
@@ -62,9 +78,14 @@ def choose_parser() -> FederatedParser:
 class _Fit(NamedTuple):
     """The training of a candidate."""
 
-    name: str
+    candidate: str  # of several with one name, one is kept
     arguments: tuple[str, ...]
     folder: Path
+
+    @property
+    def name(self) -> str:
+        """Its name, with the number of components where several are tried."""
+        return self.folder.name
 
     @property
     def is_over(self) -> bool:
@@ -92,15 +113,28 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
     usual = parse(["fit", *others]).fit
     is_linear = str(usual.model.network.class_path).rpartition(".")[2] == "Linear"
     names = given.candidates or [*CANDIDATES, "MixedEffects" if is_linear else "PartialPooling"]
-    fits = _fits([*dict.fromkeys([*names, "Local"])], others, output / "candidates", parse)
+    solver, rounds = usual.model.solver, usual.trainer.max_epochs
+    if solver.lr is None or solver.lr == "auto":
+        solver.lr = RATES["sgd" if solver.optimizer == "sgd" else "adam"]
+    others = [*others, f"--model.solver.lr={json.dumps(solver.lr)}"]
+    names = [*dict.fromkeys(one for one in names if one != "Local"), "Local"]
+    on_messages = [(kind, one) for kind in features() if kind.acts_on_messages for one in fields(kind)]
+    around = {one.name: kind for kind, one in on_messages if usual.model[one.name] not in (None, one.default)}
+    if is_searched(solver.lr) and any(kind.is_private for kind in around.values()):
+        raise ConfigError(
+            "--model.solver.lr is searched on the clients' samples, and the ε of a private run does not cover it; give "
+            "a number"
+        )
+    without = [f"--model.{one.name}={json.dumps(one.default)}" for _, one in on_messages if one.name in around]
+    components = COMPONENTS if given.components else ()
+    fits = _fits(names, others, output / "candidates", parse, components, without)
     with redirect_stderr(StringIO()):  # each run says these notices itself
         Restored(["validate", *fits[-1].arguments]).datamodule.setup()  # data that cannot be read are refused now
-    rounds = usual.trainer.max_epochs
     jobs = min(given.jobs or len(cores()), len(fits))
     done = sum(one.is_over for one in fits)
     print_line(
-        f"{len(fits)} candidates of {rounds} rounds each, and a third more for their rates: "
-        f"{', '.join(one.name for one in fits)}; {done} are done, {jobs} at a time"
+        f"{len(fits)} candidates of {rounds} rounds each: {', '.join(one.name for one in fits)}; "
+        f"{_search(solver.lr, rounds)}; {done} are done, {jobs} at a time"
     )
     os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
     errors: dict[str, str] = {}
@@ -115,8 +149,12 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
             raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
         if "Local" in errors or len(errors) == len(fits) - 1:
             raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
-        trained = [one.folder for one in fits if one.name not in errors]
-        blend(trained[:-1], output, alone=trained[-1])
+        trained: dict[str, list[Path]] = {}
+        for one in fits:
+            if one.name not in errors:
+                trained.setdefault(one.candidate, []).append(one.folder)
+        *others_kept, alone = [each[0] if len(each) == 1 else most_likely(each) for each in trained.values()]
+        blend(others_kept, output, alone=alone, half=bool(given.components))
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -133,8 +171,9 @@ def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _fits(
-    names: Sequence[str], given: Sequence[str], folder: Path, parse: Callable[[list[str]], Namespace]
-) -> list[_Fit]:
+    names: Sequence[str], given: Sequence[str], folder: Path, parse: Callable[[list[str]], Namespace],
+    components: Sequence[int], without: Sequence[str],
+) -> list[_Fit]:  # fmt: skip
     """The trainings of the candidates; those whose settings are refused are left out, which is said.
 
     Raises:
@@ -144,23 +183,36 @@ def _fits(
     for option in ("--model.algorithm", "--name", "--ckpt_path", "--trainer.default_root_dir", "--trainer.logger"):
         if option in options:
             raise ConfigError(f"{option} is decided by choose; leave it out, or give --candidates or --output")
-    usual = {"--data.val_fraction": "0.2", "--model.solver.lr": "auto"}
-    common = [*given, *(part for option, value in usual.items() if option not in options for part in (option, value))]
+    common = [*given, *([] if "--data.val_fraction" in options else ["--data.val_fraction", "0.2"])]
     found = []
     for name in names:
-        arguments = [*common, "--model.algorithm", name]
+        arguments = [*common, "--model.algorithm", name, *(without if name == "Local" else ())]  # it sends nothing
         if name == "MixedEffects":
             arguments += ["--model.solver.lr", "0.1"]  # which it does not use
         try:
             with redirect_stderr(StringIO()):
-                parse(["fit", *arguments])
+                settings = parse(["fit", *arguments]).fit.model.algorithm.get("init_args", {})
         except ConfigError as error:
             if name == "Local":
                 raise
             print_line(f"{name} is left out: {error}")
             continue
-        found.append(_Fit(name, tuple(arguments), folder / name))
+        if "num_components" in settings and components:
+            each = {f"{name}_{one}": [f"--model.algorithm.num_components={one}"] for one in components}
+        else:
+            each = {name: []}
+        found += [_Fit(name, (*arguments, *more), folder / called) for called, more in each.items()]
     return found
+
+
+def _search(lr: Any, num_rounds: int) -> str:
+    """The learning rates of the candidates, in words."""
+    if not is_searched(lr):
+        return f"learning rate {lr:g}"
+    trials = halved(lr, num_rounds, lambda rate, _: rate)  # which rate wins does not change the number of rounds
+    more = sum({one.lr: one.rounds for one in trials}.values())
+    rates = ", ".join(f"{one:g}" for one in lr)
+    return f"the learning rate of each is searched among {rates}, by {more} further rounds"
 
 
 def _plan(fit: _Fit, errors: dict[str, str]) -> Plan:

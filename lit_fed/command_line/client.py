@@ -13,6 +13,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +36,7 @@ PATIENCE = 3600.0
 SERVING = {
     "measure": "Measure this machine's clients after a training.",
     "predict": "Write the trained models' predictions for each sample of this machine's clients.",
+    "verdict": "Say which of this machine's clients gain by joint trainings over training alone.",
     "export": "Write the model of one of this machine's clients as a file that loads without lit_fed.",
 }
 """Subcommands of `client`, which need no server."""
@@ -74,6 +76,11 @@ def _add_files(parser: PlainParser) -> None:
         "--config", action="append", required=True, metavar="FILE",
         help="configuration of the run; the server's settings have to be these; may be given often, as of fit",
     )  # fmt: skip
+    _add_folders(parser)
+    parser.gone["--trust"] = "a node imports the classes that its own --config names, and no others; leave --trust out"
+
+
+def _add_folders(parser: PlainParser) -> None:
     parser.add_argument(
         "--data.root", dest="root", required=True, metavar="DIR",
         help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
@@ -82,7 +89,6 @@ def _add_files(parser: PlainParser) -> None:
         "--states", required=True, metavar="DIR",
         help="folder for the states of this node's clients, used by no other node",
     )  # fmt: skip
-    parser.gone["--trust"] = "a node imports the classes that its own --config names, and no others; leave --trust out"
 
 
 def serving_parser(command: str) -> PlainParser:
@@ -92,6 +98,15 @@ def serving_parser(command: str) -> PlainParser:
         f"{SERVING[command]} Each client is served by its state and the shared state that this node kept when the "
         "training ended. No server is needed.",
     )
+    if command == "verdict":
+        _add_folders(parser)
+        for option, said in (("--training", "a training; may be given often"), ("--alone", "the training of Local")):
+            parser.add_argument(
+                option, nargs=2, action="append", required=True, metavar=("RUN", "FILE"),
+                help=f"{said}: its subfolder of --states, and its configuration",
+            )  # fmt: skip
+        parser.add_argument("--output", metavar="FILE", help="table to be written, .csv or .parquet")
+        return parser
     _add_files(parser)
     many = "; may be given often (default: all)"
     parser.add_argument(
@@ -122,7 +137,8 @@ def run_client(arguments: list[str], load: Callable[[], ModuleType]) -> None:
         ConfigError: naming a refused argument, or the reason why the node cannot go on.
     """
     if arguments and arguments[0] in SERVING:
-        _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]), load)
+        serve = _say_verdict if arguments[0] == "verdict" else partial(_serve, arguments[0])
+        serve(serving_parser(arguments[0]).parse_args(arguments[1:]), load)
         return
     if arguments and not arguments[0].startswith("-"):
         raise ConfigError(f"client {arguments[0]}: no such command; give one of {', '.join(SERVING)}, or options alone")
@@ -216,6 +232,26 @@ def _serve(command: str, given: Namespace, load: Callable[[], ModuleType]) -> No
     except ClientError as error:
         error.client_name = kept.names.get(error.client_id, "")
         raise
+
+
+def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
+    """Print the gains of this machine's clients, and write them only to `--output`."""
+    from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
+    from lit_fed.deployment.kept_verdict import kept_verdict
+    from lit_fed.metrics.verdict import in_words
+    from lit_fed.training.output import check_table_file, write_table
+
+    path, folders = None if given.output is None else check_table_file(given.output), _folders(given)
+    trainings = {
+        run: KeptTraining(*folders, *settings_in([config], load), run)
+        for run, config in given.training + given.alone[-1:]
+    }
+    with owner_only(True):
+        table = kept_verdict(trainings)
+        sys.stdout.write(f"{table.to_string(index=False)}\n{in_words(table)}\n")
+        if path is not None:
+            write_table(table, path)
+            sys.stdout.write(f"table: {path}\n")
 
 
 def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,11 @@ class StepInputs(NamedTuple):
     moving: frozenset[str] | None
 
 
+def is_searched(rate: Any) -> bool:
+    """Whether a value of `lr` leaves the rate to a search: `auto`, or a list."""
+    return isinstance(rate, str | list | tuple)
+
+
 @dataclass(frozen=True)
 class LocalSolver:
     """Local optimizer and local work, for every algorithm.
@@ -96,8 +101,9 @@ class LocalSolver:
             shrinks the parameters directly in `adamw` (https://arxiv.org/abs/1711.05101). PyTorch's classes of these
             rules are taken by their paths, too, such as `torch.optim.Adam`. The path of a function such as
             `my_file.lion` takes it as an `UpdateRule`.
-        lr: learning rate of the first round; `auto`: a fit searches it on validation samples before its first round;
-            null: 0.1, or the rate of a module's own `configure_optimizers`.
+        lr: learning rate of the first round; `auto`, or a list of rates: a fit searches it on validation samples before
+            its first round, among six rates or those of the list; null: 0.1, or the rate of a module's own
+            `configure_optimizers`.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1); `exponential`, γᵗ.
         schedule_decay: γ of `exponential`, in (0, 1].
@@ -128,7 +134,7 @@ class LocalSolver:
     """
 
     optimizer: str = "sgd"
-    lr: float | Literal["auto"] | None = None
+    lr: float | Literal["auto"] | tuple[float, ...] | None = None
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear", "exponential"] = "constant"
     schedule_decay: float = 0.99
     schedule_rounds: int | None = None
@@ -152,6 +158,9 @@ class LocalSolver:
             object.__setattr__(self, "optimizer", self.optimizer.rpartition(".")[2].lower())
         if gone := instead_of(f"model.solver.optimizer {self.optimizer}"):
             raise ConfigError("\n".join(gone))
+        if isinstance(self.lr, list):
+            object.__setattr__(self, "lr", tuple(self.lr))
+        rates: tuple[Any, ...] = self.lr if isinstance(self.lr, tuple) else (self.lr,)
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear", "exponential")
         checks = {
             "optimizer": (
@@ -160,8 +169,8 @@ class LocalSolver:
             ),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
             "lr": (
-                self.lr in (None, "auto") or (not isinstance(self.lr, str) and self.lr >= 0),
-                "a number >= 0, or auto",
+                self.lr in (None, "auto") or (not isinstance(self.lr, str) and min(rates, default=-1) >= 0),
+                "a number >= 0, auto, or a list of numbers >= 0",
             ),
             "schedule_decay": (
                 0 < self.schedule_decay <= 1 and (self.schedule == "exponential" or self.schedule_decay == 0.99),
@@ -211,10 +220,10 @@ class LocalSolver:
         """`lr` as a number.
 
         Raises:
-            ConfigError: if it is still `auto`.
+            ConfigError: if it is still to be searched.
         """
-        if isinstance(self.lr, str):
-            raise ConfigError("--model.solver.lr is auto, which only a fit searches; give a number")
+        if isinstance(self.lr, str | tuple):
+            raise ConfigError(f"--model.solver.lr is {self.lr}, which only a fit searches; give a number")
         return DEFAULT_RATE if self.lr is None else self.lr
 
     @property

@@ -92,6 +92,7 @@ class KeptTraining:
         run: name of the run's folder.
         training: the training, whose `rounds` serve the clients.
         facts: sizes of the training.
+        settings: those that were given.
         left_out: names of clients in `root` that took no part in the training.
 
     Raises:
@@ -111,6 +112,7 @@ class KeptTraining:
             ) from error
         refuse_other_settings(sent["model"], written)
         self.run, self.facts = path.parent.name, facts_from_json(sent["facts"], settings.target)
+        self.settings = settings
         data = NodeData(root, states)
         self.left_out = data.keep_only(sent["ids"])
         self._check(data, sent["ids"])

@@ -86,9 +86,10 @@ class ClientScores(NamedTuple):
         means = {name: column.tolist() for name, column in self.means(metric).items()}
         return {"num_test": self.samples.long().tolist(), **means}
 
-    def weights(self) -> dict[str, list[float]]:
-        """Columns `pi_m` of mixture weights; {} without a mixture."""
-        return {f"pi_{m}": column.tolist() for m, column in enumerate(self.mixture.T)}
+    def weights(self, names: Sequence[str] = ()) -> dict[str, list[float]]:
+        """Columns `pi_m` of mixture weights, or with these names in place of numbers; {} without a mixture."""
+        each = zip(names or range(self.mixture.shape[1]), self.mixture.T, strict=True)
+        return {f"pi_{name}": column.tolist() for name, column in each}
 
 
 class Statistic(NamedTuple):

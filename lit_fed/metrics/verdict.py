@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
+from lit_fed.core.targets import Target
 from lit_fed.metrics.paired import Difference
 from lit_fed.system.packages import pd
 
-__all__ = ["Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities"]
+__all__ = ["EVIDENCE", "Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities", "verdict_row"]
+
+EVIDENCE = 0.9
+"""Probability of a gain from which a client is served by the blend in place of its own training."""
+
+SHARED = 0.9
+"""Weight from which one run counts as what serves a client."""
 
 KINDS = {
     "gains": "gain", "loses": "lose", "cannot be told": "cannot be told by their test samples",
@@ -69,6 +77,31 @@ def gain_of(served: np.ndarray, alone: np.ndarray) -> Gain:
     return Gain(_of_student(difference), number)
 
 
+def verdict_row(
+    client: str, target: Target, served: Tensor, alone: Tensor, mixture: Tensor, chance: float
+) -> dict[str, Any]:
+    """The row of `verdict.csv` of a client.
+
+    Args:
+        client: its name.
+        target: of the runs.
+        served: hits or squared errors of its test samples as it is served, [n].
+        alone: the same under its own training, [n].
+        mixture: its weights, of which the last is that of its own training, [K].
+        chance: probability that others help it.
+    """
+    metric, sign = target.metric, -1 if target.continuous else 1  # larger is better
+    after, before = (sign * one.double().numpy() for one in (served, alone))
+    is_alone, largest = bool(mixture[-1] == 1), float(mixture.max())
+    by = "alone" if is_alone else "shared" if largest > SHARED else "blend"
+    gain = Gain(Interval(0.0, 0.0, 0.0), len(after)) if is_alone else gain_of(after, before)
+    return {
+        "client": client, "served": by, "num_test": len(after), f"{metric}_alone": abs(before.mean()),
+        f"{metric}_served": abs(after.mean()), **dict(zip(("gain", "low", "high"), gain.interval, strict=True)),
+        "verdict": by if is_alone else gain.said, "chance": chance,
+    }  # fmt: skip
+
+
 def mean_gain(gains: np.ndarray) -> Interval:
     """The mean over clients, each counting once, with an interval over clients.
 
@@ -90,7 +123,7 @@ def in_words(table: pd.DataFrame) -> str:
     )
 
 
-def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
+def probabilities(differences: Sequence[np.ndarray], *, pooled: bool = True) -> np.ndarray:
     """The probability that each client's true mean difference is above 0, [T].
 
     Clients' means are normal about a common one, with a variance between clients by DerSimonian and Laird ("Meta-
@@ -99,6 +132,7 @@ def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
 
     Args:
         differences: gains of each client's samples, [n_t] each.
+        pooled: by the samples of all clients; else by Student's t of each client's own, 1/2 for less than two.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -106,8 +140,13 @@ def probabilities(differences: Sequence[np.ndarray]) -> np.ndarray:
         >>> bool((better > 0.95).all())
         True
     """
-    from scipy.special import ndtr
+    from scipy.special import ndtr, stdtr
 
+    if not pooled:
+        several = [one if len(one) > 1 else np.array([-1.0, 1.0]) for one in differences]  # whose t is 0
+        errors = [max(one.std(ddof=1) / math.sqrt(len(one)), 1e-300) for one in several]
+        each = zip(several, errors, strict=True)
+        return np.array([stdtr(len(one) - 1, one.mean() / error) for one, error in each])
     sizes = np.array([len(one) for one in differences])
     means = np.array([one.mean() if len(one) else 0.0 for one in differences])
     freedom = np.maximum(sizes - 1, 0).sum()

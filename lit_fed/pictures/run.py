@@ -73,7 +73,7 @@ def _figures(folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool 
         if np.isfinite(clients[one]).any() or one == metric:
             figures += _history_figures(folder, one)
             figures.append((f"client_{one}.png", _histogram(clients, one, directions[one])))
-    if "pi_0" in clients:
+    if mixture_columns(clients):
         figures.append(("mixture_weights.png", mixture_heat_map(clients)))
     return [*figures, *_component_figures(folder, metric), *weight_figures(folder)]
 
@@ -198,10 +198,16 @@ def _mark_worst_decile(axes: Any, values: pd.Series, edges: np.ndarray, unit: st
     axes.hist(worst, bins=edges, facecolor="0.25", edgecolor="white", linewidth=0.8, hatch="////", label=label)
 
 
+def mixture_columns(clients: pd.DataFrame) -> list[str]:
+    """The columns of mixture weights of a table of clients."""
+    return [str(column) for column in clients if str(column).startswith("pi_")]
+
+
 def mixture_heat_map(clients: pd.DataFrame) -> Any:
     """A heat map of the seen clients' mixture weights, and below it their true groups."""
     seen = clients[clients["population"] == "seen"]
-    weights = seen[[column for column in clients if str(column).startswith("pi_")]].to_numpy()
+    columns = mixture_columns(clients)
+    weights = seen[columns].to_numpy()
     order = np.lexsort((-weights.max(1), weights.argmax(1)))
     names = seen["client"].to_numpy()[order] if "client" in seen else None
     groups = seen["group"].to_numpy()[order] if "group" in clients else np.zeros(len(seen))
@@ -210,7 +216,7 @@ def mixture_heat_map(clients: pd.DataFrame) -> Any:
     heights = [0.26 * weights.shape[1], 0.16 * marked]
     figure = style.new_figure(style.COLUMN_WIDTH, 0.9 + sum(heights))
     panels = figure.subplots(1 + bool(marked), 1, sharex=True, squeeze=False, height_ratios=heights if marked else None)
-    image = _cells(panels[0, 0], weights[order].T, "component", range(weights.shape[1]))
+    image = _cells(panels[0, 0], weights[order].T, "component", [one.removeprefix("pi_") for one in columns])
     if marked:
         _cells(panels[1, 0], groups == known[:, None], "true\ngroup", known.astype(int))
     style.name_clients(panels[-1, 0], names, len(seen))

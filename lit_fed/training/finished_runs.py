@@ -74,7 +74,9 @@ class FinishedRun(NamedTuple):
     @property
     def is_private(self) -> bool:
         """Whether ε does not cover what its files say about single clients."""
-        return bool(self.config.get("model", {}).get("privacy")) or "privacy/delta" in self.summary.entries
+        model = self.config.get("model", {})
+        of_private = (model.get("algorithm") or {}).get("init_args", {}).get("is_private")  # a blend of such runs
+        return bool(model.get("privacy") or of_private) or "privacy/delta" in self.summary.entries
 
     @property
     def name(self) -> str:

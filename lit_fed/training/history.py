@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import LocalSolver, is_searched
 from lit_fed.core.networks.start import digest_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
@@ -162,7 +162,7 @@ def refuse_other_run(
 
 
 def _rates(differences: list[Difference], known: float | None, own: float | None) -> list[Difference]:
-    """Differences of arguments; `auto` means the rate that was found, which this run takes over, null the default.
+    """Differences of arguments; a searched rate means the one that was found, null the default.
 
     Args:
         differences: differences of arguments.
@@ -174,8 +174,9 @@ def _rates(differences: list[Difference], known: float | None, own: float | None
         now = own if one.now is None else one.now
         if one.setting != "model.solver.lr":
             found.append(one)
-        elif now not in ("auto", known):
-            found.append(one._replace(before=f"auto, which was {known}" if one.before == "auto" else known, now=now))
+        elif not is_searched(now) and now != known:
+            before = f"{one.before}, which was {known}" if is_searched(one.before) else known
+            found.append(one._replace(before=before, now=now))
     return found
 
 

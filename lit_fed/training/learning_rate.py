@@ -1,9 +1,9 @@
-"""The search of `--model.solver.lr auto`: learning rates compete over the first rounds of the run.
+"""The search of `--model.solver.lr auto`, or of a list of rates: they compete over the first rounds of the run.
 
 Each trial is the beginning of the run itself with one rate: the same initial models, cohorts, batches and schedule.
-Half of the rates drop out after each stage (successive halving: Jamieson, Talwalkar. "Non-stochastic Best Arm
-Identification and Hyperparameter Optimization". AISTATS 2016). The last stage is long, since high rates lead at first
-where lower ones win in the end. All trials together take about 1.3 times the rounds of the run.
+Half of the rates drop out after each stage, down to two (successive halving: Jamieson, Talwalkar. "Non-stochastic Best
+Arm Identification and Hyperparameter Optimization". AISTATS 2016). The last stage is long, since high rates lead at
+first where lower ones win in the end. All trials of `auto` together take about 1.3 times the rounds of the run.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def search(
     seen, device = data.populations[0], trainer.strategy.root_device
     if not seen.val.num_samples:
         raise ConfigError(
-            "--model.solver.lr is auto, which is judged by validation samples, and clients have none; give "
+            "--model.solver.lr is judged by validation samples, and clients have none; give "
             "--data.val_fraction 0.1, or a number"
         )
 
@@ -142,8 +142,11 @@ def search(
         with redirect_stderr(io.StringIO()):  # the session of the run says it all
             return Session.of(settings.with_lr(rate), facts, device, start)
 
-    kind = session_at(SGD_RATES[0]).terms.solver.optimizer  # a module may have one of its own
-    rates = SGD_RATES if kind.rpartition(".")[2].lower() == "sgd" else ADAM_RATES
+    if isinstance(settings.solver.lr, tuple):
+        rates = tuple(dict.fromkeys(settings.solver.lr))
+    else:
+        kind = session_at(SGD_RATES[0]).terms.solver.optimizer  # a module may have one of its own
+        rates = SGD_RATES if kind.rpartition(".")[2].lower() == "sgd" else ADAM_RATES
     train, runs = seen.train.to(device), {}
     for rate in rates:
         session = session_at(rate)
@@ -155,7 +158,7 @@ def search(
             one.start(federation)
         if federation.store.in_files:
             raise ConfigError(
-                f"--model.solver.lr is auto, and client states of {len(rates)} trials exceed "
+                f"--model.solver.lr is to be searched, and client states of {len(rates)} trials exceed "
                 f"--model.client_memory_gb {settings.client_memory_gb}; give more, or a number"
             )
         runs[rate] = _Run(federation, data, trainer)
@@ -163,7 +166,7 @@ def search(
     def tell(stage: Sequence[Trial]) -> None:
         if trainer.is_global_zero:
             losses = ", ".join(f"{one.lr:g}: {one.loss:.3g}" for one in stage)
-            notice(f"--model.solver.lr is auto; rates and validation losses after round {stage[0].rounds}: {losses}")
+            notice(f"search of --model.solver.lr; rates and validation losses after round {stage[0].rounds}: {losses}")
 
     return halved(rates, facts.num_rounds, lambda rate, rounds: runs[rate].loss_after(rounds), tell)
 
@@ -172,7 +175,7 @@ def halved(
     rates: Sequence[float], num_rounds: int, loss_after: Callable[[float, int], float],
     tell: Callable[[Sequence[Trial]], None] = lambda stage: None,
 ) -> list[Trial]:  # fmt: skip
-    """Compare rates after each stage; half of them are left after it.
+    """Compare rates after each stage; half of them, but two at least, are left after it.
 
     Args:
         rates: that compete.
@@ -190,7 +193,7 @@ def halved(
             trials.extend(found)
             tell(found)
             best = sorted(found, key=lambda one: (one.loss, one.lr))
-            left = [one.lr for one in best[: (len(best) + 1) // 2] if math.isfinite(one.loss)]
+            left = [one.lr for one in best[: max(2, (len(best) + 1) // 2)] if math.isfinite(one.loss)]
             if not left:
                 return
 
@@ -213,9 +216,9 @@ def best_rate(trials: Sequence[Trial], name: str) -> float:
     last = {one.lr: one.loss for one in trials}
     if all(map(math.isinf, last.values())):
         raise ConfigError(
-            f"--model.solver.lr is auto, and all trials of {name} diverged, from {min(last)} on; see to the "
+            f"--model.solver.lr is searched, and all trials of {name} diverged, from {min(last)} on; see to the "
             "inputs, or give a smaller number"
         )
     if len({one.loss for one in trials if one.rounds == trials[0].rounds}) == 1:
-        raise ConfigError(f"--model.solver.lr is auto, and the rate changes nothing under {name}; leave it out")
+        raise ConfigError(f"--model.solver.lr is searched, and the rate changes nothing under {name}; leave it out")
     return min(last, key=lambda rate: (last[rate], rate))

@@ -19,7 +19,7 @@ from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients.store import BUFFER_NAMES, ClientStore, StoredStates
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
-from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.local_solver import LocalSolver, is_searched
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts, name_digests
@@ -88,7 +88,7 @@ class FederatedModule(LightningModule):
         self.algorithm, self.algorithm_name = self.settings.wrapped, type(self.settings.algorithm).__name__
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
-        self._searches = self.settings.solver.lr == "auto"
+        self.searched = self.settings.solver.lr if is_searched(self.settings.solver.lr) else None
         self.trials: list[Any] = []  # of the search for a learning rate
         self.own_callbacks: list[Callback] = []
         self.results: dict[str, float] = {}
@@ -112,7 +112,7 @@ class FederatedModule(LightningModule):
             self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
         if not self.is_built:
             facts = facts_of(self.settings, data, num_rounds)
-            if self._searches:
+            if self.searched:
                 self._settle_rate(facts, data, stage)
             self.history.fingerprint = data.fingerprint
             self.build(facts, *data.populations, store=data.dataset.new_store(facts.num_clients))
@@ -151,7 +151,7 @@ class FederatedModule(LightningModule):
 
     def _take_stored_rate(self, entry: dict[str, Any] | None) -> None:
         """Take the learning rate that a checkpoint's run has found, in place of `auto`."""
-        if self._searches and entry is not None:
+        if self.searched and entry is not None:
             self._take_rate(entry["identity"]["solver"]["lr"])
             if self._trainer is not None and self._trainer.state.fn == "fit":
                 self._say_rate()
@@ -165,7 +165,8 @@ class FederatedModule(LightningModule):
             from lit_fed.training.learning_rate import best_rate, search
 
             warm = self.history.warm_start
-            self.trials = search(self.settings, facts, data, self.trainer, None if warm is None else warm.into)
+            open_rate = self.settings.with_lr(self.searched)
+            self.trials = search(open_rate, facts, data, self.trainer, None if warm is None else warm.into)
             self._take_rate(best_rate(self.trials, self.algorithm_name))
             self._say_rate()
 
@@ -179,7 +180,7 @@ class FederatedModule(LightningModule):
     def _say_rate(self) -> None:
         """Print the learning rate that was found in place of `auto`."""
         if self.trainer.is_global_zero:
-            notice(f"--model.solver.lr is auto, here {self.settings.solver.lr}")
+            notice(f"--model.solver.lr is {self.searched}, here {self.settings.solver.lr}")
 
     def _check_clients(self, names: Sequence[str]) -> None:
         """Refuse other clients than those whose states the module has, by their positions."""
@@ -195,7 +196,7 @@ class FederatedModule(LightningModule):
 
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
-        if self._searches and not self.settings.solver.lr:  # it was built for a test that was refused
+        if self.searched and not self.settings.solver.lr:  # it was built for a test that was refused
             self._settle_rate(facts_of(self.settings, data, num_rounds), data, "fit")
         for one in self.settings.features:
             one.check_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
@@ -400,9 +401,10 @@ class FederatedModule(LightningModule):
         Raises:
             ConfigError: if it is still open.
         """
-        if self._searches and not self.settings.solver.lr:
+        if self.searched and not self.settings.solver.lr:
             raise ConfigError(
-                "--model.solver.lr is auto, and nothing has decided it; give the --ckpt_path of a run, or a number"
+                f"--model.solver.lr is {self.searched}, and nothing has decided it; give the --ckpt_path of a run, or "
+                "a number"
             )
 
     on_test_start = on_predict_start = on_validation_start

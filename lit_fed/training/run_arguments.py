@@ -32,7 +32,7 @@ def run_arguments(module: FederatedModule, data: FederatedDataModule, trainer: M
     for kind in features():
         model |= _options(settings.feature(kind) or kind())
     if module.trials:
-        model["solver"]["lr"] = "auto"
+        model["solver"]["lr"] = module.searched
     return {
         "seed_everything": int(os.environ.get("PL_GLOBAL_SEED", "0")),
         "trainer": {name: _plain(value) for name, value in trainer.items()},

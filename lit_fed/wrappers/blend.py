@@ -11,19 +11,24 @@ Hierarchical Stacking". Bayesian Analysis 17(4), 2022.
 
 Symbols:
     w_t   -> state.mixture     weights of client t, [K], sum to 1
-    w̄     -> shared.prior      mean of the seen clients' weights, [K]
+    w̄     -> shared.prior      weights of the seen clients' samples together, [K]
     σ_k²  -> shared.spread     of real numbers: variance of the errors of candidate k; of two classes: the temperature
                                by which its logits are divided; else 1; [K]
     p_k   -> candidates        what candidate k predicts as it serves the client by itself
 Deviations:
+    `lit-fed blend` takes the a of a few that predicts held-out samples best, in place of a distribution of w_t.
     A seen client's weights are found once, on its validation samples. An unseen client has none: its training samples
     are divided into folds, and each candidate predicts a fold after it adapted to the others; then it adapts to all.
     Of real numbers, p_k is normal with a variance of each client, shrunk to σ_k² as by `PRIOR_ERRORS` errors.
+    Weights below `LEAST` are 0.
+    If a run is private, nothing is estimated from the samples of several clients: w̄ is uniform and worth one sample,
+    temperatures are 1, and variances are shrunk to the client's mean over candidates.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,17 +40,36 @@ from lit_fed.core.context import Context
 from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import Binary, Multiclass, Regression, Target
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Stage, Tree
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.feature import Feature
 
-__all__ = ["Blend", "BlendShared", "BlendState", "Candidate", "errors_of", "negative_log_likelihood", "stacked"]
+__all__ = [
+    "Blend",
+    "BlendShared",
+    "BlendState",
+    "Candidate",
+    "errors_of",
+    "held_out",
+    "negative_log_likelihood",
+    "stacked",
+    "why_not",
+]
 
 E_STEPS = 100
 """Steps to the weights of a client."""
 
 PRIOR_ERRORS = 5.0
 """Errors that the common variance of a candidate counts for in the variance of a client."""
+
+
+FOLDS = 5
+"""Parts of a client's validation samples: each is predicted with weights of the others, for evidence."""
+
+LEAST = 0.01
+"""Weight below which a candidate does not serve a client: neither its predictions nor its exported program."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +80,19 @@ class Candidate:
         algorithm: the algorithm.
         solver: the solver of the adaptation.
         serving: fine-tuning of the models that serve a client.
+        name: name of its weights in tables and figures.
     """
 
     algorithm: Algorithm
     solver: LocalSolver
     serving: FineTuning = FineTuning()  # noqa: RUF009 - frozen
+    name: str = ""
+
+    @property
+    def serves_without_samples(self) -> bool:
+        """Whether it can serve a client that has none to adapt on; `Local` has no model for it."""
+        adapts = type(self.algorithm).adapt_work is not Algorithm.adapt_work
+        return bool(self.algorithm.without_samples) or not adapts
 
     @property
     def served(self) -> Any:
@@ -115,11 +147,13 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
 
     Args:
         candidates: the algorithms of the runs, with their solvers.
+        is_private: some run was private, so that only their owner may read files with results of clients.
         prior_weight: samples that the common weights count for in the weights of a client.
         folds: parts of an unseen client's training samples, each predicted after adapting to the others.
     """
 
     candidates: list[Candidate]
+    is_private: bool = False
     prior_weight: float = ranged(1.0, ">= 0")
     folds: int = ranged(5, ">= 2")
 
@@ -132,7 +166,7 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
 
     @property
     def without_samples(self) -> str:  # type: ignore[override]
-        return "the mean weights of the seen clients" * all(one.served.without_samples for one in self.candidates)
+        return "the common weights of the blend" * any(one.serves_without_samples for one in self.candidates)
 
     @property
     def state_reads_data(self) -> bool:  # type: ignore[override]
@@ -249,7 +283,10 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         return ClientResult(Message((), data.num_samples), state, {})
 
     def weights(self, ctx: Context, shared: BlendShared, without: tuple[Any, ...], data: ClientData) -> Tensor:
-        """Weights of an unseen client by its samples, each predicted without its fold."""
+        """Weights of an unseen client by its samples, each predicted without its fold.
+
+        Without samples they are the common ones, of the candidates that can serve such a client.
+        """
         rows = self.fold_of(torch.arange(len(data.mask), device=data.mask.device))
         nothing = (None,) * len(self.candidates)
         outputs = [self.outputs(ctx, shared, states, data.x, nothing) for states in without]
@@ -257,7 +294,10 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         for fold, one in enumerate(outputs, 1):
             found = torch.where((rows == fold).view(-1, *[1] * (found.ndim - 1)), one, found)
         losses = negative_log_likelihood(ctx.task.target, found, data.y, data.mask, shared.spread)
-        return stacked(losses, data.mask, shared.prior, self.prior_weight)
+        able = torch.tensor([one.serves_without_samples for one in self.candidates], device=losses.device)
+        common = shared.prior * able
+        weights = stacked(losses, data.mask, shared.prior, self.prior_weight)
+        return torch.where(data.mask.sum() > 0, weights, common / common.sum())
 
     def adapted(self, ctx: Context, shared: BlendShared, works: tuple[Any, ...], data: ClientData) -> tuple[Any, ...]:
         """The state under each candidate after its work."""
@@ -306,6 +346,23 @@ class Blend(Algorithm[BlendShared, Any, BlendWork]):
         return sent._replace(each=parts)  # type: ignore[no-any-return]
 
 
+def why_not(features: Iterable[Feature], target: Target, task: Task) -> str:
+    """Why no blend serves a run, in words; "" if one does.
+
+    Args:
+        features: of the run.
+        target: of the run.
+        task: of the run.
+    """
+    if others := [type(one).__name__ for one in features if not (one.only_serves or one.acts_on_messages)]:
+        return f"has {', '.join(others)}, which no blend serves; give runs without"
+    if task.own is not None:
+        return "trains a module by its own steps, which no blend serves; give runs whose network has none"
+    if not isinstance(target, Binary | Multiclass | Regression):
+        return f"has labels that are {target.name}; blends are made of classes and of single real numbers"
+    return ""
+
+
 def calibrated(target: Target, outputs: Tensor, spread: Tensor) -> Tensor:
     """Outputs [B, K, ...] whose logits are divided by the temperatures [K] of the candidates."""
     return outputs / spread.view(-1, *[1] * (outputs.ndim - 2)) if target.kind == "binary" else outputs
@@ -324,19 +381,21 @@ def negative_log_likelihood(target: Target, outputs: Tensor, y: Tensor, mask: Te
         outputs: what each candidate predicts, [N, K, ...].
         y: labels [N, ...].
         mask: 1 for a sample, [N].
-        spread: variance or temperature of each candidate, [K].
+        spread: variance or temperature of each candidate, [K]; of variances 0: the client's mean over candidates.
     """
     errors = errors_of(target, calibrated(target, outputs, spread), y)
     if not target.continuous:
         return errors
     rows = mask.unsqueeze(1).to(errors)
     values = math.prod(y.shape[1:])
-    variance = (2 * (errors * rows).sum(0) / values + PRIOR_ERRORS * spread) / (rows.sum() + PRIOR_ERRORS)
+    squares = 2 * (errors * rows).sum(0) / values
+    usual = torch.where(spread > 0, spread, squares.mean() / rows.sum().clamp(min=1))
+    variance = (squares + PRIOR_ERRORS * usual).clamp(min=1e-30) / (rows.sum() + PRIOR_ERRORS)
     return errors / variance + values / 2 * variance.log()
 
 
-def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float) -> Tensor:
-    """Weights of the candidates for a client, [K]: the mode of their posterior.
+def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float | Tensor) -> Tensor:
+    """Weights of the candidates for a client, [K]: the mode of their posterior, without those below `LEAST`.
 
     Args:
         losses: −log p_k of each sample, [N, K].
@@ -354,4 +413,29 @@ def stacked(losses: Tensor, mask: Tensor, prior: Tensor, prior_weight: float) ->
     for _ in range(E_STEPS):
         found, _, _ = expectation(weights, losses, mask)
         weights = (prior_weight * prior + number * found) / (prior_weight + number).clamp(min=1e-30)
-    return torch.where(number + prior_weight > 0, weights, prior)
+    weights = torch.where(number + prior_weight > 0, weights, prior)
+    kept = weights * (weights >= weights.max().clamp(max=LEAST))
+    return kept / kept.sum().clamp(min=1e-30)
+
+
+def held_out(target: Target, outputs: Tensor, y: Tensor, prior: Tensor, spread: Tensor, strengths: Tensor) -> Tensor:
+    """Losses of a client's samples, each under a blend by samples of the other folds, [S, n].
+
+    Args:
+        target: the target.
+        outputs: of the candidates, [n, K, ...].
+        y: labels, [n].
+        prior: of the weights, [K].
+        spread: variance or temperature of each candidate, [K].
+        strengths: samples that the prior counts for, [S].
+    """
+    fold = torch.arange(len(y)) % FOLDS
+    others = (fold != torch.arange(min(FOLDS, len(y))).unsqueeze(1)).to(outputs)  # [folds, n]
+
+    def weights(strength: Tensor, mask: Tensor) -> Tensor:
+        return stacked(negative_log_likelihood(target, outputs, y, mask, spread), mask, prior, strength)
+
+    each = torch.vmap(torch.vmap(weights, (None, 0)), (0, None))(strengths, others)[:, fold]  # [S, n, K]
+    rows = calibrated(target, outputs, spread).unsqueeze(1)  # [n, 1, K, ...]
+    mixed = [torch.vmap(target.mix)(one, rows)[:, 0] for one in each]
+    return torch.stack([target.score(one, y)[0] for one in mixed])

@@ -37,7 +37,7 @@ SIMULATE = (
     "{name} %s; choose another --model.algorithm for clients on machines of their own, or simulate it with data on "
     "this one"
 )
-SEARCHES = "--model.solver.lr is auto, which is searched on the clients' samples, and %s; give a number"
+SEARCHES = "--model.solver.lr is searched on the clients' samples, and %s; give a number"
 POSITIONS = "--model.weighting is positions, and %s; give samples or uniform"
 
 REFUSED: dict[str, str] = {

@@ -59,6 +59,9 @@ class Feature:
     only_serves: ClassVar[bool] = False
     """Whether it changes nothing but how clients are served."""
 
+    acts_on_messages: ClassVar[bool] = False
+    """Whether it changes rounds and messages alone: clients adapt and are served by the models as without it."""
+
     is_private: ClassVar[bool] = False
     """Whether only their owner may read files with results of clients."""
 

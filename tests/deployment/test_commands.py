@@ -109,7 +109,7 @@ main()
         ([], "missing: --server, --config, --data.root, --states"),
         (["--server", "x"], "missing: --config, --data.root, --states"),
         (["--server", "x:1", "--data.root", "{clients}", "--trust", "mine"], "its own --config names, and no others"),
-        (["serve"], "client serve: no such command; give one of measure, predict, export, or options"),
+        (["serve"], "client serve: no such command; give one of measure, predict, verdict, export, or options"),
         (["measure"], "missing: --config, --data.root"),
         (["predict", "--data.root", "{clients}"], "missing: --config, --states, --output"),
         (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --config, --states, --client"),

@@ -89,7 +89,8 @@ def parsers():
         Built([])
     own = stopped.value.value._subcommands_action._name_parser_map
     others = [
-        benchmark_parser(), client_parser(), serving_parser("predict"), compare_parser(), certificates_parser(),
+        benchmark_parser(), client_parser(), serving_parser("predict"), serving_parser("verdict"),
+        compare_parser(), certificates_parser(),
         federation_parser(), flare_job_parser(), flower_app_parser(), partition_parser(), report_parser(),
         sweep_parser(), *own.values(),
     ]  # fmt: skip

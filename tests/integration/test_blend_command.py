@@ -1,6 +1,7 @@
 """`lit-fed blend`: finished runs as one, and all commands that take a run."""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,10 @@ from running import SMALL, folder, run
 
 import lit_fed.choosing.blend
 from lit_fed.core.blocks import serving_blocks
+from lit_fed.wrappers.feature import features
 
 CANDIDATES = {"FedAvg": [], "FedEM": ["--model.algorithm.num_components", "2"], "Local": []}
+COLUMNS = [f"pi_{name}" for name in CANDIDATES]
 DATA = [*SMALL, "--data.val_fraction", "0.3", "--trainer.max_epochs", "2"]
 
 
@@ -50,12 +53,11 @@ def blend(runs):
 def test_it_is_a_run_whose_columns_are_weights_of_the_runs(runs, blend):
     place, done = blend
     table = pd.read_csv(place / "clients.csv")
-    weights = table[["pi_0", "pi_1", "pi_2"]].to_numpy()
+    weights = table[COLUMNS].to_numpy()
     np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
-    assert (weights > 0).all()
+    assert ((weights == 0) | (weights >= 0.01)).all()
     assert set(table["population"]) == {"seen", "unseen"}
-    for k, one in enumerate(CANDIDATES):
-        assert f"pi_{k}" in done.stdout
+    for one in COLUMNS:
         assert one in done.stdout
     assert "component" not in done.stdout
     entries = json.loads((place / "summary.json").read_text())
@@ -99,7 +101,7 @@ def test_all_commands_take_it(blend, tmp_path):
     ]
     done = run(served)
     assert done.returncode == 0, done.stderr
-    assert pd.read_csv(tmp_path / "served" / "clients.csv")[["pi_0", "pi_1", "pi_2"]].sum(axis=1)[0] == pytest.approx(1)
+    assert pd.read_csv(tmp_path / "served" / "clients.csv")[COLUMNS].sum(axis=1)[0] == pytest.approx(1)
 
 
 def test_a_blend_cannot_be_trained_from_its_configuration(blend, tmp_path):
@@ -107,6 +109,80 @@ def test_a_blend_cannot_be_trained_from_its_configuration(blend, tmp_path):
     done = run(["fit", "--config", str(place / "config.yaml"), "--trainer.default_root_dir", str(tmp_path)])
     assert done.returncode == 2
     assert "Blend trains nothing: `lit-fed blend` makes it of finished runs" in done.stderr
+
+
+def test_the_strength_of_the_prior_is_the_best_on_held_out_samples(runs, tmp_path, monkeypatch):
+    """And it is said, and what serves unseen clients."""
+    _, folders = runs
+    losses = torch.tensor([5.0, 4.0, 1.0, 2.0, 3.0]).unsqueeze(1)
+
+    def held_out(target, outputs, y, prior, spread, strengths):
+        assert strengths.tolist() == [1, 3, 10, 30, 100]
+        return losses.expand(-1, len(y))
+
+    monkeypatch.setattr(lit_fed.choosing.blend, "held_out", held_out)
+    done = run(["blend", *map(str, folders), "--output", str(tmp_path / "out")])
+    assert done.returncode == 0, done.stderr
+    assert "count for 10 samples of a client" in done.stdout
+    assert "prior_weight: 10.0" in (folder(tmp_path, "out") / "config.yaml").read_text()
+
+
+NOISE = ["--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1", "--model.privacy.delta", "1e-3"]
+ON_MESSAGES = {
+    "Median": ["--model.robust_aggregation", "Median"],
+    "TopK": ["--model.compression", "TopK", "--model.downlink_compression", "QSGD"],
+    "QSGD": ["--model.compression", "QSGD", "--model.compression_feedback", "ef21"],
+    "SecureSum": ["--model.secure_aggregation", "SecureSum"],
+    "ClientPrivacy": ["--model.privacy", "ClientPrivacy", *NOISE, "--data.client_sampling", "poisson"],
+    "faults": ["--model.faults.dropout", "0.3"],
+    "PowerOfChoice": ["--model.selection", "PowerOfChoice", "--model.selection.candidates", "5"],
+    "ExamplePrivacy": ["--model.privacy", "ExamplePrivacy", *NOISE, "--model.privacy.sample_rate", "0.3"],
+}  # fmt: skip
+
+
+def test_every_feature_that_acts_on_messages_is_tried():
+    given = {
+        option.split(".")[1] for options in ON_MESSAGES.values() for option in options if option.startswith("--model.")
+    }
+    for one in features():
+        assert one.acts_on_messages == any(field.name in given for field in fields(one)), one
+
+
+@pytest.mark.parametrize("feature", ON_MESSAGES)
+def test_a_run_whose_messages_changed_is_served_as_it_is(feature, tmp_path):
+    """A blend of a run with itself serves seen and unseen clients as the run does."""
+    mixes = feature in ("TopK", "QSGD")  # whose clients keep errors beside their weights
+    place = fit(tmp_path, "one", *ON_MESSAGES[feature], algorithm="FedEM" if mixes else "FedAvg")
+    done = run(["blend", str(place), str(place), "--output", str(tmp_path / "two")])
+    assert done.returncode == 0, done.stderr
+    files = [folder(tmp_path, name) / "clients.csv" for name in ("one", "two")]
+    alone, blended = map(pd.read_csv, files)
+    shown = [one for one in alone if one in blended]
+    assert {"accuracy", "loss", "num_test"} < {*shown}
+    pd.testing.assert_frame_equal(blended[shown], alone[shown], rtol=1e-4)
+    is_private = feature.endswith("Privacy")
+    assert (files[1].stat().st_mode & 0o077 == 0) == is_private
+    assert ("privacy: ε covers the training samples alone" in done.stdout) == is_private
+    if is_private:
+        assert blended[["pi_one_0", "pi_one_1"]].to_numpy() == pytest.approx(0.5)
+
+
+def test_private_weights_follow_from_samples_of_the_client_alone(runs, tmp_path):
+    """Prior, its weight and temperatures do not depend on the clients."""
+    _, folders = runs
+    place = fit(tmp_path, "private", *ON_MESSAGES["ClientPrivacy"], algorithm="FedAvg")
+    done = run(["blend", str(place), *map(str, folders[1:]), "--output", str(tmp_path / "out")])
+    assert done.returncode == 0, done.stderr
+    states = torch.load(folder(tmp_path, "out") / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    (prior,) = [value for name, value in states.items() if name.endswith("prior")]
+    (spread,) = [value for name, value in states.items() if name.endswith("spread")]
+    assert prior.tolist() == pytest.approx([1 / 3] * 3)
+    assert spread.tolist() == [1.0] * 3
+    assert "prior_weight: 1.0" in (folder(tmp_path, "out") / "config.yaml").read_text()
+    page = tmp_path / "report.html"
+    done = run(["report", str(tmp_path / "out"), "--output", str(page)])
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_mode & 0o077 == 0
 
 
 def test_what_cannot_be_blended_is_refused(runs, tmp_path):
@@ -127,7 +203,7 @@ def test_what_cannot_be_blended_is_refused(runs, tmp_path):
         for n, one in enumerate(("FedAvg", "Local"))
     ]
     cases.append((none, "the runs have no validation samples, which weights are found on"))
-    robust = fit(tmp_path, "median", "--model.robust_aggregation", "Median", algorithm="FedAvg")
+    parts = fit(tmp_path, "parts", "--model.network", "MLP", "--model.personal", "[head]", algorithm="FedAvg")
     last = str(folders[0] / "checkpoints" / "last.ckpt")
     warm = fit(tmp_path, "warm", "--init_from", last, algorithm="FedAvg")
     cases.append(([str(warm), first], "started from --init_from, which no blend serves yet"))
@@ -139,8 +215,8 @@ def test_what_cannot_be_blended_is_refused(runs, tmp_path):
         assert done.returncode == 2, done.stdout
         assert said in done.stderr
     assert "is not set" in run(["blend", first, first]).stderr
-    done = run(["blend", str(robust), str(robust), "--output", str(tmp_path / "out")])
-    assert "which no blend serves" in done.stderr
+    done = run(["blend", str(parts), str(parts), "--output", str(tmp_path / "out")])
+    assert "parts/version_0 has PersonalFeature, which no blend serves" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -2,6 +2,7 @@
 
 import html
 import os
+import re
 import signal
 import time
 
@@ -11,6 +12,9 @@ import pytest
 import torch
 from running import folder, run, start
 
+import lit_fed.choosing.blend
+import lit_fed.choosing.choose
+from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.types import Split
 
 CANDIDATES = ["FedAvg", "FedEM", "MixedEffects"]
@@ -55,11 +59,24 @@ def test_each_client_is_told_its_gain(chosen):
     np.testing.assert_allclose(table["mse_alone"], alone["mse"], rtol=1e-4)
     np.testing.assert_allclose(table["gain"], table["mse_alone"] - table["mse_served"], rtol=1e-3, atol=1e-6)
     kept = table["served"] == "alone"
-    assert ((seen["pi_3"].to_numpy() == 1) == kept).all()
+    assert ((seen["pi_Local"].to_numpy() == 1) == kept).all()
     assert (table.loc[kept, "gain"] == 0).all()
     assert ((table["chance"] > 0.9) == ~kept).all()
     assert "joining: mse" in done.stdout
     assert "4 candidates of 4 rounds each" in done.stdout
+    said = "the learning rate of each is searched among 0.01, 0.0464, 0.215, 1, by 6 further rounds; 0 are done"
+    assert said in done.stdout
+    tried = [set(pd.read_csv(one)["lr"]) for one in (root / "chosen" / "candidates").rglob("learning_rates.csv")]
+    assert tried == 3 * [{0.01, 0.0464, 0.215, 1.0}]  # MixedEffects uses no rate
+
+
+def test_a_fit_of_natural_clients_names_choose(chosen, tmp_path):
+    root, _ = chosen
+    fit = ["fit", *command(root)[5:-4], "--model.algorithm", "FedAvg", "--trainer.default_root_dir", str(tmp_path)]
+    for more, is_named in ([], True), (["--model.network", "MLP", "--model.personal", "[head]"], False):
+        done = run([*fit, *more])
+        assert done.returncode == 0, done.stderr
+        assert ("lit-fed choose with the same options, without --model.algorithm" in done.stdout) == is_named
 
 
 @pytest.mark.parametrize("more", [["--trainer.max_epochs", "5"], ["--data.seed", "3"]], ids=["rounds", "data"])
@@ -123,6 +140,47 @@ def test_rates_weights_and_verdict_use_other_rows():
 
 def np_tensor(size, begin):
     return torch.arange(begin, begin + size).unsqueeze(1)
+
+
+def test_the_number_of_components_is_chosen_on_rows_that_find_no_weights(tmp_path, monkeypatch):
+    subjects(tmp_path / "rows.csv")
+    monkeypatch.setattr(lit_fed.choosing.choose, "COMPONENTS", (1, 3))
+    measured = []
+
+    def blocks(data, *rest, **options):
+        measured.append({tuple(one) for one in data.x.tolist()})
+        return serving_blocks(data, *rest, **options)
+
+    monkeypatch.setattr(lit_fed.choosing.blend, "serving_blocks", blocks)
+    done = run(command(tmp_path, "--components", "auto", "--model.solver.lr", "0.1", candidates=["Local", "FedEM"]))
+    assert done.returncode == 0, done.stderr
+    assert "3 candidates of 4 rounds each: FedEM_1, FedEM_3, Local; learning rate 0.1" in done.stdout
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("validation loss: ")]
+    losses = {name: float(loss) for name, loss in re.findall(r"(FedEM_\d) ([\d.]+)", said)}
+    best = min(losses, key=losses.get)
+    assert len(losses) == 2
+    assert said.endswith(f"; {best} is a candidate")
+    table = pd.read_csv(folder(tmp_path, "chosen") / "clients.csv")
+    assert [name for name in table if name.startswith("pi_")] == [f"pi_{best}", "pi_Local"]
+    of_components, of_weights, *_ = measured
+    assert len(of_components) > 8
+    assert len(of_weights) > 8
+    assert not of_components & of_weights
+
+
+def test_private_candidates_are_compared_with_training_alone(tmp_path):
+    subjects(tmp_path / "rows.csv")
+    privacy = [
+        "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1",
+        "--model.privacy.delta", "1e-3", "--data.client_sampling", "poisson",
+    ]  # fmt: skip
+    done = run(command(tmp_path, *privacy))
+    assert done.returncode == 2
+    assert "the ε of a private run does not cover it; give a number" in done.stderr
+    done = run(command(tmp_path, *privacy, "--model.solver.lr", "0.1", candidates=["FedAvg"]))
+    assert done.returncode == 0, done.stderr
+    assert "joining: mse" in done.stdout
+    assert "privacy: ε covers the training samples alone" in done.stdout
 
 
 def test_what_choose_decides_is_refused(tmp_path):

@@ -72,5 +72,13 @@ def test_probabilities_are_calibrated():
         assert truth[rows].mean() == pytest.approx(chance[rows].mean(), abs=0.05)
 
 
+def test_probabilities_by_a_client_alone_are_those_of_its_t():
+    rng = np.random.default_rng(2)
+    gains = [rng.normal(0.3, 1.0, number) for number in (9, 4, 1, 0)]
+    found = probabilities(gains, pooled=False)
+    wanted = [1 - stats.ttest_1samp(one, 0, alternative="greater").pvalue for one in gains[:2]]
+    assert found.tolist() == pytest.approx([*wanted, 0.5, 0.5])
+
+
 def test_nothing_is_known_of_a_single_client():
     assert probabilities([np.array([3.0, 4.0])]).tolist() == [0.5]

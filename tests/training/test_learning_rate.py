@@ -14,7 +14,7 @@ from own_modules import LitClassifier
 from quiet import assert_same_state, quiet_trainer
 from running import folder, run
 
-from lit_fed import MLP, Digits, FederatedModule, Linear, Regression, Task, rounds
+from lit_fed import MLP, Digits, FederatedModule, Linear, Regression, Task, rounds, serving
 from lit_fed.algorithms import ConsensusADMM, FedAvg, Local
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
@@ -77,9 +77,9 @@ def test_a_rate_that_is_too_small_and_one_that_diverges_lose(three_rates, tmp_pa
     said = capsys.readouterr().err
     assert "lit_fed: --model.solver.lr is auto, here 0.1\n" in said
     first = f"0.001: {table.loss[0]:.3g}, 0.1: {table.loss[1]:.3g}, 1e+12: {table.loss[2]:.3g}\n"
-    assert f"lit_fed: --model.solver.lr is auto; rates and validation losses after round 1: {first}" in said
+    assert f"lit_fed: search of --model.solver.lr; rates and validation losses after round 1: {first}" in said
     assert list(zip(table.rounds, table.lr, strict=True)) == [
-        (1, 0.001), (1, 0.1), (1, 1e12), (2, 0.1), (2, 0.001), (8, 0.1)
+        (1, 0.001), (1, 0.1), (1, 1e12), (2, 0.1), (2, 0.001), (8, 0.1), (8, 0.001)
     ]  # fmt: skip
     assert table.loss[1] < table.loss[0] < table.loss[2]
     assert_same_state(module, fit(lr=0.1)[0])
@@ -93,8 +93,9 @@ def test_a_trial_is_the_beginning_of_the_run(three_rates):
         started, data = module_and_data(lr=trial.lr)
         trainer = quiet_trainer(trial.rounds)
         trainer.fit(started, datamodule=data)
-        (found,) = trainer.validate(started, datamodule=data)
-        assert float(f"{found['val/seen/loss']:.5g}") == trial.loss
+        seen = data.populations[0]
+        scores = serving.evaluate(started.federation, seen.val.every_other(0), seen.train)
+        assert float(f"{float(scores.loss.sum() / scores.samples.sum()):.5g}") == trial.loss
 
 
 def test_half_of_the_rates_are_left_after_each_stage():
@@ -107,6 +108,17 @@ def test_half_of_the_rates_are_left_after_each_stage():
     module.settings = replace(module.settings, solver=LocalSolver("adam", "auto"))
     quiet_trainer(1).fit(module, datamodule=data)
     assert module.settings.solver.lr in ADAM_RATES
+
+
+def test_a_list_of_rates_is_searched(tmp_path):
+    """Two are left to the last stage, and a resumed run takes what was found."""
+    rates = (0.001, 0.1, 1.0, 0.01)
+    module, _ = fit(tmp_path, 8, lr=rates)
+    assert [one.lr for one in module.trials[:4]] == list(rates)
+    assert [one.rounds for one in module.trials] == [1] * 4 + [4] * 2  # the first two stages are one
+    assert_same_state(module, fit(num_rounds=8, lr=module.settings.solver.lr)[0])
+    resumed, _ = fit(tmp_path, 9, folder(tmp_path, "run") / "checkpoints/last.ckpt", 0, lr=rates)
+    assert resumed.settings.solver.lr == module.settings.solver.lr
 
 
 def test_stages_of_a_short_run_are_not_compared_twice():
@@ -142,7 +154,7 @@ def test_a_resumed_run_and_other_commands_take_the_rate_of_the_checkpoint(three_
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        ("auto", 0.1, None), (0.1, "auto", None), ("auto", "auto", None),
+        ("auto", 0.1, None), (0.1, "auto", None), ("auto", "auto", None), ([0.1, 1.0], "auto", None),
         ("auto", 0.2, "model.solver.lr is 0.2, in the checkpoint auto, which was 0.1."),
     ],
 )  # fmt: skip
@@ -184,7 +196,7 @@ def test_two_ranks_agree_where_one_of_them_diverges(tmp_path):
 
 # ---------------------------------------------------------------------- refusals
 def test_words_other_than_auto_are_refused():
-    with pytest.raises(ConfigError, match=r"--model.solver.lr is best; give a number >= 0, or auto"):
+    with pytest.raises(ConfigError, match=r"--model.solver.lr is best; give a number >= 0, auto, or a list"):
         LocalSolver(lr="best")
 
 

@@ -13,7 +13,9 @@ from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.plan import plan_of
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.errors import ConfigError
+from lit_fed.training.export import Combination, asked_models, network_of
 from lit_fed.wrappers.blend import (
+    LEAST,
     PRIOR_ERRORS,
     Blend,
     BlendShared,
@@ -108,7 +110,7 @@ def test_the_prediction_is_the_mixture_of_predictions(kind):
 
 # ---------------------------------------------------------------------- weights
 def weights_by_numpy(losses, prior, prior_weight):
-    """The mode of the posterior of mixture weights, by expectation-maximisation until it stays."""
+    """The mode of the posterior of mixture weights, by expectation-maximisation until it stays, without the least."""
     weights = prior
     for _ in range(100_000):
         joint = weights * np.exp(-(losses - losses.min(1, keepdims=True)))
@@ -117,7 +119,8 @@ def weights_by_numpy(losses, prior, prior_weight):
         if np.abs(new - weights).max() < 1e-12:
             break
         weights = new
-    return weights
+    weights = np.where(weights < LEAST, 0, weights)
+    return weights / weights.sum()
 
 
 def likelihoods_by_numpy(kind, outputs, y, spread):
@@ -149,6 +152,17 @@ def test_weights_are_the_mode_of_their_posterior(kind):
     np.testing.assert_allclose(found.numpy(), weights_by_numpy(wanted, np.array(prior), 4.0), atol=2e-3)
 
 
+def test_a_variance_of_its_own_is_shrunk_to_the_clients_mean():
+    """With a common variance of 0, to that over candidates, and the same with it given."""
+    rng = torch.Generator().manual_seed(0)
+    outputs, y = torch.randn(6, 3, 1, generator=rng), torch.randn(6, generator=rng)
+    mask, mean = torch.tensor([1.0, 1, 1, 1, 0, 0]), (outputs[:4, :, 0] - y[:4, None]).square().mean()
+    found, wanted = (
+        negative_log_likelihood(Regression(), outputs, y, mask, one * torch.ones(3)) for one in (0.0, mean)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
 def test_without_samples_weights_are_the_prior():
     prior = torch.tensor([0.7, 0.3])
     for weight in (0.0, 1.0):
@@ -160,10 +174,35 @@ def test_without_a_prior_one_sample_decides():
     torch.testing.assert_close(found, torch.tensor([1.0, 0.0]), rtol=0, atol=1e-4)
 
 
+def test_a_candidate_of_little_weight_does_not_serve():
+    losses = torch.tensor([[0.1, 3.0, 9.0], [0.2, 0.4, 9.0]]).repeat(200, 1)
+    found = stacked(losses, torch.ones(400), torch.tensor([0.4, 0.3, 0.3]), 1.0)
+    assert found[2] == 0
+    assert float(found.sum()) == pytest.approx(1)
+    many = stacked(torch.zeros(1, 300), torch.zeros(1), torch.ones(300) / 300, 1.0)  # all below the least
+    torch.testing.assert_close(many, torch.ones(300) / 300)
+
+
 def test_masked_samples_do_not_count():
     losses, prior = torch.tensor([[0.1, 2.0], [0.3, 0.2], [9.0, 0.0]]), torch.tensor([0.5, 0.5])
     whole = stacked(losses[:2], torch.ones(2), prior, 1.0)
     torch.testing.assert_close(stacked(losses, torch.tensor([1.0, 1.0, 0.0]), prior, 1.0), whole)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_program_holds_the_candidates_that_serve(kind):
+    """Served with FedEM of two components and Local, a client's program has three networks, and predicts as served."""
+    _, blend, train = blended(kind, mixture=torch.tensor([0.0, 0.3, 0.7, 0.0]).expand(NUM_SEEN, -1))
+    state = tree.row(serving.serve(blend, torch.arange(NUM_SEEN), train, seen=True), 0)
+    x = split(15, 1, kind).client(0).all_x
+    predict, task = serving.prediction_of(blend, state)
+    asked = asked_models(predict, task, x)
+    assert sum(sum(one.counts) for one in asked) == 3
+    networks = [
+        network_of(task, tree.index(one.models, m)) for one in asked for m, used in enumerate(one.counts) if used
+    ]
+    found = Combination(predict, task, asked)(x, [one(x) for one in networks])
+    torch.testing.assert_close(found, task.target.shown(predict(task, x)))
 
 
 # ---------------------------------------------------------------------- unseen clients

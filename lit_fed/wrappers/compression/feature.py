@@ -38,6 +38,7 @@ class CompressionFeature(Feature):
     downlink_compression: Codec | None = None
 
     order = 2
+    acts_on_messages = True
     reasons = {
         "encoded_broadcast": "--model.downlink_compression, which encodes changes of the server's last models",
         "ef21": "--model.compression_feedback ef21",

@@ -29,6 +29,7 @@ class FaultsFeature(Feature):
     faults: Faults | None = None
 
     order = 1
+    acts_on_messages = True
     callbacks = ("ClientFaults",)
     acts = {"average": AVERAGES}
     kinds = dict.fromkeys(KINDS, "does not average models")

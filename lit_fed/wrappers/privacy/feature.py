@@ -50,6 +50,7 @@ class PrivacyFeature(Feature):
     privacy: Privacy | None = None
 
     order = 3
+    acts_on_messages = True
     callbacks = ("Guarantees",)
     is_private = True  # clients.csv holds mixture weights, which ε does not cover
     own_options = ("privacy.init_args.noise_seed",)
@@ -67,7 +68,7 @@ class PrivacyFeature(Feature):
             "--model.weighting is positions, and --model.privacy bounds weights by samples; give samples or uniform"
         ),
         "searched privacy": (
-            "--model.solver.lr is auto, which is searched on the clients' samples, and the ε of --model.privacy does "
+            "--model.solver.lr is searched on the clients' samples, and the ε of --model.privacy does "
             "not cover it; give a number"
         ),
         "client_work noisy_steps": (

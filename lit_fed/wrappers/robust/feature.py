@@ -31,6 +31,7 @@ class RobustFeature(Feature):
     attack: Attack | None = None
 
     order = 5
+    acts_on_messages = True
     callbacks = ("RobustRounds",)
     reasons = {"robust": "--model.robust_aggregation or --model.attack"}
     acts = {"robust": JUDGES}

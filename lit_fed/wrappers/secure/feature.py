@@ -29,6 +29,7 @@ class SecureFeature(Feature):
     secure_aggregation: SecureAggregation | None = None
 
     order = 4
+    acts_on_messages = True
     callbacks = ("SecureRounds",)
     reasons = {"secure_sums": "--model.secure_aggregation, which cuts changes off at a range"}
     acts = {"secure": SUMS}

@@ -27,6 +27,7 @@ class SelectionFeature(Feature):
     selection: Selection | None = None
 
     order = -1
+    acts_on_messages = True
     refused = {
         "selection serverless": IT % "{name} has no server to select them",
         "selection nothing": IT % "{name} sends nothing to a server",

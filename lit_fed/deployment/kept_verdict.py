@@ -1,0 +1,71 @@
+"""Does it pay for the clients of a node? Weights and verdicts from the node's own files; nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from lit_fed.deployment.kept import KeptTraining
+from lit_fed.errors import ConfigError
+from lit_fed.metrics.verdict import EVIDENCE, probabilities, verdict_row
+from lit_fed.system.packages import DataFrame, pd
+from lit_fed.wrappers.blend import held_out, negative_log_likelihood, stacked, why_not
+
+__all__ = ["kept_verdict"]
+
+
+def kept_verdict(trainings: Mapping[str, KeptTraining]) -> DataFrame:
+    """Each seen client's weights of several trainings, and its gain over the last one.
+
+    As for private runs, nothing is estimated from the samples of several clients.
+
+    Args:
+        trainings: by the names of their weights; the last one is of Local.
+
+    Raises:
+        ConfigError: naming a training that no blend serves, or if no client has validation and test samples.
+    """
+    target = next(iter(trainings.values())).facts.target
+    for name, one in trainings.items():
+        rounds = one.training.rounds
+        if why := why_not(one.settings.features, one.facts.target, rounds.terms.task):
+            raise ConfigError(f"{name} {why}")
+        if one.facts.target != target:
+            raise ConfigError(f"{name} has other labels than {next(iter(trainings))}; give trainings on the same data")
+    val, test = (_predicted(trainings.values(), split) for split in ("val", "test"))
+    if not val.keys() & test.keys():
+        raise ConfigError("no client here has validation and test samples; put x_val and y_val into the clients' files")
+    number = len(trainings)
+    prior, alone = torch.ones(number) / number, torch.eye(number)[-1]
+    spread = torch.full((number,), 0.0 if target.continuous else 1.0)
+    rows = []
+    for client, (outputs, y) in test.items():
+        if client not in val:
+            continue
+        known, labels = val[client]
+        blended = held_out(target, known, labels, prior, spread, torch.ones(1))[0]
+        gains = target.score(target.mix(alone, known), labels)[0] - blended
+        chance = float(probabilities([gains.double().numpy()], pooled=False)[0])
+        mask = torch.ones(len(labels))
+        found = stacked(negative_log_likelihood(target, known, labels, mask, spread), mask, prior, 1.0)
+        mixture = found if chance > EVIDENCE else alone
+        served, own = (target.score(target.mix(one, outputs), y)[1] for one in (mixture, alone))
+        weights = {f"pi_{name}": weight for name, weight in zip(trainings, mixture.tolist(), strict=True)}
+        rows.append(verdict_row(client, target, served, own, mixture, chance) | {"num_val": len(labels)} | weights)
+    return pd.DataFrame(rows)
+
+
+def _predicted(trainings: Iterable[KeptTraining], split: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Outputs [n, K, ...] of the trainings and labels [n] of the seen clients with samples, by their names."""
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for one in trainings:
+        seen = [client for client in one.find([]) if client < one.facts.num_clients]
+        for block in one.predict(seen, split):
+            sizes = block.sizes.tolist()
+            outputs = one.facts.target.as_outputs(block.log_prob).split(sizes)
+            for client, each, y in zip(block.client_ids.tolist(), outputs, block.labels.split(sizes), strict=True):
+                if len(y):
+                    found.setdefault(one.names[client], []).append((each, y))
+    return {name: (torch.stack([one for one, _ in each], 1), each[0][1]) for name, each in found.items()}
