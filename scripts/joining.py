@@ -109,8 +109,11 @@ class Blending(UntestedCLI):
 def blended(task: Task, root: Path, configurations: Sequence[dict[str, Any]], taken: TakesRuns) -> Trained:
     """The blend of finished runs, which serves unseen clients."""
     models = [one["model"] for one in configurations]
-    candidates = [{"algorithm": one["algorithm"], "solver": one["solver"]} for one in models]
-    algorithm = {"class_path": "lit_fed.wrappers.blend.Blend", "init_args": {"candidates": candidates}}
+    names = [one["algorithm"]["class_path"] for one in models]
+    each = zip(names, models, strict=True)
+    candidates = [{"name": name, "algorithm": one["algorithm"], "solver": one["solver"]} for name, one in each]
+    options = {"candidates": candidates, "prior_weight": taken.found.prior_weight}
+    algorithm = {"class_path": "lit_fed.wrappers.blend.Blend", "init_args": options}
     first = json.loads(json.dumps(configurations[0]))
     first["model"]["algorithm"], first["trainer"]["max_epochs"] = algorithm, 1
     Blending.taken = taken
@@ -147,7 +150,9 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
     modules, data = [one.module for one in runs], runs[0].data
     target, metric = modules[0].target, task.metric
     val, test = (outputs_of(modules, data, "seen", split) for split in ("val", "test"))
-    found = {falls: Weights.of(modules, data, 1.0, half=False, falls_back=falls) for falls in (False, True)}
+    found = {
+        falls: Weights.of(modules, data, None, half=False, falls_back=falls, private=False) for falls in (False, True)
+    }
     spread, clients = found[False].spread, data.populations[0].names
 
     def shown(held: Clients, weights: Tensor, spread: Tensor) -> Parts:
@@ -176,7 +181,7 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
         }.items()
     }  # fmt: skip
     others = [runs[best], *(fit(task, root, configurations[best], seed=one) for one in range(1, SEEDS))]
-    seeds = Weights.of([one.module for one in others], data, 1.0, half=False, falls_back=False)
+    seeds = Weights.of([one.module for one in others], data, **fixed, falls_back=False)
     held["seeds"] = shown(outputs_of([one.module for one in others], data, "seen", "test"), seeds.mixture, seeds.spread)
     refit = fit(task, root, configurations[best], whole=True)
     one = torch.ones(1)
