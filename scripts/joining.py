@@ -150,9 +150,8 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
     modules, data = [one.module for one in runs], runs[0].data
     target, metric = modules[0].target, task.metric
     val, test = (outputs_of(modules, data, "seen", split) for split in ("val", "test"))
-    found = {
-        falls: Weights.of(modules, data, None, half=False, falls_back=falls, private=False) for falls in (False, True)
-    }
+    fixed: dict[str, Any] = {"prior_weight": None, "half": False, "private": False}
+    found = {falls: Weights.of(modules, data, **fixed, falls_back=falls) for falls in (False, True)}
     spread, clients = found[False].spread, data.populations[0].names
 
     def shown(held: Clients, weights: Tensor, spread: Tensor) -> Parts:
