@@ -179,7 +179,8 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
             "choose": found[True].mixture,
         }.items()
     }  # fmt: skip
-    others = [runs[best], *(fit(task, root, configurations[best], seed=one) for one in range(1, SEEDS))]
+    more = () if names[best] == "MixedEffects" else range(1, SEEDS)  # which draws nothing
+    others = [runs[best], *(fit(task, root, configurations[best], seed=one) for one in more)]
     seeds = Weights.of([one.module for one in others], data, **fixed, falls_back=False)
     held["seeds"] = shown(outputs_of([one.module for one in others], data, "seen", "test"), seeds.mixture, seeds.spread)
     refit = fit(task, root, configurations[best], whole=True)

@@ -46,9 +46,6 @@ NAMES = 6
 MOST = 0.8
 """A task is common if it has records of this share of the algorithms at least."""
 
-NO_BYTES = 0.001
-"""Where algorithms that send nothing stand on the logarithmic axis, in MB."""
-
 NOTHING = (
     "**There are no records of protocol {} yet.** Those of protocol 1 were removed: trials were judged on samples that "
     "other cuts tested, and intervals were too narrow. `lit-fed benchmark run` makes records."
@@ -239,7 +236,7 @@ def findings(results: Sequence[Results]) -> tuple[list[str], list[str]]:
         f"{len({one.task.source for one in small})} sources.** Ranks that differ by less than {critical:.1f} may do so "
         f"by chance (Nemenyi's test, 5 %): {close} algorithms are that close to it."
     )
-    told = []
+    told = _not_everywhere(small)
     for name, words in NAMED.items():
         held = [one for one in results if name in one.standings]
         good = [one for one in held if one.standings[name].is_level]
@@ -262,6 +259,26 @@ def _beside_fine_tuning(results: Sequence[Results], name: str) -> str:
         f"**{MIXTURES[name]}** (`{name}`) is clearly ahead of `FedAvgPlus` on {_of(ahead, gaps)}, and clearly behind "
         f"on {_of(behind, gaps)}."
     )
+
+
+def _not_everywhere(results: Sequence[Results]) -> list[str]:
+    """Ranks of algorithms that most tasks have a record of, but not all, on those tasks."""
+    number = {name: sum(name in one.records for one in results) for one in results for name in one.records}
+    told = []
+    for name, count in sorted(number.items()):
+        if not MOST * len(results) <= count < len(results):
+            continue
+        held = [one for one in results if name in one.records]
+        ranks, critical = ranks_of(held)
+        best, second = list(ranks)[:2]
+        beside = second if best == name else best
+        gaps = gaps_to(held, name, beside)
+        told.append(
+            f"**`{name}`** runs on {count} of {len(results)} tasks. On these its average rank is {ranks[name]:.1f} of "
+            f"{len(ranks)}, that of `{beside}` {ranks[beside]:.1f}; the critical difference is {critical:.1f}. It is "
+            f"{over_sources(gaps)} points ahead of `{beside}`, median and 95 % interval over sources."
+        )
+    return told
 
 
 def _on_natural_clients(results: Sequence[Results], every: Sequence[Results]) -> str:
@@ -306,20 +323,29 @@ def against(results: Sequence[Results], names: Iterable[str]) -> list[str]:
     return grid(["algorithm", *head], lines)
 
 
-def over_sources(gaps: dict[str, tuple[Difference, str]]) -> str:
-    """The median difference x 100 over sources, and an interval of it by ranks, of at least 95 %.
-
-    A model that extrapolates badly on one task may have any R² there, which a mean would show alone.
-    """
+def by_source(gaps: dict[str, tuple[Difference, str]]) -> np.ndarray:
+    """The mean difference of each source, sorted."""
     sources = {source: [gap.mean for gap, other in gaps.values() if other == source] for _, source in gaps.values()}
-    each = np.sort([np.mean(values) for values in sources.values()])
+    return np.sort([np.mean(values) for values in sources.values()])
+
+
+def median_over_sources(gaps: dict[str, tuple[Difference, str]]) -> float:
+    """The median difference; a model that extrapolates badly on one task may have any R² there."""
+    return float(np.median(by_source(gaps)))
+
+
+def over_sources(gaps: dict[str, tuple[Difference, str]]) -> str:
+    """The median difference x 100 over sources, and an interval of it by ranks, of at least 95 %."""
+    each = by_source(gaps)
     outside = max(int(binom.ppf((1 - COVERED) / 2, len(each), 0.5)) - 1, 0)  # values left out at each end
     return f"{100 * np.median(each):+.1f} [{100 * each[outside]:+.1f}, {100 * each[-1 - outside]:+.1f}]"
 
 
 def by_size(results: Sequence[Results]) -> list[str]:
     """The share of clients that are better than under Local, less that of worse ones, by training samples."""
-    names = [one for one in JOINED if any({one, "Local"} <= each.records.keys() for each in results)]
+    known = {name: sum({name, "Local"} <= one.records.keys() for one in results) for name in JOINED}
+    names = [name for name, number in known.items() if number and number >= MOST * len(results)]
+    results = [one for one in results if {*names, "Local"} <= one.records.keys()]
     found = {name: [[0, 0] for _ in SIZES[1:]] for name in names}
     for result in results:
         for name in names:
@@ -416,32 +442,21 @@ def page(results: Sequence[Results]) -> str:
 
 
 # ---------------------------------------------------------------------- figure
-def undominated(standings: dict[str, Standing]) -> list[str]:
-    """Algorithms of which no other has a higher score for fewer bytes, by falling score."""
-    found: list[str] = []
-    least = math.inf
-    for name, one in standings.items():
-        ties = one.row.megabytes == least and one.row.mean == standings[found[-1]].row.mean
-        if one.row.megabytes < least or ties:
-            found, least = [*found, name], one.row.megabytes
-    return found
-
-
 def picture(results: Sequence[Results], path: Path) -> None:
-    """Score of seen clients against the bytes of all clients; baselines and undominated algorithms have names."""
-    figure, axes = panels([one.title for one in results], columns=2)
-    for one in results:
-        panel, shown = axes[one.title], {name: each for name, each in one.standings.items() if not each.row.diverged}
-        best = undominated(shown)
-        gap, height = 100 * np.ptp([each.row.mean for each in shown.values()]) / 20, -math.inf  # of the last name
-        for name, each in reversed(shown.items()):
-            x, y = max(each.row.megabytes, NO_BYTES), 100 * each.row.mean
-            panel.plot(x, y, "o" if name in best else ".", color="black" if name in best else "grey")
-            if name in best or name in NAMED or name in MIXTURES:
-                height = max(y, height + gap)  # names do not overlap
-                panel.annotate(name, (x, height), fontsize=6, xytext=(5, -2), textcoords="offset points")
-        label = f"{one.task.metric} x 100, seen"
-        panel.set(xscale="log", xlabel=f"MB of all clients ({NO_BYTES}: none)", ylabel=label)
+    """The lead of each algorithm over Local against its bytes, both medians over sources or tasks."""
+    names = [name for name in {one for each in results for one in each.records} if name != "Local"]
+    shown = {name: gaps_to(results, name, "Local") for name in names}
+    figure, axes = panels(["all"], columns=1)
+    panel = axes["all"]
+    panel.set_title("")
+    for name, gaps in sorted(shown.items()):
+        if len(gaps) >= MOST * len(results):
+            held = [one for one in results if name in one.standings]
+            x, y = float(_times_fedavg(held, name, "megabytes") or "nan"), 100 * median_over_sources(gaps)
+            panel.plot(x, y, "o", color="black", markersize=3)
+            panel.annotate(name, (x, y), fontsize=6, xytext=(4, 2), textcoords="offset points")
+    panel.axhline(0, color="grey", linestyle=":")
+    panel.set(xlabel="bytes, relative to FedAvg", ylabel="points above Local, median over sources")
     save(figure, path)
 
 

@@ -33,7 +33,7 @@ from lit_fed.core.types import Split
 from lit_fed.data.data_sets.base import PooledDataSet, Samples
 from lit_fed.data.data_sets.table import Table
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.paired import weighted_mean
+from lit_fed.metrics.paired import Difference, weighted_mean
 from lit_fed.system.discovery import import_named
 from lit_fed.system.trials import Outcome
 
@@ -765,8 +765,35 @@ def test_an_algorithm_that_diverged_is_last_and_refusals_have_their_reasons(resu
     assert leaderboard.linked("my_file.Mine") == r"my\_file.Mine"
 
 
-def test_the_figure_names_what_no_other_algorithm_dominates(results):
-    assert leaderboard.undominated(results[0].standings) == list(LEVELS)  # each sends less than the one before it
+def test_medians_over_sources_have_intervals_by_ranks():
+    gaps = {
+        f"t{number}": (Difference(value / 100, 0.01, 4), f"s{number // 2}") for number, value in enumerate(range(40))
+    }
+    means = [2 * source + 0.5 for source in range(20)]
+    assert leaderboard.over_sources(gaps) == f"+19.5 [{means[5]:+.1f}, {means[14]:+.1f}]"  # of the sign test, 95.9 %
+    few = {name: gaps[name] for name in ("t0", "t2", "t4")}
+    assert leaderboard.over_sources(few) == "+2.0 [+0.0, +4.0]"
+
+
+def test_who_gains_is_counted_by_training_samples(results):
+    """LEVELS put each algorithm above Local for nearly every client, FedAvg below."""
+    head, _, *lines = leaderboard.by_size(results)
+    assert head.startswith("| training samples | clients, over cuts | [FedAvg]")
+    for line in lines:
+        cells = [one.strip() for one in line.strip("|").split("|")]
+        if cells[2]:
+            assert float(cells[2].rstrip(" %")) < 0 < float(cells[4].rstrip(" %"))
+    clients = sum(int(line.split("|")[2].replace(",", "")) for line in lines)
+    tested = [one.records["FedAvg"]["runs"] for one in results]
+    assert clients == sum(len(run["test"]["seen"]["score"]) for runs_ in tested for run in runs_)
+
+
+def test_what_fine_tuning_explains_is_its_share_of_the_best_gain(results):
+    said = leaderboard.what_tuning_explains(results)  # FedEM is 30 points ahead of FedAvg, FedAvgPlus 20
+    whole, tuned, share = (float(one) for one in re.findall(r"[\d.]+(?= points ahead|: \d| % of the gain)", said))
+    assert whole == pytest.approx(30, abs=1.5)
+    assert tuned == pytest.approx(20, abs=1.5)
+    assert share == pytest.approx(100 * tuned / whole, abs=0.7)
 
 
 def test_natural_clients_are_told_apart_from_made_groups(results):
