@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -75,6 +76,12 @@ next: test, predict, personalize and export take it as --ckpt_path {last}
 CHOOSE = "      lit-fed choose with the same options, without --model.algorithm, says which clients gain by joining\n"
 """A further line where clients are natural ones, and blends can serve them."""
 
+SEEDS = (
+    "fit with so many training seeds from 0 on, several at a time, and print means and deviations; the same command "
+    "goes on after an interrupt."
+)
+"""Help of `--seeds`."""
+
 TRUST = (
     "module whose classes are imported although the checkpoint alone names them; classes that the command line names, "
     "and those of lit_fed, are in any case. May be given often."
@@ -128,7 +135,7 @@ class SaveConfig(Callback):
         module = federated(pl_module)
         config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
         del config["ckpt_path"], config["resume_with_changes"]
-        for option in ("init_from", "report"):  # which commands that read the file lack
+        for option in ("init_from", "report", "seeds"):  # which commands that read the file lack
             if not config[option]:
                 del config[option]
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
@@ -214,6 +221,7 @@ class FederatedCLI(LightningCLI):
             usual.help = "show these options, or all of them."
             # a flag: it needs no value
             parser.add_argument("--report", type=bool, default=False, help="write report.html into the run's folder.")
+            parser.add_argument("--seeds", type=PositiveInt | None, default=None, help=SEEDS)
             for flag in (one for one in parser._actions if one.dest in ("resume_with_changes", "report")):
                 flag.nargs, flag.const = "?", True
         else:
@@ -492,7 +500,11 @@ def _run(args: ArgsType) -> None:
     """Run a command: those that need no trainer by themselves, all others by Lightning's command line."""
     given = _given(args)
     command = WITHOUT_TRAINER.get(given[0]) if given else None
-    if command is None:
+    if given[:1] == ["fit"] and any(one.partition("=")[0] == "--seeds" for one in given):
+        from lit_fed.command_line.seeds import fit_with_seeds
+
+        fit_with_seeds(given, arguments_of, FederatedCLI)
+    elif command is None:
         with ends_in_order():
             FederatedCLI(args)
     else:

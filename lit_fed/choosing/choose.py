@@ -7,33 +7,27 @@ weights and whether a client is served alone; test samples tell the gain.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from dataclasses import fields
-from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
-from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.choosing.blend import Restored, blend, most_likely
 from lit_fed.command_line.arguments import options_in
 from lit_fed.command_line.parser import FederatedParser, command_parser
+from lit_fed.command_line.several_fits import Fit, made
 from lit_fed.core.local_solver import is_searched
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path
 from lit_fed.system.folder_lock import claimed
 from lit_fed.system.machine import cores, require_cores
-from lit_fed.system.trials import CoreExecutor, Plan, run_trials
 from lit_fed.training.learning_rate import halved
 from lit_fed.training.output import check_writable, print_line
-from lit_fed.training.stopping import CutShort
 from lit_fed.wrappers.feature import features
 
 __all__ = ["choose_parser", "choose_run"]
@@ -73,24 +67,6 @@ def choose_parser() -> FederatedParser:
     parser.add_argument("--jobs", type=PositiveInt | None, help="runs at a time; by default one for each core.")
     parser.add_argument("--output", type=str, default="runs/choose", help="folder of the new run, a run itself.")
     return parser
-
-
-class _Fit(NamedTuple):
-    """The training of a candidate."""
-
-    candidate: str  # of several with one name, one is kept
-    arguments: tuple[str, ...]
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        """Its name, with the number of components where several are tried."""
-        return self.folder.name
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has left its summary, which is written last."""
-        return (self.folder / "version_0" / "summary.json").is_file()
 
 
 def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], run: Callable[[list[str]], Any]) -> None:
@@ -136,23 +112,14 @@ def choose_run(arguments: list[str], parse: Callable[[list[str]], Namespace], ru
         f"{len(fits)} candidates of {rounds} rounds each: {', '.join(one.name for one in fits)}; "
         f"{_search(solver.lr, rounds)}; {done} are done, {jobs} at a time"
     )
-    os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
-    errors: dict[str, str] = {}
     with claimed(output, "choice", {"candidates": [one.name for one in fits], "options of fit": others}):
-        try:
-            with CoreExecutor(jobs) as executor:
-                run_trials(
-                    (_plan(one, errors) for one in fits), partial(_train, run), executor, jobs,
-                    find=lambda one: one.is_over or None, failures=(Exception,),
-                )  # fmt: skip
-        except KeyboardInterrupt as error:
-            raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
+        errors = made(fits, run, jobs, "is left out")
         if "Local" in errors or len(errors) == len(fits) - 1:
             raise ConfigError(f"no comparison is possible: {'; '.join(f'{k}: {v}' for k, v in errors.items())}")
         trained: dict[str, list[Path]] = {}
         for one in fits:
             if one.name not in errors:
-                trained.setdefault(one.candidate, []).append(one.folder)
+                trained.setdefault(one.group, []).append(one.folder)
         *others_kept, alone = [each[0] if len(each) == 1 else most_likely(each) for each in trained.values()]
         blend(others_kept, output, alone=alone, half=bool(given.components))
 
@@ -173,7 +140,7 @@ def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _fits(
     names: Sequence[str], given: Sequence[str], folder: Path, parse: Callable[[list[str]], Namespace],
     components: Sequence[int], without: Sequence[str],
-) -> list[_Fit]:  # fmt: skip
+) -> list[Fit]:  # fmt: skip
     """The trainings of the candidates; those whose settings are refused are left out, which is said.
 
     Raises:
@@ -201,7 +168,7 @@ def _fits(
             each = {f"{name}_{one}": [f"--model.algorithm.num_components={one}"] for one in components}
         else:
             each = {name: []}
-        found += [_Fit(name, (*arguments, *more), folder / called) for called, more in each.items()]
+        found += [Fit((*arguments, *more), folder / called, name) for called, more in each.items()]
     return found
 
 
@@ -213,35 +180,3 @@ def _search(lr: Any, num_rounds: int) -> str:
     more = sum({one.lr: one.rounds for one in trials}.values())
     rates = ", ".join(f"{one:g}" for one in lr)
     return f"the learning rate of each is searched among {rates}, by {more} further rounds"
-
-
-def _plan(fit: _Fit, errors: dict[str, str]) -> Plan:
-    """The run of a candidate; one that fails is no candidate, which is said."""
-    (ended,) = yield [fit]
-    if ended.error is not None:
-        errors[fit.name] = ended.error
-        print_line(f"{fit.name} is left out: {ended.error}")
-    else:
-        print_line(f"{fit.name} is trained")
-
-
-def _train(run: Callable[[list[str]], Any], fit: _Fit) -> bool:
-    """Train a candidate with one thread, in a process of its own, from its last finished round."""
-    import torch
-
-    torch.set_num_threads(1)
-    keep_notices_out()
-    begun = (fit.folder / "version_0" / "checkpoints" / "last.ckpt").is_file()
-    if not begun:
-        shutil.rmtree(fit.folder / "version_0", ignore_errors=True)  # cut off before its first round was over
-    fit.folder.mkdir(parents=True, exist_ok=True)
-    with (fit.folder / "log.txt").open("a") as file, redirect_stdout(file), redirect_stderr(file):
-        try:
-            run([
-                "fit", *fit.arguments, f"--trainer.default_root_dir={fit.folder.parent}", f"--name={fit.name}",
-                "--trainer.enable_progress_bar=false", *(["--ckpt_path=last"] if begun else []),
-            ])  # fmt: skip
-        except Exception:
-            traceback.print_exc()
-            raise
-    return True
