@@ -223,9 +223,9 @@ class FederatedRounds:
     def mean_mixture(self) -> Tensor | None:
         """Mean mixture weights of the seen clients, [M]; None where they are unknown, as on a client's machine."""
         store = getattr(self, "store", None)
-        if store is None or not store.has_mixtures:
+        if not getattr(store, "has_mixtures", False):  # there is none, or it has a checkpoint's rows
             return self.stored_mean
-        mean: Tensor = store.mixture_weights.mean(0)
+        mean: Tensor = store.mixture_weights.mean(0)  # type: ignore[union-attr]
         return mean
 
     @property

@@ -318,10 +318,10 @@ def _lead(lines: Sequence[dict[str, Any]]) -> str:
     single, *of_single = _summary(lines, "seen", "blend - validation")
     unseen, *of_unseen = _summary(lines, "unseen_100", "blend - validation")
     return (
-        f"**Served by a blend or alone, clients have {mean:+.1f} points more than alone (median of sources), clearly "
-        f"more on {clear} of {len(lines)} tasks and less on {behind}. A blend has {single:+.1f} points more than "
-        f"the one candidate that is best by validation (clearly ahead on {of_single[0]} tasks, behind on "
-        f"{of_single[1]}), for unseen clients {unseen:+.1f} ({of_unseen[0]} and {of_unseen[1]}).**"
+        f"**Served by a blend or alone, clients have {mean:+.1f} points more than alone (median), clearly more on "
+        f"{clear} of {len(lines)} tasks, less on {behind}. A blend has {single:+.1f} points more than the best candidate "
+        f"by validation ({of_single[0]} tasks clearly ahead, {of_single[1]} behind), for unseen clients {unseen:+.1f} "
+        f"({of_unseen[0]}, {of_unseen[1]}).**"
     )
 
 
