@@ -320,8 +320,8 @@ def _lead(lines: Sequence[dict[str, Any]]) -> str:
     return (
         f"**Served by a blend or alone, clients have {mean:+.1f} points more than alone (median), clearly more on "
         f"{clear} of {len(lines)} tasks, less on {behind}. A blend has {single:+.1f} points more than the best "
-        f"candidate by validation ({of_single[0]} tasks clearly ahead, {of_single[1]} behind), for unseen clients {unseen:+.1f} "
-        f"({of_unseen[0]}, {of_unseen[1]}).**"
+        f"candidate by validation ({of_single[0]} tasks clearly ahead, {of_single[1]} behind), for unseen clients "
+        f"{unseen:+.1f} ({of_unseen[0]}, {of_unseen[1]}).**"
     )
 
 
