@@ -32,7 +32,7 @@ COMMON = {"format_version": 2, "components": [], "task_data_filters": [], "task_
 
 SECTIONS = {"model": FederatedModule, "data": FederatedDataModule, "trainer": Trainer}
 
-PLAIN = {"seed_everything", "name", "ckpt_path", "resume_with_changes", "init_from", "report"}
+PLAIN = {"seed_everything", "name", "ckpt_path", "resume_with_changes", "init_from", "report", "seeds"}
 """Arguments of fit beside the sections."""
 
 
