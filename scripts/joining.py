@@ -314,14 +314,14 @@ def page(record: dict[str, Any]) -> str:
 
 def _lead(lines: Sequence[dict[str, Any]]) -> str:
     """The finding."""
-    mean, clear, behind = _summary(lines, "seen", "choose - Local")
-    single, *of_single = _summary(lines, "seen", "blend - validation")
-    unseen, *of_unseen = _summary(lines, "unseen_100", "blend - validation")
+    joining, clear, behind = _summary(lines, "seen", "validation - Local")
+    blend, ahead, after = _summary(lines, "seen", "blend - validation")
+    fallback, *_ = _summary(lines, "seen", "choose - validation")
     return (
-        f"**Served by a blend or alone, clients have {mean:+.1f} points more than alone (median), clearly more on "
-        f"{clear} of {len(lines)} tasks, less on {behind}. A blend has {single:+.1f} points more than the best "
-        f"candidate by validation ({of_single[0]} tasks clearly ahead, {of_single[1]} behind), for unseen clients "
-        f"{unseen:+.1f} ({of_unseen[0]}, {of_unseen[1]}).**"
+        f"**Clients served by the one candidate that validation chooses have {joining:+.1f} points more than alone "
+        f"(median), clearly more on {clear} of {len(lines)} tasks, less on {behind}. A blend has {blend:+.1f} points more "
+        f"than that: clearly ahead on {ahead} tasks, behind on {after}. With the fallback to Local it is "
+        f"{fallback:+.1f}.**"
     )
 
 

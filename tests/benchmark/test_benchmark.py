@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import intervals
+import joining
 import leaderboard
 import numpy as np
 import pytest
@@ -837,6 +838,15 @@ def test_the_page_of_intervals_is_that_of_its_record_and_they_hold():
     for score in ("clients", "pooled"):
         assert 1 <= intervals._share([one for one in record["same"] if one["score"] == score], "clear", "pairs") <= 7
     assert 93 <= intervals._share(record["halves"], "covered", "halves") <= 97
+
+
+def test_the_page_of_joining_is_that_of_its_record():
+    record = json.loads(joining.RESULTS.read_text())
+    assert joining.RESULTS.with_suffix(".md").read_text() == joining.page(record)
+    for line in record["tasks"]:
+        means = line["seen"]["means"]
+        assert set(line["candidates"]) | set(joining.WAYS) == set(means)
+        assert means["validation"] <= max(means[one] for one in line["candidates"]) + 0.05  # it changes by cut
 
 
 def test_halves_of_clients_have_the_means_of_their_clients():
