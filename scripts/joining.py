@@ -319,8 +319,8 @@ def _lead(lines: Sequence[dict[str, Any]]) -> str:
     fallback, *_ = _summary(lines, "seen", "choose - validation")
     return (
         f"**Clients served by the one candidate that validation chooses have {joining:+.1f} points more than alone "
-        f"(median), clearly more on {clear} of {len(lines)} tasks, less on {behind}. A blend has {blend:+.1f} points more "
-        f"than that: clearly ahead on {ahead} tasks, behind on {after}. With the fallback to Local it is "
+        f"(median), clearly more on {clear} of {len(lines)} tasks, less on {behind}. A blend has {blend:+.1f} points "
+        f"more than that: clearly ahead on {ahead} tasks, behind on {after}. With the fallback to Local it is "
         f"{fallback:+.1f}.**"
     )
 
