@@ -33,7 +33,7 @@ class Gaussian(Likelihood):
         return outputs[..., 0]
 
 
-class Poisson(Likelihood):
+class Counts(Likelihood):
     """Counts at each position, with an error of its own."""
 
     num_outputs, positions, metric = 1, True, "absolute_error"
@@ -99,7 +99,7 @@ def test_a_mixture_mixes_likelihoods_and_predictions():
 
 
 def test_positions_of_counts():
-    target, y = Poisson(), torch.tensor([[2.0, 0.0]], dtype=torch.float64)
+    target, y = Counts(), torch.tensor([[2.0, 0.0]], dtype=torch.float64)
     outputs = torch.tensor([[[[0.5], [0.1]], [[1.0], [-0.3]]]], dtype=torch.float64)  # [B, M, L, K]
     rate = outputs[0, :, :, 0].exp().numpy()
     each = stats.poisson(rate).pmf(y.numpy())  # [M, L]

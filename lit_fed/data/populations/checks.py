@@ -205,7 +205,7 @@ def say_rare_class(target: Target, seen: Population) -> None:
     shares = torch.bincount(y, minlength=target.num_values).double() / len(y)
     held = [one for one in shares.argsort().tolist() if shares[one] > 0]
     rare, usual = held[0], held[-1]
-    if len(held) < 2 or shares[rare] >= min(RARE, 0.5 / len(held)):
+    if len(held) < 2 or shares[rare] >= min(RARE, 0.25 / len(held)):
         return
     names = [str(one) for one in range(len(shares))] if seen.class_names is None else seen.class_names
     say(
