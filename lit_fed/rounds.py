@@ -231,8 +231,11 @@ class FederatedRounds:
     @property
     def without_samples(self) -> str:
         """What serves an unseen client without training samples, in words; "": it is refused."""
-        adapts = self.algorithm.adapt_work(self.context("adapt"), False) is not None
-        return self.algorithm.without_samples if adapts else "the shared model"
+        if self.algorithm.adapt_work(self.context("adapt"), False) is None:
+            return "the shared model"
+        if self.algorithm.mean_mixture and (self.algorithm.hides_cohort or self.mean_mixture is None):
+            return "equal weights of all components"
+        return self.algorithm.without_samples
 
     def check_unseen(self, unseen: Population | None, *, seen: bool = False) -> None:
         """Refuse unseen clients without training samples if the algorithm adapts before serving.

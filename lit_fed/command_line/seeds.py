@@ -52,7 +52,7 @@ def fit_with_seeds(
     jobs = min(len(cores()), len(fits))
     done = sum(one.is_over for one in fits)
     print_line(f"{len(fits)} fits in {folder}: {done} are done, {jobs} at a time; their output is in seed_N/log.txt")
-    with claimed(folder, "series", {"options of fit": kept}):
+    with claimed(folder, "series", {"options of fit": kept}, "--name"):
         errors = made(fits, run, jobs, "failed")
     over = [str(one.folder) for one in fits if one.is_over]
     if len(over) > 1:

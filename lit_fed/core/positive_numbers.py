@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,9 @@ class _PositiveNumber(Likelihood):
 
     legal_numbers: str
 
+    @abstractmethod
     def legal(self, y: Tensor) -> Tensor:
         """Whether labels are legal numbers, [...] bool."""
-        raise NotImplementedError
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The exponential of the output."""

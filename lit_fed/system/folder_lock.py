@@ -78,29 +78,30 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, kind: str, meaning: dict[str, Any]) -> Iterator[None]:
+def claimed(folder: Path, kind: str, meaning: dict[str, Any], option: str = "--output") -> Iterator[None]:
     """Lock the folder of a command's runs for this process, and for this command with these settings.
 
     Args:
-        folder: the folder of `--output`, which exists.
+        folder: the folder, which exists.
         kind: what the folder holds, such as `sweep`; its settings are in `sweep.json`.
         meaning: the settings.
+        option: names the folder.
 
     Raises:
         ConfigError: if it belongs to something else, or is in use by another process.
     """
     file = folder / f"{kind}.json"
     others = [one for one in folder.iterdir() if one.name not in (LOCK_NAME, file.name)]
-    with FolderLock(folder, f"--output {folder}", "wait until it ends, or choose a new folder"):
+    with FolderLock(folder, f"{option} {folder}", "wait until it ends, or choose a new folder"):
         if not file.is_file():
             if others:
-                raise ConfigError(f"--output {folder} holds something that is no {kind}; choose a new folder")
+                raise ConfigError(f"{option} {folder} holds something that is no {kind}; choose a new folder")
             write_atomically(file, json.dumps(meaning, indent=2) + "\n")
         stored = read_file(file, json.loads, record({}, others=True), "choose a new folder")
         now = json.loads(json.dumps(meaning))
         if changed := [key for key in now if stored.get(key) != now[key]]:
             raise ConfigError(
-                f"--output {folder} holds another {kind}: {', '.join(changed)} changed since; choose a new folder, or "
+                f"{option} {folder} holds another {kind}: {', '.join(changed)} changed since; choose a new folder, or "
                 "take the change back"
             )
         yield

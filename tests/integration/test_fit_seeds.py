@@ -32,6 +32,14 @@ def test_seeds_are_fits_of_their_own_and_nothing_is_made_twice(tmp_path, monkeyp
     assert alone["test/seen/accuracy"] == last[1]["test/seen/accuracy"]
 
 
+def test_the_folder_of_another_run_is_refused_by_the_option_that_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/few/version_0").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        main([*QUICK, "--seeds", "2"])
+    assert "--name runs/few holds something that is no series; choose a new folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -124,7 +124,9 @@ def test_without_samples_a_mixture_is_the_mean_one(tmp_path, tuned):
     assert (predicted.to_numpy() == expected.numpy()).all()
     if not tuned:
         federation = module.federation
+        assert federation.without_samples == "the mean mixture of the seen clients"
         federation.algorithm = Hiding(federation.algorithm)
+        assert federation.without_samples == "equal weights of all components"
         ids = data.populations[1].train.first_id + torch.arange(1)
         assert serving.serve(federation, ids, data.populations[1].train, seen=False).mixture.tolist() == [[0.5, 0.5]]
 
