@@ -4,8 +4,10 @@
 
 The candidates of `lit-fed choose` run with the points that the benchmark's records chose, and are combined: the best
 one by validation samples, for all clients or for each; equal weights; a blend; a blend with the fallback to Local. Two
-controls: a blend of five seeds of the chosen one, and the chosen one trained on validation samples as well. Cuts that
-are done lie in runs/joining, and are not made again. Makes docs/results/joining.md from docs/results/joining.json.
+controls: a blend of five seeds of the chosen one, and the chosen one trained on validation samples as well. How much
+evidence the fallback asks for is compared on halves of the validation samples alone: the other halves found weights.
+Cuts that are done lie in runs/joining, and are not made again. Makes docs/results/joining.md from
+docs/results/joining.json.
 """
 
 import argparse
@@ -39,6 +41,7 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.data.data_sets.base import Samples
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics.paired import LEVEL, holm
+from lit_fed.metrics.verdict import EVIDENCE
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.blend import calibrated, negative_log_likelihood
 
@@ -61,6 +64,9 @@ GAPS = (
     ("client", "validation"), ("equal", "validation"), ("blend", "seeds"), ("blend", "refit"),
 )  # fmt: skip
 """Ways that are compared, the first one minus the second."""
+
+EVIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Probabilities of a gain that the fallback may ask for."""
 
 SIZES = (0, 5, 10, 20, 50, 10**9)
 """Limits of the numbers of validation samples by which clients are counted."""
@@ -129,9 +135,12 @@ Parts = dict[int, tuple[Tensor, Tensor]]
 """Labels and predictions by client."""
 
 
-def outputs_of(each: Sequence[FederatedModule], data: FederatedDataModule, population: str, split: str) -> Clients:
-    """What candidates predict for the clients of a population."""
+def outputs_of(
+    each: Sequence[FederatedModule], data: FederatedDataModule, population: str, split: str, half: int | None = None
+) -> Clients:
+    """What candidates predict for the clients of a population, on all samples of a split or on a half of them."""
     scored_on, train = data.splits(population, split)  # type: ignore[arg-type]
+    scored_on = scored_on if half is None else scored_on.every_other(half)
     blocks = serving_blocks(scored_on, train, clients_per_block=data.block_size)
     return {client: (found, y) for client, found, y in predictions(each, blocks, seen=population == "seen")}
 
@@ -150,9 +159,10 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
     modules, data = [one.module for one in runs], runs[0].data
     target, metric = modules[0].target, task.metric
     val, test = (outputs_of(modules, data, "seen", split) for split in ("val", "test"))
-    fixed: dict[str, Any] = {"prior_weight": None, "half": False, "private": False}
-    found = {falls: Weights.of(modules, data, **fixed, falls_back=falls) for falls in (False, True)}
-    spread, clients = found[False].spread, data.populations[0].names
+    fixed: dict[str, Any] = {"prior_weight": None, "private": False}
+    found, halved = (Weights.of(modules, data, **fixed, half=half, falls_back=False) for half in (False, True))
+    sure, sure_half = (Weights.of(modules, data, **fixed, half=half, falls_back=True) for half in (False, True))
+    spread, clients = found.spread, data.populations[0].names
 
     def shown(held: Clients, weights: Tensor, spread: Tensor) -> Parts:
         return {one: (y, target.mix(weights[one], calibrated(target, out, spread))) for one, (out, y) in held.items()}
@@ -164,6 +174,11 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
 
     number, plain = len(names), torch.ones(len(names))
     single = torch.eye(number).unsqueeze(1).expand(-1, len(clients), -1)
+
+    def falling_back(blend: Weights, chance: Tensor | None, evidence: float) -> Tensor:
+        assert chance is not None
+        return torch.where((chance > evidence).unsqueeze(1), blend.mixture, single[-1])
+
     on_val = [primary(measure(shown(val, one, plain), clients), task.score) for one in single]
     best = int(np.argmax(on_val))
     of_client = single[best].clone()
@@ -175,24 +190,34 @@ def make_cut(name: str, cut: int, root: Path) -> dict[str, Any]:
     held |= {
         way: shown(test, one, spread)
         for way, one in {
-            "client": of_client, "equal": torch.full_like(of_client, 1 / number), "blend": found[False].mixture,
-            "choose": found[True].mixture,
+            "client": of_client, "equal": torch.full_like(of_client, 1 / number), "blend": found.mixture,
+            **{f"choose {one}": falling_back(found, sure.chance, one) for one in EVIDENCES},
         }.items()
     }  # fmt: skip
     more = () if names[best] == "MixedEffects" else range(1, SEEDS)  # which draws nothing
     others = [runs[best], *(fit(task, root, configurations[best], seed=one) for one in more)]
-    seeds = Weights.of([one.module for one in others], data, **fixed, falls_back=False)
+    seeds = Weights.of([one.module for one in others], data, **fixed, half=False, falls_back=False)
     held["seeds"] = shown(outputs_of([one.module for one in others], data, "seen", "test"), seeds.mixture, seeds.spread)
     refit = fit(task, root, configurations[best], whole=True)
     one = torch.ones(1)
     held["refit"] = shown(outputs_of([refit.module], refit.data, "seen", "test"), one.expand(len(clients), 1), one)
+    other_half = outputs_of(modules, data, "seen", "val", half=0)
+    halves = {one: shown(other_half, falling_back(halved, sure_half.chance, one), halved.spread) for one in EVIDENCES}
+    local = shown(other_half, single[-1], plain)
     sizes = {client: len(val[place][1]) if place in val else 0 for place, client in enumerate(clients)}
     return {
         "names": names, "best": names[best], "val": sizes,
-        "alone": (found[True].mixture[:, -1] == 1).tolist(),
+        "chance": sure.chance.tolist(),
+        "halves": {
+            one: {
+                "alone": float((sure_half.chance <= one).double().mean()), "below": _below(target, parts, local),
+                "gain": primary(measure(parts, clients), task.score) - primary(measure(local, clients), task.score),
+            }
+            for one, parts in halves.items()
+        },
         "seen": {way: rounded(measure(one, clients)) for way, one in held.items()},
         "below": {way: _below(target, one, held["Local"]) for way, one in held.items() if way != "Local"},
-        "unseen": _unseen(task, root, configurations, runs, found[False], names[best], measure),
+        "unseen": _unseen(task, root, configurations, runs, found, names[best], measure),
     }  # fmt: skip
 
 
@@ -263,6 +288,7 @@ def as_record(task: Task, cuts: Sequence[dict[str, Any]], way: str) -> Record:
 def line_of(name: str, cuts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the page needs of a task."""
     task = read_task(name)
+    cuts = [_as_chosen(one) for one in cuts]
     candidates = cuts[0]["names"]
     held: dict[str, Any] = {"task": name, "source": task.source, "metric": task.metric, "candidates": candidates}
     for population in ("seen", "unseen_100"):
@@ -271,11 +297,26 @@ def line_of(name: str, cuts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         means = {way: mean_score(records[way], population) for way in ways}
         gaps = {f"{way} - {base}": _gap(records, way, base, population) for way, base in GAPS if way in records}
         held[population] = {"means": means, "gaps": gaps}
-    below = {way: [p for one in cuts for p in one["below"][way]] for way in cuts[0]["below"]}
+    served = [way for way in cuts[0]["below"] if not way.startswith("choose ")]
+    below = {way: [p for one in cuts for p in one["below"][way]] for way in served}
     held["below"] = {way: [sum(p < LEVEL for p in each), len(each)] for way, each in below.items()}
     held["sizes"] = _by_size(task, cuts)
-    held["alone"] = [sum(sum(one["alone"]) for one in cuts), sum(len(one["alone"]) for one in cuts)]
+    chances = np.concatenate([one["chance"] for one in cuts])
+    held["alone"] = [int((chances <= EVIDENCE).sum()), len(chances)]
+    held["halves"] = [_of_halves([one["halves"][str(evidence)] for one in cuts]) for evidence in EVIDENCES]
     return held
+
+
+def _as_chosen(cut: dict[str, Any]) -> dict[str, Any]:
+    """A cut whose way `choose` asks for `EVIDENCE`."""
+    return cut | {part: cut[part] | {"choose": cut[part][f"choose {EVIDENCE}"]} for part in ("seen", "below")}
+
+
+def _of_halves(cuts: Sequence[dict[str, Any]]) -> list[float]:
+    """Gain over Local, share of clients that are served alone, and of those clearly below Local."""
+    below = np.concatenate([one["below"] for one in cuts])
+    gain, alone = (float(np.mean([one[key] for one in cuts])) for key in ("gain", "alone"))
+    return [gain, alone, float((below < LEVEL).mean())]
 
 
 def _gap(records: Mapping[str, Record], way: str, base: str, population: str) -> list[float] | None:
@@ -308,6 +349,7 @@ def page(record: dict[str, Any]) -> str:
     for population, name in (("seen", "seen"), ("unseen_100", "unseen")):
         parts[name] = _table(lines, population)
         parts[f"{name}_gaps"] = _gaps(lines, population)
+    parts |= {"evidence": str(EVIDENCE), "halves": _halves(lines)}
     parts |= {"below": _below_local(lines), "sizes": _sizes(lines), "alone": _alone(lines), "lead": _lead(lines)}
     return written(__file__, parts)
 
@@ -329,8 +371,7 @@ def _summary(lines: Sequence[dict[str, Any]], population: str, gap: str) -> tupl
     """The median over sources of a difference x 100, and on how many tasks it is clearly above and below 0 (Holm)."""
     held = [(one["source"], one[population]["gaps"].get(gap)) for one in lines]
     known = [(source, found) for source, found in held if found is not None]
-    sources = {source: [found[0] for name, found in known if name == source] for source, _ in known}
-    mean = 100 * float(np.median([np.mean(each) for each in sources.values()]))
+    mean = 100 * _over_sources([(source, found[0]) for source, found in known])
     p = holm([found[3] for _, found in known])
     signs = [math.copysign(1, found[0]) for (_, found), each in zip(known, p, strict=True) if each < LEVEL]
     return mean, signs.count(1), signs.count(-1)
@@ -374,6 +415,21 @@ def _sizes(lines: Sequence[dict[str, Any]]) -> list[str]:
             said = f"{least} to {most - 1}" if most < SIZES[-1] else f"{least} and more"
             rows.append([said, f"{number:,}", f"{100 * total / number:+.2f}"])
     return grid(["validation samples", "clients, over cuts", "gain of a blend over one for all"], rows)
+
+
+def _halves(lines: Sequence[dict[str, Any]]) -> list[str]:
+    rows = []
+    for place, evidence in enumerate(EVIDENCES):
+        gain = 100 * _over_sources([(one["source"], one["halves"][place][0]) for one in lines])
+        alone, below = (100 * float(np.mean([one["halves"][place][k] for one in lines])) for k in (1, 2))
+        rows.append([str(evidence), f"{gain:+.2f}", f"{alone:.0f} %", f"{below:.1f} %"])
+    return grid(["evidence", "gain over Local", "served alone", "below Local"], rows)
+
+
+def _over_sources(held: Sequence[tuple[str, float]]) -> float:
+    """The median over sources of the means of their tasks."""
+    sources = {source: [value for name, value in held if name == source] for source, _ in held}
+    return float(np.median([np.mean(each) for each in sources.values()]))
 
 
 def _alone(lines: Sequence[dict[str, Any]]) -> str:
