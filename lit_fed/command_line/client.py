@@ -105,7 +105,8 @@ def serving_parser(command: str) -> PlainParser:
                 option, nargs=2, action="append", required=True, metavar=("RUN", "FILE"),
                 help=f"{said}: its subfolder of --states, and its configuration",
             )  # fmt: skip
-        parser.add_argument("--output", metavar="FILE", help="table to be written, .csv or .parquet")
+        for option, said in (("--output", "table"), ("--predictions", "table of the test samples as they are served")):
+            parser.add_argument(option, metavar="FILE", help=f"{said} to be written, .csv or .parquet")
         return parser
     _add_files(parser)
     many = "; may be given often (default: all)"
@@ -235,23 +236,25 @@ def _serve(command: str, given: Namespace, load: Callable[[], ModuleType]) -> No
 
 
 def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
-    """Print the gains of this machine's clients, and write them only to `--output`."""
+    """Print the gains of this machine's clients, and write them and predictions only to files that are named."""
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
     from lit_fed.deployment.kept_verdict import kept_verdict
     from lit_fed.metrics.verdict import in_words
     from lit_fed.training.output import check_table_file, write_table
 
-    path, folders = None if given.output is None else check_table_file(given.output), _folders(given)
+    paths = [None if one is None else check_table_file(one) for one in (given.output, given.predictions)]
+    folders = _folders(given)
     trainings = {
         run: KeptTraining(*folders, *settings_in([config], load), run)
         for run, config in given.training + given.alone[-1:]
     }
     with owner_only(True):
-        table = kept_verdict(trainings)
-        sys.stdout.write(f"{table.to_string(index=False)}\n{in_words(table)}\n")
-        if path is not None:
-            write_table(table, path)
-            sys.stdout.write(f"table: {path}\n")
+        tables = kept_verdict(trainings)
+        sys.stdout.write(f"{tables[0].to_string(index=False)}\n{in_words(tables[0])}\n")
+        for path, table in zip(paths, tables, strict=True):
+            if path is not None:
+                write_table(table, path)
+                sys.stdout.write(f"table: {path}\n")
 
 
 def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:

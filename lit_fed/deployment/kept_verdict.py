@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,18 +12,32 @@ from lit_fed.deployment.kept import KeptTraining
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.verdict import EVIDENCE, probabilities, verdict_row
 from lit_fed.system.packages import DataFrame, pd
+from lit_fed.training.output import prediction_table
 from lit_fed.wrappers.blend import held_out, negative_log_likelihood, stacked, why_not
 
 __all__ = ["kept_verdict"]
 
 
-def kept_verdict(trainings: Mapping[str, KeptTraining]) -> DataFrame:
+class Served(NamedTuple):
+    """Predictions for the test samples of a client, in the form of `prediction_table`."""
+
+    client_ids: Tensor  # [1]
+    sizes: Tensor  # [1]
+    labels: Tensor  # [n]
+    log_prob: Tensor  # [n, C], or means [n, 1]
+    posteriors: None = None
+
+
+def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, DataFrame]:
     """Each seen client's weights of several trainings, and its gain over the last one.
 
     As for private runs, nothing is estimated from the samples of several clients.
 
     Args:
         trainings: by the names of their weights; the last one is of Local.
+
+    Returns:
+        A row for each client, and a row for each of its test samples with the prediction that serves it.
 
     Raises:
         ConfigError: naming a training that no blend serves, or if no client has validation and test samples.
@@ -40,7 +55,8 @@ def kept_verdict(trainings: Mapping[str, KeptTraining]) -> DataFrame:
     number = len(trainings)
     prior, alone = torch.ones(number) / number, torch.eye(number)[-1]
     spread = torch.full((number,), 0.0 if target.continuous else 1.0)
-    rows = []
+    numbers = {name: number for number, name in one.names.items()}
+    rows, predicted = [], []
     for client, (outputs, y) in test.items():
         if client not in val:
             continue
@@ -51,10 +67,14 @@ def kept_verdict(trainings: Mapping[str, KeptTraining]) -> DataFrame:
         mask = torch.ones(len(labels))
         found = stacked(negative_log_likelihood(target, known, labels, mask, spread), mask, prior, 1.0)
         mixture = found if chance > EVIDENCE else alone
-        served, own = (target.score(target.mix(one, outputs), y)[1] for one in (mixture, alone))
+        mixed, by_itself = (target.mix(one, outputs) for one in (mixture, alone))
+        served, own = (target.score(one, y)[1] for one in (mixed, by_itself))
+        number = numbers[client]
+        shown = Served(torch.tensor([number]), torch.tensor([len(y)]), y, mixed)
+        predicted.append(prediction_table(shown, {number: client}, target))
         weights = {f"pi_{name}": weight for name, weight in zip(trainings, mixture.tolist(), strict=True)}
         rows.append(verdict_row(client, target, served, own, mixture, chance) | {"num_val": len(labels)} | weights)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows), pd.concat(predicted, ignore_index=True)
 
 
 def _predicted(trainings: Iterable[KeptTraining], split: str) -> dict[str, tuple[Tensor, Tensor]]:

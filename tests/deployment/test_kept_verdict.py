@@ -54,7 +54,9 @@ def settings(trained, monkeypatch):
 
 def test_clients_of_a_node_are_told_their_gains(trained, settings, tmp_path, capsys):
     """Served as the mixture of predictions of the trainings says, or alone without evidence."""
-    client.run_client(["verdict", *options(trained), "--output", str(tmp_path / "v.csv")], None)
+    written = ["--output", str(tmp_path / "v.csv"), "--predictions", str(tmp_path / "p.csv")]
+    client.run_client(["verdict", *options(trained), *written], None)
+    blend = pd.read_csv(tmp_path / "p.csv").set_index("client")
     said, table = capsys.readouterr().out, pd.read_csv(tmp_path / "v.csv").set_index("client")
     assert "joining: accuracy" in said
     assert table.index.tolist() == ["b1", "b2"]  # b9 took no part in training
@@ -70,6 +72,7 @@ def test_clients_of_a_node_are_told_their_gains(trained, settings, tmp_path, cap
         shares = sum(
             row[f"pi_{run}"] * each.loc[name, ["p_0", "p_1", "p_2"]].to_numpy() for run, each in predicted.items()
         )
+        np.testing.assert_allclose(blend.loc[name, ["p_0", "p_1", "p_2"]], shares, atol=1e-6)
         labels, alone = each_label(predicted, name), predicted[trained.runs[ALONE]].loc[name]
         assert row["accuracy_served"] == pytest.approx((shares.argmax(1) == labels).mean())
         assert row["accuracy_alone"] == pytest.approx((alone["prediction"] == alone["label"]).mean())
