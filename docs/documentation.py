@@ -10,6 +10,7 @@ import ast
 import os
 import posixpath
 import re
+import struct
 import sys
 import tempfile
 from fnmatch import fnmatch
@@ -34,6 +35,10 @@ DOCS = ROOT / "docs"
 ALGORITHMS = "reference/algorithms"
 CONFIGURATIONS = "reference/configurations"
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
+FIGURE = re.compile(r"!\[[^\]]*\]\((?P<target>[^)\s:]+\.png)\)")
+METRES_PER_INCH = 0.0254
+INCH = 130
+"""Pixels of a page for an inch of a figure: its letters of 8 points are then nearly as large as the text."""
 ALL_MODULES = re.compile(r"^::: (?P<package>[\w.]+)\.\*$", flags=re.MULTILINE)
 
 
@@ -41,7 +46,7 @@ def on_config(config: MkDocsConfig) -> None:
     """Expand the folders of the navigation."""
     made_files.cache_clear()  # `mkdocs serve` builds again in the same process
     written = {path.relative_to(DOCS).as_posix() for path in (DOCS).rglob("*.md")}
-    pages = sorted(written | set(made_files()))
+    pages = sorted(written | {path for path in made_files() if path.endswith(".md")})
     config.nav = _entries(config.nav or [], pages)
 
 
@@ -54,11 +59,12 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Expand `::: package.*` and lead links out of docs/ to pages."""
+    """Expand `::: package.*`, lead links out of docs/ to pages, and show figures at the size they are drawn for."""
     if page.parent is None:  # a page without neighbours needs no navigation column
         page.meta.setdefault("hide", ["navigation"] if "\n## " in markdown else ["navigation", "toc"])
     markdown = ALL_MODULES.sub(lambda found: "\n\n".join(map("::: {}".format, modules_left(found[1]))), markdown)
-    return LINK.sub(lambda found: _link(found, page.file.src_uri), markdown)
+    markdown = LINK.sub(lambda found: _link(found, page.file.src_uri), markdown)
+    return FIGURE.sub(lambda found: _at_size(found, page.file.src_uri, files), markdown)
 
 
 def _entries(nav: list[Any], pages: list[str]) -> list[Any]:
@@ -93,6 +99,18 @@ def _link(found: re.Match[str], src_uri: str) -> str:
     if module is not None:
         return f"[{found['text']}][{module}]"
     return found["text"] if target in found["text"] else f"{found['text']} (`{target}`)"
+
+
+def _at_size(found: re.Match[str], src_uri: str, files: Files) -> str:
+    """A figure as wide as it was drawn; pictures without a resolution stay as they are."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(src_uri), found["target"]))
+    file = files.get_file_from_path(path)
+    content = b"" if file is None else file.content_bytes
+    place = content.find(b"pHYs")
+    if place < 0:
+        return found[0]
+    (pixels,), (per_metre,) = struct.unpack_from(">I", content, 16), struct.unpack_from(">I", content, place + 4)
+    return f"{found[0]}{{ width={round(pixels / (per_metre * METRES_PER_INCH) * INCH)} }}"
 
 
 # ---------------------------------------------------------------------- pages made of files

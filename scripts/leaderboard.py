@@ -443,20 +443,22 @@ def page(results: Sequence[Results]) -> str:
 
 # ---------------------------------------------------------------------- figure
 def picture(results: Sequence[Results], path: Path) -> None:
-    """The lead of each algorithm over Local against its bytes, both medians over sources or tasks."""
+    """The lead of each algorithm over Local, median over sources, and beside its name its bytes."""
     names = [name for name in {one for each in results for one in each.records} if name != "Local"]
-    shown = {name: gaps_to(results, name, "Local") for name in names}
-    figure, axes = panels(["all"], columns=1)
+    found = {name: gaps_to(results, name, "Local") for name in names}
+    leads = {name: 100 * median_over_sources(g) for name, g in found.items() if len(g) >= MOST * len(results)}
+    shown = sorted(leads, key=lambda name: leads[name])
+    held = {name: [one for one in results if name in one.standings] for name in shown}
+    figure, axes = panels(["all"], width=6.0, height=0.6 + 0.22 * len(shown), columns=1)
     panel = axes["all"]
     panel.set_title("")
-    for name, gaps in sorted(shown.items()):
-        if len(gaps) >= MOST * len(results):
-            held = [one for one in results if name in one.standings]
-            x, y = float(_times_fedavg(held, name, "megabytes") or "nan"), 100 * median_over_sources(gaps)
-            panel.plot(x, y, "o", color="black", markersize=3)
-            panel.annotate(name, (x, y), fontsize=6, xytext=(4, 2), textcoords="offset points")
-    panel.axhline(0, color="grey", linestyle=":")
-    panel.set(xlabel="bytes, relative to FedAvg", ylabel="points above Local, median over sources")
+    panel.plot([leads[name] for name in shown], range(len(shown)), "o", color="black", markersize=4)
+    panel.axvline(0, color="grey", linestyle=":")
+    labels = [f"{name}, {_times_fedavg(held[name], name, 'megabytes')} x" for name in shown]
+    panel.set_yticks(range(len(shown)), labels, fontsize=8)
+    panel.grid(axis="y", alpha=0.3)
+    panel.set_xlabel("points above Local, median over sources", fontsize=8)
+    panel.tick_params(axis="x", labelsize=8)
     save(figure, path)
 
 

@@ -345,7 +345,7 @@ class _Page(NamedTuple):
                     ),
                 ]  # fmt: skip
         return parts or [
-            _note("`lit-fed predict` writes predictions, by which calibration and thresholds are shown here.")
+            _note("The command lit-fed predict writes predictions, by which calibration and thresholds are shown here.")
         ]
 
     def clients(self) -> list[str]:

@@ -194,3 +194,18 @@ def test_notebook_is_shown_with_its_outputs(site, path):
     shown = [reference for reference in page.loaded if reference.endswith(".png") and path.stem in reference]
     assert len(shown) == len(pictures) > 0
     assert "unseen" in "".join(page.text)
+
+
+def test_the_navigation_names_pages_alone(site):
+    """Pictures that are drawn beside the pages are not entries."""
+    page = (site[0] / "results/leaderboard/index.html").read_text()
+    entries = re.findall(r'href="([^"]*)" class="md-nav__link', page)
+    assert [one for one in entries if one.endswith(".png")] == []
+    assert len(entries) > 100
+
+
+def test_figures_have_the_size_they_were_drawn_for(site):
+    """One of 3.4 inches takes the width of half a column of text."""
+    page = (site[0] / "index.html").read_text()
+    (tag,) = re.findall(r"<img[^>]*mixture_weights.png[^>]*>", page)
+    assert re.search(r'width="(\d+)"', tag)[1] == "442"
