@@ -39,6 +39,9 @@ BASELINES = ("Local", "FedAvgPlus")
 MOST_LOSERS = 20
 """Upper limit of rows in a table of clients; the page says how many there are."""
 
+MOST_ALIKE = 10
+"""Upper limit of clients that are shown as like one."""
+
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --page: #fff; --head: #f3f5f8; }
 @media (prefers-color-scheme: dark) {
@@ -77,6 +80,12 @@ def report_parser() -> FederatedParser:
         help="results of groups of samples, such as sex or age, by a column of predictions.csv that `predict --keep` "
         "copied.",
     )  # fmt: skip
+    parser.add_argument(
+        "--like",
+        type=str | None,
+        metavar="CLIENT",
+        help="the clients whose mixture weights are closest to those of this one: who shares its components.",
+    )
     parser.add_argument("--anonymous", action="store_true", help="leave out names of clients, and settings.")
     return parser
 
@@ -93,7 +102,7 @@ def report_runs(arguments: list[str]) -> None:
         raise ConfigError(f"--output {output}: a report is one file; end its name in .html")
     runs = [Path(run) for run in given.runs]
     write_report(
-        runs, output, given.metric, given.names, by=given.by, anonymous=given.anonymous,
+        runs, output, given.metric, given.names, by=given.by, like=given.like, anonymous=given.anonymous,
         different_data=given.different_data,
     )  # fmt: skip
     sys.stdout.write(f"report: {output}\n")
@@ -106,6 +115,7 @@ def write_report(
     names: Sequence[str] | None = None,
     *,
     by: str | None = None,
+    like: str | None = None,
     anonymous: bool = False,
     different_data: bool = False,
 ) -> None:
@@ -117,6 +127,7 @@ def write_report(
         metric: the metric to report; None: the first that all runs have.
         names: names of the rows; None: the differences between the runs.
         by: column of `predictions.csv` by which samples are grouped; None: they are not.
+        like: name of a client whose nearest clients by mixture weights are shown; None: of nobody.
         anonymous: leave out the names of clients, and the settings, which may name them.
         different_data: accept runs on different data.
 
@@ -131,9 +142,16 @@ def write_report(
         finished_runs.refuse_other_data(groups)
     if anonymous and by == "client":
         raise ConfigError("--by client names the clients, and --anonymous leaves their names out; give one of both")
-    page = _Page(groups, metric, anonymous, by)
+    if anonymous and like is not None:
+        raise ConfigError(f"--like {like} names clients, and --anonymous leaves their names out; give one of both")
+    page = _Page(groups, metric, anonymous, by, like)
     if by is not None and not any(True for _ in page.predictions()):
         raise ConfigError(f"--by {by}: no run has a predictions.csv with labels; make it by `predict --keep {by}`")
+    if like is not None and not page.alike():
+        raise ConfigError(
+            f"--like {like}: no run has mixture weights of a client of this name in clients.csv; give a run of FedEM "
+            "or ResponsibilityFedEM (on nodes, whose operators reveal weights or keep them)"
+        )
     check_writable(output.absolute().parent, "--output")
     with owner_only(page.is_private):
         write_atomically(output, page.html())
@@ -192,6 +210,7 @@ class _Page(NamedTuple):
     metric: str
     anonymous: bool
     by: str | None = None
+    like: str | None = None
 
     @property
     def is_private(self) -> bool:
@@ -211,7 +230,7 @@ class _Page(NamedTuple):
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
             *self.other_metrics(), "<h2>Figures</h2>", self.figures(),
             "<h2>Clients that lose</h2>", self.losers(losses),
-            *self.samples(), "<h2>All clients</h2>", *self.clients(),
+            *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
             "<h2>Costs</h2>", _table(*self.costs()), _note("All clients and rounds; means over seeds."),
             "" if self.anonymous else "<h2>Settings</h2>" + "".join(map(self.settings, self.groups)),
         ]  # fmt: skip
@@ -347,6 +366,25 @@ class _Page(NamedTuple):
         return parts or [
             _note("The command lit-fed predict writes predictions, by which calibration and thresholds are shown here.")
         ]
+
+    def alike(self) -> list[str]:
+        """The clients whose mixture weights are closest to those of `like`, of each run that has some."""
+        parts = []
+        for name, run in ((name, run) for name, runs in self.groups for run in runs):
+            weights = run.clients.set_index("client").filter(regex="^pi_").dropna()
+            if self.like in weights.index:
+                gaps = (weights - weights.loc[self.like]).abs().sum(axis=1).drop(self.like).nsmallest(MOST_ALIKE) / 2
+                order = [self.like, *gaps.index]
+                rows = [
+                    [one, "" if one == self.like else f"{gaps[one]:.3f}", *(f"{w:.3f}" for w in weights.loc[one])]
+                    for one in order
+                ]
+                parts += [
+                    f"<h2>{escape(f'{name}, {run.name}/{run.folder.name}: clients like {self.like}')}</h2>",
+                    _table(["client", "apart", *(f"component {one[3:]}" for one in weights.columns)], rows),
+                    _note("apart: half the sum of the differences of the mixture weights, 0 to 1."),
+                ]
+        return parts
 
     def clients(self) -> list[str]:
         """Every client with every metric, a table for each run, closed at first."""

@@ -106,3 +106,21 @@ def test_wrong_columns_and_missing_predictions_are_explained(run, tmp_path):
     assert "writes predictions, by which calibration" in page_of(tmp_path, run)
     with pytest.raises(SystemExit):
         main(["report", str(run), "--by", "sex", "--output", str(tmp_path / "r.html")])
+
+
+@pytest.mark.usefixtures("rendered")
+def test_a_client_sees_who_shares_its_components(tmp_path):
+    names = ["north", "south", "east", "west"]
+    folder = write_run(tmp_path / "runs/mix/version_0", config(), (0.5,) * 4, names=names)
+    table = pd.read_csv(folder / "clients.csv").assign(pi_0=[0.9, 0.1, 0.8, np.nan], pi_1=[0.1, 0.9, 0.2, np.nan])
+    table.to_csv(folder / "clients.csv", index=False)
+    head, *rows = table_below(page_of(tmp_path, folder, "--like", "north"), "clients like north</h2>")
+    assert head == ["client", "apart", "component 0", "component 1"]
+    assert rows == [
+        ["north", "", "0.900", "0.100"],
+        ["east", "0.100", "0.800", "0.200"],
+        ["south", "0.800", "0.100", "0.900"],
+    ]
+    for refused in (["--like", "west"], ["--like", "nobody"], ["--like", "north", "--anonymous"]):
+        with pytest.raises(SystemExit):
+            main(["report", str(folder), *refused, "--output", str(tmp_path / "r.html")])
