@@ -72,6 +72,9 @@ BARE_MAPPING = re.compile(r"Expected a <class 'dict'>.* value: (\S+: \S+)$")
 NOT_BOOL = re.compile(r"Expected a <class 'bool'>.* value: (?:yes|no|on|off)$", re.IGNORECASE)
 """Its words for one of YAML's old truth values."""
 
+NO_VALUE = re.compile(r"argument (?:-\w/)?(--[\w.]+): expected one argument")
+"""Its words for an option without a value, and the option."""
+
 HINTS = ("did you mean", "`--help`", "its nearest relative", " takes ", " was removed ", "options come after")
 """Words of hints; a message about an option of a class holds that of the class's own parser."""
 
@@ -176,8 +179,15 @@ class FederatedParser(LightningArgumentParser):
         if plain := NOT_TEXT.search(text):
             written = {"True": "true", "False": "false", "None": "null"}.get(plain[1], plain[1])
             hint = f"YAML reads {written} as no text; quote it, as '\"{written}\"'"
-        hint = "give true or false" if NOT_BOOL.search(text) else hint
+        hint = "give true or false" if NOT_BOOL.search(text) or self._wants_bool(text) else hint
         raise ConfigError(f"{text}; {hint}" if hint else text) from ex
+
+    def _wants_bool(self, text: str) -> bool:
+        """Whether the option of a message about a missing value is true or false."""
+        found = NO_VALUE.search(text)
+        return found is not None and any(
+            found[1] in one.option_strings and getattr(one, "_typehint", None) is bool for one in self._actions
+        )
 
     def _hint(self, words: str, name: str, text: str) -> str:
         """The nearest command, option or class to one that does not exist."""
