@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_fed import Binary, Linear, LocalSolver, Multiclass, Regression, Task, rounds, serving
-from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, KNNPer, Local
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core import tree
@@ -15,12 +15,14 @@ from lit_fed.core.types import LocalWork, Split
 from lit_fed.errors import ConfigError
 from lit_fed.training.export import Combination, asked_models, network_of
 from lit_fed.wrappers.blend import (
+    FOLDS,
     LEAST,
     PRIOR_ERRORS,
     Blend,
     BlendShared,
     BlendState,
     Candidate,
+    held_out,
     negative_log_likelihood,
     stacked,
 )
@@ -152,6 +154,27 @@ def test_weights_are_the_mode_of_their_posterior(kind):
     np.testing.assert_allclose(found.numpy(), weights_by_numpy(wanted, np.array(prior), 4.0), atol=2e-3)
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+def test_held_out_samples_are_predicted_by_weights_of_the_other_folds(kind):
+    rng, strengths, spread = np.random.default_rng(1), [1.0, 10.0], np.array([0.5, 1, 2])
+    outputs, prior = rng.normal(size=(12, 3, 2 if kind == "multiclass" else 1)), np.array([0.5, 0.3, 0.2])
+    y = rng.normal(size=12) if kind == "regression" else rng.integers(0, 2, 12)
+    found = held_out(TARGETS[kind], *map(torch.tensor, (outputs, y, prior, spread, strengths)))
+    assert found.shape == (2, 12)
+    fold = np.arange(12) % FOLDS
+    for row, strength in enumerate(strengths):
+        for client in range(FOLDS):
+            own, others = np.flatnonzero(fold == client), np.flatnonzero(fold != client)
+            losses = likelihoods_by_numpy(kind, outputs[others], y[others], spread)
+            weights = weights_by_numpy(losses, prior, strength)
+            if kind == "regression":
+                wanted = (outputs[own, :, 0] @ weights - y[own]) ** 2 / 2
+            else:
+                each = np.exp(-likelihoods_by_numpy(kind, outputs[own], y[own], spread))
+                wanted = -np.log(each @ weights)
+            np.testing.assert_allclose(found[row, own].numpy(), wanted, atol=2e-3)
+
+
 def test_a_variance_of_its_own_is_shrunk_to_the_clients_mean():
     """With a common variance of 0, to that over candidates, and the same with it given."""
     rng = torch.Generator().manual_seed(0)
@@ -255,6 +278,35 @@ def test_an_unseen_client_is_weighed_by_samples_that_did_not_tune(kind, trainer)
             kind, predicted[..., None], y.astype(int) if kind == "binary" else y, spread.numpy()
         )
         wanted = weights_by_numpy(losses, np.full(2, 0.5), 1.0)
+        np.testing.assert_allclose(states.mixture[row].numpy(), wanted, atol=5e-3)
+
+
+@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
+def test_samples_that_a_candidate_keeps_are_not_of_the_fold_that_they_weigh(trainer):
+    """kNN-Per predicts by the neighbours that it keeps at the end of the adaptation."""
+    folds = 3
+    each, blend, _ = blended("multiclass", [FedAvg(), KNNPer()], folds=folds)
+    blend.client_trainer = trainer()
+    new, ids = split(11, 5, "multiclass", NUM_UNSEEN, NUM_SEEN), torch.arange(NUM_UNSEEN) + NUM_SEEN
+    states = serving.serve(blend, ids, new, seen=False)
+    clients = [new.client(one) for one in ids.tolist()]
+    without = []
+    for fold in range(folds):
+        parts = [(one.all_x, one.all_y, torch.arange(len(one.all_y)) % folds != fold) for one in clients]
+        other = Split.of([(x[rows], y[rows]) for x, y, rows in parts])
+        other = Split(other.x, other.y, other.offsets, NUM_SEEN)
+        without.append([serving.serve(one, ids, other, seen=False) for one in each])
+    for row, client in enumerate(ids.tolist()):
+        y = clients[row].all_y.numpy()
+        predicted = np.zeros((len(y), 2, 2))
+        for fold in range(folds):
+            rows = np.arange(len(y)) % folds == fold
+            found = [
+                predictions(one, tree.row(kept, row), new, client).numpy()
+                for one, kept in zip(each, without[fold], strict=True)
+            ]
+            predicted[rows] = np.stack(found, 1)[rows]
+        wanted = weights_by_numpy(likelihoods_by_numpy("multiclass", predicted, y, None), np.full(2, 0.5), 1.0)
         np.testing.assert_allclose(states.mixture[row].numpy(), wanted, atol=5e-3)
 
 
