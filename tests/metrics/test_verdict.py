@@ -82,3 +82,26 @@ def test_probabilities_by_a_client_alone_are_those_of_its_t():
 
 def test_nothing_is_known_of_a_single_client():
     assert probabilities([np.array([3.0, 4.0])]).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("sizes", [(6, 4, 1, 0, 9), (3, 2), (2, 1), (5, 5, 5)])
+def test_probabilities_are_those_of_a_meta_analysis(sizes):
+    """DerSimonian and Laird's variance between clients, and each client's normal posterior around the common mean."""
+    rng = np.random.default_rng(3)
+    gains = [rng.normal(mean, 1.0, number) for mean, number in zip((2.0, -1.0, 0.5, 0.0, 1.0), sizes, strict=False)]
+    held = [one for one in gains if len(one)]
+    noise = sum(((one - one.mean()) ** 2).sum() for one in held) / sum(len(one) - 1 for one in held)
+    errors, means = [noise / len(one) for one in held], [one.mean() for one in held]
+    fixed = np.average(means, weights=1 / np.array(errors))
+    q = sum((mean - fixed) ** 2 / error for mean, error in zip(means, errors, strict=True))
+    w = [1 / error for error in errors]
+    between = max(0.0, (q - (len(held) - 1)) / (sum(w) - sum(one**2 for one in w) / sum(w)))
+    w = [1 / (between + error) for error in errors]
+    common, precision = np.average(means, weights=w), sum(w)
+    wanted = []
+    for one in gains:
+        share = between / (between + noise / len(one)) if len(one) else 0.0
+        mean = share * (one.mean() if len(one) else 0.0) + (1 - share) * common
+        variance = (1 - share) * between + (1 - share) ** 2 / precision
+        wanted.append(stats.norm.cdf(mean / np.sqrt(variance)))
+    assert probabilities(gains).tolist() == pytest.approx(wanted)
