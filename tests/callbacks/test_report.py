@@ -9,6 +9,7 @@ from fed_runs import run_cli
 
 from lit_fed.callbacks.progress import time_left
 from lit_fed.callbacks.report import print_table
+from lit_fed.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +136,12 @@ def test_a_split_without_samples_is_said_instead_of_an_empty_table(capsys):
     assert capsys.readouterr().out == "test: no client has samples in this split, so nothing was measured\n"
     print_table({"val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "val", "accuracy")
     assert "0.5000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("algorithm", "says"), [("FedPer", True), ("FedAvg", False), ("Local", False)])
+def test_a_run_in_which_nothing_is_shared_says_so(tmp_path, capsys, algorithm, says):
+    main(["fit", "--data.dataset", "Digits", "--data.num_clients", "3", "--model.network", "Linear",
+          "--model.algorithm", algorithm, "--trainer.max_epochs", "2", "--trainer.default_root_dir", str(tmp_path),
+          "--trainer.accelerator", "cpu"])  # fmt: skip
+    said = capsys.readouterr().err
+    assert (said.count("clients send nothing: FedPer keeps the whole network with them") == 1) is says

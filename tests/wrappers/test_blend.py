@@ -262,15 +262,15 @@ def test_an_unseen_client_is_weighed_by_samples_that_did_not_tune(kind, trainer)
             for one in each
         ]
         fold, predicted = np.arange(len(y)) % folds + 1, np.zeros((len(y), 2))
-        for held_out in range(folds + 1):  # 0: the model that serves the client
-            stage = ctx._replace(stage=f"{held_out}/1/")
+        for fold_out in range(folds + 1):  # 0: the model that serves the client
+            stage = ctx._replace(stage=f"{fold_out}/1/")
             plan = plan_of(stage, LocalWork(epochs=TUNED), [client], [len(y)])
             counts = plan.counts[0].tolist()
             batches = [plan.index[0, step, 0, :count].numpy() for step, count in enumerate(counts)]
-            tuned = tuned_by_numpy(start[1], x, y, batches, np.flatnonzero(fold == held_out), kind)
-            rows = fold == held_out
+            tuned = tuned_by_numpy(start[1], x, y, batches, np.flatnonzero(fold == fold_out), kind)
+            rows = fold == fold_out
             predicted[rows] = np.stack([x @ start[0], x @ tuned], 1)[rows]
-            if not held_out:
+            if not fold_out:
                 served = tree.row(states.each[1], row).models.parameters
                 found = torch.cat([served[name].flatten() for name in ("linear.weight", "linear.bias")]).numpy()
                 np.testing.assert_allclose(found, tuned, atol=1e-5)
