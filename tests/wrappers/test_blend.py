@@ -1,11 +1,14 @@
 """Blends: mixtures of trained algorithms, against NumPy and against the algorithms themselves."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from lit_fed import Binary, Linear, LocalSolver, Multiclass, Regression, Task, rounds, serving
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, KNNPer, Local
+from lit_fed.choosing import blend as choosing
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core import tree
@@ -173,6 +176,31 @@ def test_held_out_samples_are_predicted_by_weights_of_the_other_folds(kind):
                 each = np.exp(-likelihoods_by_numpy(kind, outputs[own], y[own], spread))
                 wanted = -np.log(each @ weights)
             np.testing.assert_allclose(found[row, own].numpy(), wanted, atol=2e-3)
+
+
+def test_what_clients_have_in_common_is_found_on_all_samples(monkeypatch):
+    """The temperature of each candidate with the smallest log-loss, and the weights of all samples, worth one more."""
+    rng = np.random.default_rng(2)
+    logit = rng.normal(size=(40, 1))
+    y = (rng.uniform(size=40) < 1 / (1 + np.exp(-logit[:, 0]))).astype(int)
+    outputs = (np.c_[0.7 * logit, 3 * logit] + rng.normal(0, 0.5, (40, 2)))[..., None]
+    parts = [(client, torch.tensor(outputs[client::2]), torch.tensor(y[client::2])) for client in range(2)]
+    monkeypatch.setattr(choosing, "predictions", lambda modules, blocks: iter(parts))
+    monkeypatch.setattr(choosing, "serving_blocks", lambda *args, **more: [])
+    seen = SimpleNamespace(val=None, train=SimpleNamespace(num_clients=2))
+    data, modules = SimpleNamespace(populations=[seen], block_size=2), [SimpleNamespace(target=Binary())] * 2
+    found = choosing.Weights.of(modules, data, 3.0, half=False, falls_back=False, private=False)
+    powers = np.linspace(-2, 2, 33)
+    losses = [likelihoods_by_numpy("binary", outputs, y, np.full(2, 2**power)).mean(0) for power in powers]
+    spread = 2 ** powers[np.argmin(losses, 0)]
+    np.testing.assert_allclose(found.spread.numpy(), spread)
+    assert len(set(spread)) == 2
+    each = likelihoods_by_numpy("binary", outputs, y, spread)
+    prior = weights_by_numpy(each, np.full(2, 0.5), 1.0)
+    np.testing.assert_allclose(found.prior.numpy(), prior, atol=2e-3)
+    for client in range(2):
+        wanted = weights_by_numpy(each[client::2], found.prior.numpy(), 3.0)
+        np.testing.assert_allclose(found.mixture[client].numpy(), wanted, atol=2e-3)
 
 
 def test_a_variance_of_its_own_is_shrunk_to_the_clients_mean():
