@@ -356,14 +356,14 @@ def page(record: dict[str, Any]) -> str:
 
 def _lead(lines: Sequence[dict[str, Any]]) -> str:
     """The finding."""
-    joining, clear, behind = _summary(lines, "seen", "validation - Local")
-    blend, ahead, after = _summary(lines, "seen", "blend - validation")
-    fallback, *_ = _summary(lines, "seen", "choose - validation")
+    joining, clear, behind = _summary(lines, "seen", "choose - Local")
+    single, *_ = _summary(lines, "seen", "validation - Local")
+    blend, ahead, after = _summary(lines, "seen", "choose - validation")
     return (
-        f"**Clients served by the one candidate that validation chooses have {joining:+.1f} points more than alone "
-        f"(median), clearly more on {clear} of {len(lines)} tasks, less on {behind}. A blend has {blend:+.1f} points "
-        f"more than that: clearly ahead on {ahead} tasks, behind on {after}. With the fallback to Local it is "
-        f"{fallback:+.1f}.**"
+        f"**Clients served as `lit-fed choose` does, by a blend or alone, have {joining:+.1f} points more than alone "
+        f"(median), clearly more on {clear} of {len(lines)} tasks, less on {behind}. The one candidate that validation "
+        f"chooses has {single:+.1f}; against it choose is {blend:+.1f}, clearly ahead on {ahead} tasks, behind on "
+        f"{after}.**"
     )
 
 

@@ -15,8 +15,12 @@ from lit_fed.system.packages import pd
 
 __all__ = ["EVIDENCE", "Gain", "Interval", "gain_of", "in_words", "mean_gain", "probabilities", "verdict_row"]
 
-EVIDENCE = 0.9
-"""Probability of a gain from which a client is served by the blend in place of its own training."""
+EVIDENCE = 0.5
+"""Probability of a gain above which a client is served by the blend in place of its own training.
+
+Chosen on halves of validation samples over 29 tables (docs/results/joining.md): stricter values lose more of the gain
+than they spare clients a loss.
+"""
 
 SHARED = 0.9
 """Weight from which one run counts as what serves a client."""

@@ -12,6 +12,7 @@ from lit_fed import FedAvg, FedAvgPlus, FederatedModule, Local
 from lit_fed.command_line import client
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.verdict import EVIDENCE
 from lit_fed.wrappers.compression.codecs import QSGD
 
 ALGORITHMS = {"FedAvg": FedAvg(), "FedAvgPlus": FedAvgPlus(), "Local": Local()}
@@ -61,7 +62,7 @@ def test_clients_of_a_node_are_told_their_gains(trained, settings, tmp_path, cap
     assert "joining: accuracy" in said
     assert table.index.tolist() == ["b1", "b2"]  # b9 took no part in training
     assert (tmp_path / "v.csv").stat().st_mode & 0o777 == 0o600
-    assert ((table["served"] == "alone") == (table["chance"] <= 0.9)).all()
+    assert ((table["served"] == "alone") == (table["chance"] <= EVIDENCE)).all()
     assert (table["num_val"] == 28).all()
     predicted = {}
     for name, run in trained.runs.items():

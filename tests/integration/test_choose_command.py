@@ -16,6 +16,7 @@ import lit_fed.choosing.blend
 import lit_fed.choosing.choose
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.types import Split
+from lit_fed.metrics.verdict import EVIDENCE
 
 CANDIDATES = ["FedAvg", "FedEM", "MixedEffects"]
 
@@ -61,7 +62,7 @@ def test_each_client_is_told_its_gain(chosen):
     kept = table["served"] == "alone"
     assert ((seen["pi_Local"].to_numpy() == 1) == kept).all()
     assert (table.loc[kept, "gain"] == 0).all()
-    assert ((table["chance"] > 0.9) == ~kept).all()
+    assert ((table["chance"] > EVIDENCE) == ~kept).all()
     assert "joining: mse" in done.stdout
     assert "4 candidates of 4 rounds each" in done.stdout
     said = "the learning rate of each is searched among 0.01, 0.0464, 0.215, 1, by 6 further rounds; 0 are done"
