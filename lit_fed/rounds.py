@@ -86,7 +86,7 @@ class FederatedRounds:
         self._round: RoundState | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the profiler and the client trainer, which may hold connections or CUDA graphs; both are set anew."""
+        """Leave out the profiler, and the client trainer, which may hold connections or CUDA graphs; both are set."""
         return {name: value for name, value in self.__dict__.items() if name not in ("client_trainer", "profile")}
 
     @cached_property
