@@ -1,5 +1,6 @@
 """What a release names in several places is the same in all of them."""
 
+import importlib.util
 import re
 import subprocess
 import tomllib
@@ -24,6 +25,28 @@ CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 )
 def test_the_version_is_that_of_the_package(page, pattern):
     assert re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))[1] == PROJECT["version"]
+
+
+def test_links_of_the_readme_lead_somewhere_on_a_package_index():
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    metadata = {"urls": PROJECT["urls"]}
+    build.Readme(str(ROOT), {}).update(metadata)
+    links = re.findall(r"\]\(([^)]+)\)", metadata["readme"]["text"])
+    assert len(links) > 50
+    assert [one for one in links if not one.startswith(("https://", "#"))] == []
+    urls = {"Repository": "R", "Documentation": "D"}
+    for path, address in {
+        "docs/guides/wandb.md": "D/guides/wandb/",
+        "docs/results/README.md": "D/results/",
+        "docs/index.md": "D/",
+        "docs/notebooks/own_frame.ipynb": "D/notebooks/own_frame/",
+        "docs/assets/fedem.svg": "D/assets/fedem.svg",
+        "LICENSE": "R/blob/HEAD/LICENSE",
+    }.items():
+        assert build.address(path, urls) == address
+        assert (ROOT / path).is_file()
 
 
 def test_readme_and_citation_name_the_same_paper_and_software():
