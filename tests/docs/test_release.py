@@ -75,6 +75,13 @@ def test_images_and_forges_take_a_python_that_is_claimed():
         assert {f"Programming Language :: Python :: {one}" for one in found} <= set(PROJECT["classifiers"])
 
 
+def test_the_image_is_built_of_all_that_the_wheel_takes():
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*build["packages"], *build["force-include"], *PROJECT["license-files"], "hatch_build.py", "README.md"}
+    assert needed <= {path for paths in copied for path in paths.split()}
+
+
 def test_forges_run_what_has_to_pass_and_keep_what_it_made():
     job = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text(encoding="utf-8"))["run"]
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["run"]["steps"]
