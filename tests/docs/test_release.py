@@ -1,6 +1,6 @@
 """What a release names in several places is the same in all of them."""
 
-import importlib.util
+import importlib
 import re
 import subprocess
 import tomllib
@@ -27,10 +27,9 @@ def test_the_version_is_that_of_the_package(page, pattern):
     assert re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))[1] == PROJECT["version"]
 
 
-def test_links_of_the_readme_lead_somewhere_on_a_package_index():
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
+def test_links_of_the_readme_lead_somewhere_on_a_package_index(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    build = importlib.import_module("hatch_build")
     metadata = {"urls": PROJECT["urls"]}
     build.Readme(str(ROOT), {}).update(metadata)
     links = re.findall(r"\]\(([^)]+)\)", metadata["readme"]["text"])
