@@ -271,6 +271,9 @@ def test_an_argument_of_ones_own_sets_the_number_of_rounds(tmp_path, monkeypatch
     assert stopped.value.code == 2
     said = "--trainer.max_epochs follows from budget, model.solver.local_epochs; leave it out"
     assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # several runs know the options of lit-fed alone
+        main(["fit", "--seeds", "2", "--budget", "6"], own.BudgetCLI)
+    assert "--budget" in capsys.readouterr().err
 
 
 class SizedCLI(FederatedCLI):
