@@ -3,7 +3,7 @@
 
 FROM python:3.11-slim AS wheel
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY lit_fed lit_fed
 COPY configs configs
 COPY docs/benchmark docs/benchmark

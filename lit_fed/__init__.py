@@ -50,6 +50,7 @@ _ROOMS = (
     "lit_fed.data.module",
     "lit_fed.callbacks",
     "lit_fed.commands",
+    "lit_fed.cli",
 )
 """Packages that are searched for names, in this order: those without Lightning come first."""
 

@@ -57,7 +57,7 @@ from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
 from lit_fed.training.strategy import LostRanksError
 from lit_fed.wrappers.blend import why_not
 
-__all__ = ["WITHOUT_TRAINER", "FederatedCLI", "UntestedCLI", "arguments_of", "main"]
+__all__ = ["FederatedCLI", "main"]
 
 
 NEXT_OF_NODES = """\
@@ -168,7 +168,7 @@ class CommandParser(FederatedParser):
 
 
 class FederatedCLI(LightningCLI):
-    """The commands of federated runs."""
+    """The commands of federated runs; a subclass adds arguments in `add_arguments_to_parser`."""
 
     def __init__(self, args: ArgsType = None) -> None:
         self._only = next((one for one in _given(args)[:1] if one in self.subcommands()), None)
@@ -465,14 +465,19 @@ OF_RUNS: dict[str, Callable[[], tuple[Any, ...]]] = {
 """Names of this module that commands with several runs use."""
 
 
-def main(args: ArgsType = None) -> None:
-    """Run the command line; expected failures end with a message and a non-zero status, without a traceback."""
+def main(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI) -> None:
+    """Run the command line; expected failures end with a message and a non-zero status, without a traceback.
+
+    Args:
+        args: the arguments; None: those of the process.
+        cli: runs the commands that have a trainer.
+    """
     keep_notices_out()
     if os.environ.get("LIT_FED_DEBUG") == "1":
-        _run(args)
+        _run(args, cli)
         return
     try:
-        _run(args)
+        _run(args, cli)
     except (ConfigError, DivergedError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
     except CutShort as stop:
@@ -496,7 +501,7 @@ def _given(args: ArgsType) -> list[str]:
     return list(sys.argv[1:] if args is None else args)
 
 
-def _run(args: ArgsType) -> None:
+def _run(args: ArgsType, cli: type[FederatedCLI]) -> None:
     """Run a command: those that need no trainer by themselves, all others by Lightning's command line."""
     given = _given(args)
     command = WITHOUT_TRAINER.get(given[0]) if given else None
@@ -506,7 +511,7 @@ def _run(args: ArgsType) -> None:
         fit_with_seeds(given, arguments_of, FederatedCLI)
     elif command is None:
         with ends_in_order():
-            FederatedCLI(args)
+            cli(args)
     else:
         command.find(command.run)(given[1:], *OF_RUNS.get(given[0], tuple)())
 

@@ -1,4 +1,4 @@
-"""Commands beside Lightning's: functions of a trainer.
+"""Commands beside Lightning's: functions of a trainer, or of its data.
 
 `personalize` and `export` are also commands of the command line.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lit_fed.data.new_clients import NewClients
     from lit_fed.training.export import PersonalModel
 
-__all__ = ["client_table", "export", "personal_model", "personalize", "plot_mixtures", "plot_rounds"]
+__all__ = ["client_table", "export", "personal_model", "personalize", "plot_mixtures", "plot_partition", "plot_rounds"]
 
 Unknown = Literal["error", "zeros"] | None
 
@@ -233,6 +233,20 @@ def plot_mixtures(trainer: Trainer) -> Any:
         name = type(federated(trainer.lightning_module).settings.algorithm).__name__
         raise ConfigError(f"{name} has no mixture weights to draw; take a mixture, such as FedEM")
     return mixtures_figure(clients)
+
+
+def plot_partition(data: FederatedDataModule) -> Any:
+    """A figure of matplotlib: the samples of each client, and below them the shares of its labels.
+
+    Args:
+        data: the data module, before or after a fit.
+    """
+    from lit_fed.command_line.partition import partition_table
+    from lit_fed.pictures.partition import partition_figure
+
+    data.prepare_data()
+    data.setup()
+    return partition_figure(partition_table(data))
 
 
 def plot_rounds(trainer: Trainer, metric: str = "accuracy") -> Any:

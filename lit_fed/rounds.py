@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -67,9 +68,11 @@ class FederatedRounds:
         selection: selects the clients of a round among candidates, see `lit_fed.serving.selected`; None: all of them.
         stored_mean: mean mixture weights of the seen clients, [M], where there is no store; None: unknown.
         reports: traffic of the candidates' reports ahead of the coming round; None: there were none.
+        profile: makes the context in which an action is timed, from its name; in a run that of the trainer's profiler.
     """
 
     store: ClientStore
+    profile: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def __init__(
         self, algorithm: Algorithm, terms: Context, server: Server, choose: Callable[[torch.device], ClientTrainer]
@@ -83,8 +86,8 @@ class FederatedRounds:
         self._round: RoundState | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the client trainer, which may hold connections or CUDA graphs; it is chosen again."""
-        return {name: value for name, value in self.__dict__.items() if name != "client_trainer"}
+        """Leave out the profiler, and the client trainer, which may hold connections or CUDA graphs; both are set."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("client_trainer", "profile")}
 
     @cached_property
     def client_trainer(self) -> ClientTrainer:
@@ -292,8 +295,9 @@ class FederatedRounds:
             aggregator.agree()
             ctx = ctx._replace(present=aggregator.present)
         (positions, counts, heard), asked = aggregator.heard, aggregator.asked
-        reduced, bits, means = aggregator.messages.reduce(positions, counts)
-        self.store.exchange(*aggregator.kept)
+        with self.profile("[Federation]communication"):
+            reduced, bits, means = aggregator.messages.reduce(positions, counts)
+            self.store.exchange(*aggregator.kept)
         payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
         up, down = bits.tolist()
         wait = getattr(block.phase.absences, "wait", None)
@@ -306,7 +310,8 @@ class FederatedRounds:
         shared = self.shared
         if isinstance(self.algorithm, AlgorithmWrapper) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
-        new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
+        with self.profile("[Federation]server_step"):
+            new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
         this.heard.append(heard)
         if isinstance(aggregator, UnreliablePhase):

@@ -34,6 +34,7 @@ from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_table_file, prediction_table, source_columns, write_table
+from lit_fed.training.profiler import RoundProfiler
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import KEYWORDS, RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -90,6 +91,8 @@ class FederatedTrainer(Trainer):
         kwargs["default_root_dir"] = kwargs.get("default_root_dir") or "runs"
         if kwargs.get("logger") in (None, True):
             kwargs["logger"] = RoundLogger(str(kwargs["default_root_dir"]))
+        if kwargs.get("profiler") == "simple":
+            kwargs["profiler"] = RoundProfiler()
         try:
             super().__init__(*args, **kwargs)
         except (TypeError, ValueError, ModuleNotFoundError) as error:

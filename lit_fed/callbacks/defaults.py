@@ -22,7 +22,7 @@ from lit_fed.callbacks.divergence import Divergence
 from lit_fed.callbacks.evaluation import ClientMetrics, UnseenClientEvaluation
 from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
-from lit_fed.callbacks.progress import FederatedProgressBar
+from lit_fed.callbacks.progress import FederatedProgressBar, TimeAhead
 from lit_fed.callbacks.report import RunReport
 from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
@@ -34,7 +34,7 @@ __all__ = ["callbacks_of", "keep_notices_out"]
 
 DEFAULTS: tuple[type[Callback], ...] = (
     ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-    LinearCoefficients, Divergence, RunReport, TrainedParameters, AttackSuccess,
+    LinearCoefficients, Divergence, RunReport, TrainedParameters, AttackSuccess, TimeAhead,
 )  # fmt: skip
 """Those of every run; a run with features has theirs besides, see `FederatedModule.configure_callbacks`."""
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["FederatedProgressBar", "time_left"]
+__all__ = ["FederatedProgressBar", "TimeAhead", "time_left"]
 
 SECONDS_BETWEEN_LINES = 30.0
 """Interval of lines in a log file."""
 
 SECONDS_BETWEEN_BARS = 0.2
 """Interval of updates of a notebook's bar."""
+
+SECONDS_OF_FIRST_ROUNDS = 5.0
+"""Duration of the rounds from which that of a fit is estimated; the very first round also loads and compiles."""
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
@@ -257,6 +262,25 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def _of_served(self, trainer: Trainer) -> list[str]:
         total = self._cohort if self._display is None else self._display.total
         return [str(trainer.state.fn.value), f"{self._served}/{total} clients"]  # type: ignore[union-attr]
+
+
+class TimeAhead(Callback):
+    """Prints once how long a fit without a progress bar still takes, if that is more than a minute."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._is_due = trainer.is_global_zero and trainer.progress_bar_callback is None
+        self._began, self._rounds_before = time.monotonic(), federated(pl_module).num_rounds_done
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Estimate the time by the first rounds with their evaluations and checkpoints."""
+        seconds, module = time.monotonic() - self._began, federated(pl_module)
+        if self._is_due and seconds > SECONDS_OF_FIRST_ROUNDS:
+            self._is_due = False
+            done, left = module.num_rounds_done - self._rounds_before, module.num_rounds - module.num_rounds_done
+            if (minutes := seconds / 60 * left / done) > 1:
+                notice(
+                    f"about {math.ceil(minutes):,} minutes for {left:,} more rounds, at the pace of the first {done}"
+                )
 
 
 def _last_result(results: dict[str, float]) -> list[str]:

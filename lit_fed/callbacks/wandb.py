@@ -122,14 +122,14 @@ class WandbRounds(FederatedCallback):
 class FederatedWandb(WandbRounds):
     """Logs tables, figures and models to a W&B run, against the round.
 
-    These are, in evaluated rounds, a histogram of the clients' results and their mixture weights as a heat map; after
-    the fit the best checkpoint of every `ModelCheckpoint` that monitors a metric, as an artefact; after the test the
-    table of clients, the figures of `plots/` and the content of `summary.json`.
+    These are, in evaluated rounds, a table of the clients' results, their histogram, and the mixture weights as a heat
+    map; after the fit the best checkpoint of every `ModelCheckpoint` that monitors a metric, as an artefact; after the
+    test the table of clients, the figures of `plots/` and the content of `summary.json`.
 
     It needs Lightning's `WandbLogger` among the loggers (`--trainer.logger WandbLogger`).
 
     Args:
-        every_n_rounds: lower limit of rounds between two of these.
+        every_n_rounds: lower limit of rounds between two tables, histograms and heat maps.
     """
 
     def __init__(self, every_n_rounds: int = 1) -> None:
@@ -146,14 +146,17 @@ class FederatedWandb(WandbRounds):
         super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log results and mixture weights of the clients that are measured, ordered by their largest component."""
+        """Log results and mixture weights of the measured clients, in the heat map ordered by largest component."""
         module = federated(pl_module)
         done = module.num_rounds_done
         soon = self._last_map is not None and done - self._last_map < self.every_n_rounds
         if trainer.state.fn != "fit" or (soon and done < module.num_rounds):
             return
         self._last_map = done
-        made: dict[str, Any] = {"clients_histogram": lambda: _histogram(trainer, module)}
+        made: dict[str, Any] = {
+            "clients_by_round": lambda: wandb.Table(dataframe=_round_table(trainer, module)),
+            "clients_histogram": lambda: _histogram(trainer, module),
+        }
         if module.store.has_mixtures:
             made["mixture_weights"] = lambda: _mixture_image(trainer, module)
         _log(trainer, made)
@@ -190,6 +193,14 @@ def _log(trainer: Trainer, values: dict[str, Any]) -> None:
     """Log the results of functions that run on rank zero only."""
     for run in _runs(trainer):
         run.log({name: make() for name, make in values.items()})
+
+
+def _round_table(trainer: Trainer, module: FederatedModule) -> pd.DataFrame:
+    """The table of clients of this round's evaluation."""
+    data = data_of(trainer)
+    table = client_table(populations_of(data), module).rename(columns={"num_test": f"num_{data.evaluation_split}"})
+    table.insert(0, "round", module.num_rounds_done)
+    return table
 
 
 def _histogram(trainer: Trainer, module: FederatedModule) -> Any:

@@ -69,6 +69,9 @@ NOT_TEXT = re.compile(r"Expected a <class 'str'>.*? (?:Got|Given) value: ([\w.+-
 BARE_MAPPING = re.compile(r"Expected a <class 'dict'>.* value: (\S+: \S+)$")
 """Its words for a mapping without braces, and the mapping."""
 
+LINKED = re.compile(r"^argument (?:\S+\()?([\w., ]+)\)? --> ([\w.]+): .*$")
+"""Its words for an option that was given although others set it."""
+
 NOT_BOOL = re.compile(r"Expected a <class 'bool'>.* value: (?:yes|no|on|off)$", re.IGNORECASE)
 """Its words for one of YAML's old truth values."""
 
@@ -170,6 +173,7 @@ class FederatedParser(LightningArgumentParser):
         """
         text = OPTIONAL.sub(r": \1", " ".join(PLACE.sub(r"--\1:", str(message)).split()))
         text = NESTED.sub(r"--\1.\2:", text)
+        text = LINKED.sub(r"--\2 follows from \1; leave it out", text)
         found = None if any(one in text for one in HINTS) else UNKNOWN.search(text)
         hint = self._hint(found[1], found[2], text) if found else ""
         bare = BARE_LIST.search(text)
@@ -253,7 +257,7 @@ def command_parser(command: str, usage: str | None, about: str) -> FederatedPars
 
 def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:
     """All arguments as text, without checking them again, which takes longer than writing them."""
-    text: str = parser.dump(config, skip_unset=False, skip_validation=True, **options)
+    text: str = parser.dump(config, skip_unset=False, skip_validation=True, skip_link_targets=False, **options)
     return text
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_fed.callbacks.defaults import keep_notices_out
-from lit_fed.system.trials import CoreExecutor, Outcome, Plan, run_trials
+from lit_fed.callbacks.progress import time_left
+from lit_fed.system.trials import CoreExecutor, Outcome, independent, run_trials
 from lit_fed.training.output import print_line
 from lit_fed.training.stopping import CutShort
 
@@ -53,24 +55,25 @@ def made(fits: Sequence[Fit], run: Callable[[list[str]], Any], jobs: int, left_o
         CutShort: after Ctrl-C.
     """
     errors: dict[str, str] = {}
+    waiting, ended, began = [one for one in fits if not one.is_over], list[Fit](), time.monotonic()
+
+    def keep(fit: Fit, outcome: Outcome) -> None:
+        ended.append(fit)
+        if outcome.error is not None:
+            errors[fit.name] = outcome.error
+        said = f"{fit.name} is trained" if outcome.error is None else f"{fit.name} {left_out}: {outcome.error}"
+        print_line(f"{said} ({time_left(len(ended), len(waiting), time.monotonic() - began)} left)")
+
     os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core: for the processes that are started
     try:
         with CoreExecutor(jobs) as executor:
             run_trials(
-                (_plan(one, errors, left_out) for one in fits), partial(_train, run), executor, jobs,
-                find=lambda one: one.is_over or None, failures=(Exception,),
+                (independent([one]) for one in waiting), partial(_train, run), executor, jobs, keep=keep,
+                failures=(Exception,),
             )  # fmt: skip
     except KeyboardInterrupt as error:
         raise CutShort("interrupted; the same command goes on from the last finished rounds", 130) from error
     return errors
-
-
-def _plan(fit: Fit, errors: dict[str, str], left_out: str) -> Plan:
-    ended: Iterable[Outcome] = yield [fit]
-    for one in ended:
-        if one.error is not None:
-            errors[fit.name] = one.error
-        print_line(f"{fit.name} is trained" if one.error is None else f"{fit.name} {left_out}: {one.error}")
 
 
 def _train(run: Callable[[list[str]], Any], fit: Fit) -> bool:

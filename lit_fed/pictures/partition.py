@@ -10,7 +10,7 @@ import numpy as np
 from lit_fed.pictures.style import STYLE, literal, new_figure, save, short_name
 from lit_fed.system.packages import mpl, pd
 
-__all__ = ["draw_partition"]
+__all__ = ["draw_partition", "partition_figure"]
 
 MOST_NAMES = 60
 """Upper limit of clients with names below the figure."""
@@ -22,17 +22,24 @@ FILLS = {"num_train": ("#1b4f8a", "training"), "num_val": ("#d1701f", "validatio
 
 
 def draw_partition(table: pd.DataFrame, path: Path) -> None:
-    """Draw clients from left to right: their samples above, and below the shares of labels, darker for larger ones.
+    """Write the figure of a partition.
 
     Args:
         table: a row per client, as in partition.csv.
-        path: the .png file to be written.
+        path: the .png file.
     """
     with mpl.rc_context(STYLE):
         save(_figure(table), path)
 
 
+def partition_figure(table: pd.DataFrame) -> Any:
+    """The figure of a partition, for notebooks; `table` as for `draw_partition`."""
+    with mpl.rc_context(STYLE):
+        return _figure(table)
+
+
 def _figure(table: pd.DataFrame) -> Any:
+    """Clients from left to right: their samples above, and below the shares of labels, darker for larger ones."""
     keys = _order(table)
     ordered = table.sort_values(["population", *keys], kind="stable")
     labels = ordered.filter(regex="^label_")

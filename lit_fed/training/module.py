@@ -120,6 +120,7 @@ class FederatedModule(LightningModule):
             self._check_clients(data.populations[0].names)
             if stage == "fit":
                 self._fit_again(data, num_rounds)
+        self.federation.profile = self.trainer.profiler.profile  # type: ignore[attr-defined]
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if data.dataset.is_remote and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = data.dataset.client_trainer(self, data)
@@ -334,8 +335,9 @@ class FederatedModule(LightningModule):
         return federation.blocks(client_ids, train, **division)
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
-        for num_clients in self.federation.train_block(batch):
-            self.tell("on_clients_end", num_clients)
+        with self.federation.profile("[Federation]local_steps"):
+            for num_clients in self.federation.train_block(batch):
+                self.tell("on_clients_end", num_clients)
 
     def tell(self, hook: str, *about: Any) -> None:
         """Call a hook of `FederatedCallback` in all callbacks that have it."""
@@ -391,9 +393,10 @@ class FederatedModule(LightningModule):
             pool=pool,
             step=step_of(self.federation.terms.task.own, split),
         )
-        for positions, scores in measured:
-            results.update(positions, scores)
-            self.tell("on_clients_served", len(positions))
+        with self.federation.profile("[Federation]evaluation"):
+            for positions, scores in measured:
+                results.update(positions, scores)
+                self.tell("on_clients_served", len(positions))
 
     def on_validation_start(self) -> None:
         """Refuse to serve clients at a learning rate that neither a search nor a checkpoint has decided.

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 import yaml
 from fed_runs import run_cli
+from quiet import quiet_trainer
 
+from lit_fed import Digits, FederatedDataModule, FederatedModule
 from lit_fed.callbacks.progress import time_left
 from lit_fed.callbacks.report import print_table
 from lit_fed.cli import main
@@ -94,6 +96,24 @@ def test_what_is_said(left_behind):
 def test_time_left():
     assert time_left(0, 10, 5.0) == "-:--:--"
     assert time_left(5, 10, 3600.0) == "1:00:00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "arguments", "said"),
+    [
+        (4.0, {}, "lit_fed: about 2 minutes for 18 more rounds, at the pace of the first 2\n"),
+        (6.0, {}, "lit_fed: about 2 minutes for 19 more rounds, at the pace of the first 1\n"),
+        (3.0, {}, ""),  # 54 seconds
+        (6.0, {"enable_progress_bar": True}, ""),  # the bar says it
+    ],
+)
+def test_a_fit_without_a_progress_bar_says_once_how_long_it_takes(monkeypatch, capsys, seconds, arguments, said):
+    now = iter(range(10**6))
+    trainer = quiet_trainer(20, limit_val_batches=0, **arguments)
+    clock = type("clock", (), {"monotonic": staticmethod(lambda: seconds * next(now))})
+    monkeypatch.setattr("lit_fed.callbacks.progress.time", clock)
+    trainer.fit(FederatedModule(), datamodule=FederatedDataModule(Digits(), num_clients=3))
+    assert capsys.readouterr().err == said
 
 
 def test_validate_and_test_take_their_arguments_from_the_checkpoint(left_behind):

@@ -75,6 +75,7 @@ def test_a_run_and_its_continuation(offline):
     (name,) = {one.run.display_name for one in records(offline) if one.WhichOneof("record_type") == "run"}
     assert name == "run"
     check_final_results(offline, folder, rows)
+    check_clients_by_round(offline, rows)
     check_pictures(offline, folder, rows)
     check_best(offline, folder, rows)
     first = {path.name for path in offline.glob("offline-run-*")}
@@ -109,6 +110,19 @@ def check_final_results(offline, folder, rows):
     assert table["columns"] == clients.columns.tolist()
     accuracy = [row[table["columns"].index("accuracy")] for row in table["data"]]
     assert accuracy == pytest.approx(clients["accuracy"].tolist())
+
+
+def check_clients_by_round(offline, rows):
+    shown = [row for row in rows if "clients_by_round.path" in row]
+    assert [row["round"] for row in shown] == [2, 4]
+    for row in shown:
+        table = json.loads(next(offline.glob(f"offline-run-*/files/{row['clients_by_round.path']}")).read_text())
+        results = pd.DataFrame(table["data"], columns=table["columns"])
+        assert set(results["round"]) == {row["round"]}
+        assert results["client"].is_unique
+        for population, its in results.groupby("population"):
+            mean = np.average(its["accuracy"], weights=its["num_val"])
+            assert mean == pytest.approx(row[f"val/{population}/accuracy"])
 
 
 def check_pictures(offline, folder, rows):
@@ -196,7 +210,7 @@ def test_wandb_hears_how_a_run_ended(monkeypatch, error, status):
     """It replaces `sys.exit`; a sweep takes a run that ends with 0 for a success."""
     heard = []
 
-    def run(args):
+    def run(args, cli):
         raise error
 
     def leave(code):

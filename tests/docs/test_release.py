@@ -1,5 +1,6 @@
 """What a release names in several places is the same in all of them."""
 
+import importlib
 import re
 import subprocess
 import tomllib
@@ -26,6 +27,27 @@ def test_the_version_is_that_of_the_package(page, pattern):
     assert re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))[1] == PROJECT["version"]
 
 
+def test_links_of_the_readme_lead_somewhere_on_a_package_index(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    build = importlib.import_module("hatch_build")
+    metadata = {"urls": PROJECT["urls"]}
+    build.Readme(str(ROOT), {}).update(metadata)
+    links = re.findall(r"\]\(([^)]+)\)", metadata["readme"]["text"])
+    assert len(links) > 50
+    assert [one for one in links if not one.startswith(("https://", "#"))] == []
+    urls = {"Repository": "R", "Documentation": "D"}
+    for path, address in {
+        "docs/guides/wandb.md": "D/guides/wandb/",
+        "docs/results/README.md": "D/results/",
+        "docs/index.md": "D/",
+        "docs/notebooks/own_frame.ipynb": "D/notebooks/own_frame/",
+        "docs/assets/fedem.svg": "D/assets/fedem.svg",
+        "LICENSE": "R/blob/HEAD/LICENSE",
+    }.items():
+        assert build.address(path, urls) == address
+        assert (ROOT / path).is_file()
+
+
 def test_readme_and_citation_name_the_same_paper_and_software():
     titles = re.findall(r"\n  title +=\s+\{(.+)\}", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert titles == [CITATION["references"][0]["title"], CITATION["title"]]
@@ -50,6 +72,13 @@ def test_images_and_forges_take_a_python_that_is_claimed():
         found = {one or other for one, other in versions.findall((ROOT / file).read_text(encoding="utf-8"))}
         assert found, file
         assert {f"Programming Language :: Python :: {one}" for one in found} <= set(PROJECT["classifiers"])
+
+
+def test_the_image_is_built_of_all_that_the_wheel_takes():
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*build["packages"], *build["force-include"], *PROJECT["license-files"], "hatch_build.py", "README.md"}
+    assert needed <= {path for paths in copied for path in paths.split()}
 
 
 def test_forges_run_what_has_to_pass_and_keep_what_it_made():

@@ -132,6 +132,16 @@ def test_every_module_is_in_the_reference(documents, room):
     assert named - set().union(*(document.anchors for document in documents.values())) == set()
 
 
+def test_links_of_the_readme_on_a_package_index_are_pages(site, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    address = importlib.import_module("hatch_build").address
+    paths = re.findall(r"\]\((docs/[^)#\s]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(paths) > 50
+    for path in paths:
+        place = site[0] / address(path, {"Documentation": ""}).removeprefix("/")
+        assert (place / "index.html" if place.suffix == "" else place).is_file(), path
+
+
 def test_every_command_is_described(site):
     page = Document(site[0] / "reference/command_line/index.html")
     assert set(COMMANDS) <= set(page.text)

@@ -114,10 +114,11 @@ def build_parser_once() -> None:
     build, made = FederatedCLI.setup_parser, {}
 
     def setup_parser(self: Any, *args: Any) -> None:
-        if self._only not in made:
+        key = self._only, type(self).add_arguments_to_parser  # a subclass may have its own arguments
+        if key not in made:
             build(self, *args)
-            made[self._only] = {name: getattr(self, name) for name in MADE}
-        self.__dict__.update(made[self._only])
+            made[key] = {name: getattr(self, name) for name in MADE}
+        self.__dict__.update(made[key])
 
     FederatedCLI.setup_parser = setup_parser
 

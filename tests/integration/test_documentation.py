@@ -23,7 +23,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedAvg, FedEM
 from lit_fed.benchmark.command import benchmark_parser
 from lit_fed.callbacks import RunReport
-from lit_fed.cli import main
+from lit_fed.cli import FederatedCLI, main
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics.scores import STATISTICS
@@ -246,8 +246,68 @@ def test_quickstart_in_python_has_the_numbers_of_the_command_line(tmp_path, monk
         assert {**one, "time/round_seconds": ""} == {**other, "time/round_seconds": ""}
 
 
+def test_an_argument_of_ones_own_sets_the_number_of_rounds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own = titled("docs/guides/lightning.md", "budget.py", tmp_path)
+    given = [
+        "fit",
+        "--data.num_clients",
+        "3",
+        "--trainer.callbacks+=RunReport",
+        "--trainer.callbacks.pictures",
+        "false",
+    ]
+    main([*given, "--budget", "6", "--model.solver.local_epochs", "3", "--name", "first"], own.BudgetCLI)
+    config = Path("runs/first/version_0/config.yaml")
+    written = yaml.safe_load(config.read_text())
+    assert (written["budget"], written["trainer"]["max_epochs"]) == (6, 2)
+    with Path("runs/first/version_0/metrics.csv").open() as file:
+        assert len([row for row in csv.DictReader(file) if row["train/seen/loss"]]) == 2
+    main(["fit", "--config", str(config), "--budget", "9", "--name", "second"], own.BudgetCLI)
+    assert yaml.safe_load(Path("runs/second/version_0/config.yaml").read_text())["trainer"]["max_epochs"] == 3
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--trainer.max_epochs", "5"], own.BudgetCLI)
+    assert stopped.value.code == 2
+    said = "--trainer.max_epochs follows from budget, model.solver.local_epochs; leave it out"
+    assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # several runs know the options of lit-fed alone
+        main(["fit", "--seeds", "2", "--budget", "6"], own.BudgetCLI)
+    assert "--budget" in capsys.readouterr().err
+
+
+class SizedCLI(FederatedCLI):
+    """Its argument sets options of the data, which a checkpoint keeps."""
+
+    def add_arguments_to_parser(self, parser):
+        super().add_arguments_to_parser(parser)
+        parser.add_argument("--size", type=int, default=20)
+        parser.link_arguments("size", "data.num_clients")
+
+
+def test_a_checkpoint_has_the_options_that_follow_from_an_argument_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    brief = ["--trainer.max_epochs", "1", "--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures", "false"]
+    main(["fit", "--size", "3", "--name", "sized", *brief], SizedCLI)
+    main(["predict", "--ckpt_path", "last", "--name", "sized"])
+    with Path("runs/sized/version_0/predictions.csv").open() as file:
+        assert len({row["client"] for row in csv.DictReader(file)}) == 3
+    with pytest.raises(SystemExit):
+        main(["fit", "--size", "3", "--data.num_clients", "4"], SizedCLI)
+    assert "--data.num_clients follows from size; leave it out" in capsys.readouterr().err
+
+
 def test_what_the_top_level_offers():
-    for name in ("FedEM", "FederatedTrainer", "Digits", "LocalSolver", "ErdosRenyi", "ConfigError", "MLP"):
+    for name in (
+        "FedEM",
+        "FederatedTrainer",
+        "FederatedCLI",
+        "Digits",
+        "LocalSolver",
+        "ErdosRenyi",
+        "ConfigError",
+        "MLP",
+    ):
         assert name in lit_fed.__all__
         assert getattr(lit_fed, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'FedEMM'"):

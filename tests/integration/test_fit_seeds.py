@@ -1,6 +1,7 @@
 """`fit --seeds`: several fits of one command, and their row."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ def test_seeds_are_fits_of_their_own_and_nothing_is_made_twice(tmp_path, monkeyp
     main([*QUICK, "--seeds", "2"])
     said = capsys.readouterr().out
     assert "2 fits in runs/few: 0 are done" in said
+    assert re.findall(r"seed_\d is trained \(\d:\d\d:\d\d left\)", said)[1].endswith("(0:00:00 left)")
     last = [json.loads((tmp_path / f"runs/few/seed_{one}/version_0/summary.json").read_text()) for one in range(2)]
     scores = pd.Series([one["test/seen/accuracy"] for one in last])
     (row,) = pd.read_csv("runs/few/comparison/comparison.csv").to_dict("records")

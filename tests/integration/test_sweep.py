@@ -286,6 +286,16 @@ def test_pictures(tmp_path, keys):
 
 
 # ---------------------------------------------------------------------- W&B's own form
+def test_the_usual_command_of_wandb_is_read_and_runs(tmp_path):
+    usual = ["${env}", "${interpreter}", "${program}", *COMMAND[4:]]
+    path = written(tmp_path / "usual.yaml", command=usual, program="lit_fed/__main__.py")
+    sweep = read_sweep(path)
+    assert sweep.command == read_sweep(written(tmp_path / "module.yaml")).command
+    ran = run([*sweep.arguments(sweep.grid()[0]), "--print_config"], script="lit_fed/__main__.py")
+    assert ran.returncode == 0, ran.stderr
+    assert yaml.safe_load(ran.stdout)["model"]["solver"]["lr"] == 0.01
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_files_are_what_wandb_passes(path):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args

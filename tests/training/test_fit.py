@@ -14,7 +14,15 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, Multiclass, client_table, plot_mixtures, plot_rounds
+from lit_fed import (
+    FederatedModule,
+    FederatedTrainer,
+    Multiclass,
+    client_table,
+    plot_mixtures,
+    plot_partition,
+    plot_rounds,
+)
 from lit_fed.algorithms import Algorithm, FedAvg, FedU
 from lit_fed.callbacks import (
     FederatedCallback,
@@ -189,6 +197,17 @@ def test_a_notebook_gets_tables_and_figures(tmp_path):
     assert [line.get_label() for line in axes.lines][:1] == ["seen, mean"]
     with pytest.raises(ConfigError, match=r"metric is 'hits'; .*metrics.csv has accuracy, .*loss"):
         plot_rounds(run, "hits")
+
+
+@pytest.mark.usefixtures("rendered")
+def test_a_notebook_gets_the_figure_of_data_ahead_of_a_fit():
+    data = digits(unseen_fraction=0.25)
+    figure = plot_partition(data)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    sizes, shares, _ = figure.axes
+    highest = max(steps.get_data().values.max() for steps in sizes.patches)
+    assert highest == max(sum(split.sizes for split in one.splits).max() for one in data.populations)
+    assert shares.images[0].get_array().shape == (10, sum(len(one.names) for one in data.populations))
 
 
 def test_a_fit_by_another_trainer_is_refused():

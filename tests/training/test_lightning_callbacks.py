@@ -161,7 +161,6 @@ def test_the_summary_shows_the_layers(new_run, callbacks):
 @pytest.mark.parametrize(
     ("profiler", "parts"),
     [
-        ("simple", ["FIT Profiler Report", "run_training_epoch"]),
         ("advanced", ["FIT Profiler Report", "Profile stats for: run_training_epoch", "cumtime"]),
         ("pytorch", ["FIT Profiler Report", "Self CPU"]),
         (profilers.PassThroughProfiler(), []),
@@ -171,6 +170,33 @@ def test_the_summary_shows_the_layers(new_run, callbacks):
 def test_profilers_print_what_took_how_long(new_run, profiler, parts):
     said = new_run(profiler=profiler, rounds=1).fit().said
     assert all(part in said for part in parts), said
+
+
+def test_the_simple_profiler_names_the_parts_of_a_round_in_a_table_for_each_command(new_run, caplog):
+    run = new_run(profiler="simple").fit()
+    run.trainer.test(run.module, datamodule=run.data)
+    fit, test = (record.getMessage() for record in caplog.records)
+    title, head, total, *lines, fewer, end = fit.split("\n")
+    assert (title, " ".join(head.split()), end) == ("FIT Profiler Report", "Action Calls Mean (s) Total (s) %", "")
+    assert re.fullmatch(r"\d+ actions below 0.1 % are left out", fewer)
+    assert {len(line) for line in (head, total, *lines)} == {len(head)}
+    assert len(head) <= 100, head
+    rows = {
+        name: (int(calls), float(mean), float(sum_), float(share))
+        for name, calls, mean, sum_, share in map(str.split, lines)
+    }
+    parts = [f"[Federation]{name}" for name in ("local_steps", "communication", "server_step", "evaluation")]
+    assert [rows[name][0] for name in parts] == [2 * ROUNDS, ROUNDS, ROUNDS, 2 * ROUNDS]  # two blocks of two clients
+    assert "[Callback]LastCheckpoint.on_train_epoch_end" in rows
+    seconds = float(total.split()[1])
+    for name, (calls, mean, in_all, share) in rows.items():
+        assert in_all == pytest.approx(calls * mean, abs=1e-3), name
+        assert share == pytest.approx(100 * in_all / seconds, abs=0.1 + 0.1 / seconds), name
+        assert share >= 0.1 or name in parts
+    assert [row[3] for row in rows.values()] == sorted((row[3] for row in rows.values()), reverse=True)
+    assert test.startswith("TEST Profiler Report\n")
+    assert "local_steps" not in test  # the fit has its own table
+    assert "[Federation]evaluation" in test
 
 
 def test_statistics_that_every_rank_has_are_not_to_be_reduced():

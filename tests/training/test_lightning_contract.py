@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
@@ -67,6 +68,15 @@ def test_the_server_steps_inside_manual_optimisation():
     order = [source.index(part) for part in ("on_run_start", "advance", "on_run_end")]
     assert order == sorted(order), "optimizer steps are counted between on_run_start and on_run_end"
     assert "_step_supports_amp_scaling" in inspect.getsource(torch.amp.grad_scaler.GradScaler.step)
+
+
+def test_the_report_of_the_simple_profiler_has_rows():
+    profiler = SimpleProfiler()
+    with profiler.profile("action"):
+        pass
+    [(name, mean, calls, total, share)], _, seconds = profiler._make_report_extended()
+    assert (name, calls, mean) == ("action", 1, total)
+    assert share == 100 * total / seconds
 
 
 def test_the_trainer_installs_the_loops():
