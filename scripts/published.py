@@ -544,3 +544,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keep(RESULTS, lambda _: "", **record)
     if given.flamby or given.pfllib:
         keep(RESULTS, page, **facts())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """Published tables: clients by the authors' rules, figures of their files, and the page of the record."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -120,3 +121,11 @@ def test_settings_are_read_by_the_command_line(setting, parser):
     for run in setting.runs("")[:: len(setting.seeds)]:
         read = parser.parse_args(["--config", str(config), *run.arguments])
         assert read.seed_everything == setting.seeds[0]
+
+
+def test_every_program_of_scripts_runs_its_main():
+    """A program whose last lines are lost does nothing and ends with status 0."""
+    for path in sorted(Path(published.__file__).parent.glob("*.py")):
+        body = ast.parse(path.read_text()).body
+        if any(isinstance(one, ast.FunctionDef) and one.name == "main" for one in body):
+            assert ast.unparse(body[-1]) == "if __name__ == '__main__':\n    main()", path.name
