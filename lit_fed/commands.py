@@ -28,7 +28,13 @@ from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_new_folder, check_table_format, new_folder, write_table
+from lit_fed.training.output import (
+    check_new_folder,
+    check_table_format,
+    new_folder,
+    write_predictions,
+    write_table,
+)
 from lit_fed.training.refusals import refuse_remote
 
 if TYPE_CHECKING:
@@ -93,7 +99,7 @@ def personalize(
             return None
         table, predictions, results = unseen_tables(served, data, module)
         write_table(table, partial / "clients.csv")
-        write_table(predictions, partial / f"predictions.{format}")
+        write_predictions(predictions, partial / f"predictions.{format}")
     if results:
         report.print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
     sys.stdout.write(f"{served_in_words(served, data, module.federation.without_samples)}results: {folder}\n")

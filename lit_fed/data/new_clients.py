@@ -67,6 +67,7 @@ class NewClients(LightningDataModule):
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
+        files: paths of all test samples, client after client; None: they have no files.
         held_out: whether a share of each client's samples was held out, as in tables whose rows all have labels and no
             split, unless only one client is served.
 
@@ -92,6 +93,8 @@ class NewClients(LightningDataModule):
                 f"--use_states is true, and {', '.join(new)} took no part in the training; leave it out",
             )
             given = sorted(given, key=lambda one: numbers[one.name] or 0)
+        own = [one.files for one in given if one.files is not None]
+        self.files = np.concatenate(own) if own else None
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in given])
         clients = [
             checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays, inputs=facts.inputs_of)
@@ -179,7 +182,8 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
             known = set(samples.labelled[test])
             require(len(known) == 1, f"{place}: only some of its test samples have a label; label all or none")
             arrays |= {"x_test": samples.x[test]} | ({"y_test": samples.y[test]} if True in known else {})
-        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place)))
+        files = None if samples.files is None else samples.files[test]
+        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place), files=files))
     return clients
 
 

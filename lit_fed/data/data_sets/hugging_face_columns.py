@@ -12,6 +12,7 @@ from lit_fed.data.data_sets.base import (
     matched_classes,
     picture_array,
     require,
+    say_resized,
     stacked_samples,
     with_words,
     without_ghostscript,
@@ -163,7 +164,7 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
     without_ghostscript()
     datasets, hub = (importlib.import_module(one) for one in ("datasets", "huggingface_hub.constants"))
     caches = datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, hub.HF_HUB_CACHE
-    arrays, places = [], []
+    arrays, places, sizes = [], [], []
     for part in parts:
         feature, total = part.rows.features[name], len(part.rows)
         alone = part.rows.select_columns([name]).with_format(None).cast_column(name, datasets.Image(decode=False))
@@ -184,4 +185,7 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
                     f"{places[-1]} cannot be decoded ({error}); replace it, or leave the row out"
                 ) from error
             arrays.append(picture_array(image, size, places[-1]))
+            sizes.append(image.size)
+    if size is not None:
+        say_resized(sizes, (size[1], size[0]))
     return stacked_samples(arrays, places, fix="set --data.dataset.image_size")
