@@ -161,12 +161,9 @@ def shown(monkeypatch, module, data):
     return found
 
 
-def fitted(algorithm, *, num_clients=4, **settings):
-    trainer, module, data = (
-        quiet_trainer(1),
-        FederatedModule(algorithm, **settings),
-        FederatedDataModule(num_clients=num_clients),
-    )
+def fitted(algorithm, *, num_clients=4, sampling="uniform", **settings):
+    trainer, module = quiet_trainer(1), FederatedModule(algorithm, **settings)
+    data = FederatedDataModule(num_clients=num_clients, client_sampling=sampling)
     trainer.fit(module, datamodule=data)
     return trainer, module, data
 
@@ -194,6 +191,6 @@ def test_of_many_clients_each_shows_one_sample(monkeypatch):
 
 
 def test_private_runs_show_no_sample(monkeypatch):
-    privacy = ClientPrivacy(noise_multiplier=1.0, delta=1e-3)
-    _, module, data = fitted(FedAvg(), privacy=privacy)
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-3)
+    _, module, data = fitted(FedAvg(), sampling="poisson", privacy=privacy)
     assert not shown(monkeypatch, module, data)

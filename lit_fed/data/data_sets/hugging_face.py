@@ -45,7 +45,7 @@ from lit_fed.data.data_sets.rows import TableRows
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, is_below
 from lit_fed.system.foreign_files import yaml_value
-from lit_fed.system.packages import optional_package, without_hub
+from lit_fed.system.packages import hub_or_cache, optional_package
 
 __all__ = ["NUM_BYTE_TOKENS", "HuggingFace", "byte_tokens", "next_tokens", "token_lists", "word_tokens"]
 
@@ -201,7 +201,7 @@ class HuggingFace(PooledDataSet):
                 return datasets.Dataset.from_dict(columns, kinds)
             place = str(folder) if folder.is_dir() else self.path
             _check_card(folder, option)
-            with without_hub(folder.is_dir()):
+            with hub_or_cache(folder.is_dir()):
                 return datasets.load_dataset(place, self.name, revision=self.revision)
         except ConfigError:
             raise
@@ -498,7 +498,7 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
 def _tokenizing(place: str) -> Iterator[None]:
     """Name the tokenizer in an error of its library, whose panics in Rust are no `Exception`."""
     try:
-        with without_hub(given_path(place.partition(" ")[2], PLACE).exists()):
+        with hub_or_cache(given_path(place.partition(" ")[2], PLACE).exists()):
             yield
     except (ConfigError, KeyboardInterrupt, SystemExit):
         raise
