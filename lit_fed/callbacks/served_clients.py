@@ -120,7 +120,8 @@ def served_in_words(served: ServedClients, data: NewClients, without_samples: st
     if data.held_out:
         said += (
             f"every row has a label, so {HELD_OUT:.0%} of each client's were held out and measured; a column `split` "
-            "(train, test) says which, and an empty label that a row is predicted\n"
+            "(train, test), or text files of these names in a client's folder, say which, and an empty label says that "
+            "a row is predicted\n"
         )
     elif not total:
         said += (

@@ -3,6 +3,7 @@
 FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone; after training
                                 on several inputs <name>_train and <name>_test of each in place of x_train and x_test
 FOLDER/<client>/<class>/*.png   after training on images, with FOLDER/<client>/*.png (optional), which are predicted
+FOLDER/<client>.jsonl, .txt     after training on texts, a file or a folder of files for each client, see `texts.py`
 FOLDER/<client>/images/*.png    after training on masks, with <client>/masks/*.png of those to adapt on
 FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
@@ -29,9 +30,11 @@ from lit_fed.data.data_sets.client_folder import (
     read_files,
     to_population,
 )
+from lit_fed.data.data_sets.hugging_face import HuggingFace
 from lit_fed.data.data_sets.image_folder import ImageFolder, visible_entries
 from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
+from lit_fed.data.data_sets.texts import text_clients
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import (
@@ -140,6 +143,8 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
         return read_later(root, facts.columns, facts.class_names)
     more = "" if facts.columns is None else ", or a table with the columns of the training's"
     require(root.is_dir(), f"--clients {root}: no such folder; pass {npz}{more}")
+    if text_clients(root) is not None:
+        return _texts(root, facts, npz)
     clients = read_files(root, (), ARRAYS, () if facts.inputs is None else facts.inputs.names)
     if not clients and any(entry.is_dir() for entry in visible_entries(root)):
         return _pictures(root, facts, npz)
@@ -152,6 +157,22 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
         require(bool(stored), f"{client.sources['train']}: has none of the inputs of the training; save {wanted} in it")
     length = None if facts.target.continuous or len(facts.label_shape) != 1 else facts.label_shape[0]
     return packed(clients, facts.inputs, length)
+
+
+def _texts(root: Path, facts: TrainingFacts, npz: str) -> Samples:
+    known = facts.texts
+    if known is None:
+        raise ConfigError(
+            f"--clients {root}: has files of texts, and the checkpoint was not trained on such; pass {npz}"
+        )
+    reader = HuggingFace(str(root), num_classes=max(facts.target.num_classes, 2), **known._asdict())
+    samples = reader.later(facts.class_names, continuous=facts.target.continuous)
+    require(
+        samples.stored_type == facts.stored_type,
+        f"--clients {root}: the tokenizer {known.tokenizer} has other words than in the training; give the one of the "
+        "training in its place",
+    )
+    return samples
 
 
 def _pictures(root: Path, facts: TrainingFacts, npz: str) -> Samples:

@@ -280,7 +280,8 @@ def prediction_table(
         instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
         the probability that it is 1, `p_0`, …; of vectors each entry has the first two. Positions with many classes,
         as those of texts, have the probabilities of their label and of the prediction alone, `p_label` and
-        `p_prediction`. Of masks `label` and `prediction` are arrays [height, width], and `accuracy` is the share of
+        `p_prediction`; next tokens of texts are words instead of numbers, and positions that do not count have no row.
+        Of masks `label` and `prediction` are arrays [height, width], and `accuracy` is the share of
         labelled pixels that are predicted. Responsibilities are `q_0` … `q_{M-1}`.
     """
     target = facts.target
@@ -302,7 +303,16 @@ def prediction_table(
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if not len(served.labels):  # clients adapted on all their samples
         return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
-    return pd.DataFrame(columns | _columns_of(served, facts))
+    table = pd.DataFrame(columns | _columns_of(served, facts))
+    if not _holds_tokens(facts) or target.ignored is None:
+        return table
+    counted = served.labels.flatten() != target.ignored
+    return table[counted.numpy()].reset_index(drop=True)
+
+
+def _holds_tokens(facts: TrainingFacts) -> bool:
+    """Whether labels are the next tokens of texts."""
+    return facts.texts is not None and facts.texts.next_token
 
 
 def _columns_of(served: Predictions, facts: TrainingFacts) -> dict[str, Any]:
@@ -317,7 +327,11 @@ def _columns_of(served: Predictions, facts: TrainingFacts) -> dict[str, Any]:
     if target.continuous:
         values = served.labels.flatten(), target.shown(served.log_prob)
         return {name: target.in_units(one).numpy() for name, one in zip(("label", "prediction"), values, strict=True)}
-    return _class_columns(served, target, facts.class_names)
+    if not _holds_tokens(facts):
+        return _class_columns(served, target, facts.class_names)
+    assert facts.texts is not None
+    columns = _class_columns(served, target, None)
+    return columns | {name: facts.texts.words(columns[name]) for name in ("label", "prediction")}
 
 
 def _class_columns(served: Predictions, target: Target, class_names: tuple[str, ...] | None) -> dict[str, Any]:

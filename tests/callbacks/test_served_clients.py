@@ -27,7 +27,7 @@ TRAINER = SimpleNamespace(
 
 
 def facts(target, class_names=None, label_shape=()):
-    return SimpleNamespace(target=target, class_names=class_names, label_shape=label_shape)
+    return SimpleNamespace(target=target, class_names=class_names, label_shape=label_shape, texts=None)
 
 
 def block(client_ids, sizes, labels, log_prob, states=()):

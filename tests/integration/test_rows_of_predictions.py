@@ -93,7 +93,7 @@ class Texts:
 
 
 def test_texts_have_the_probability_of_their_label_and_of_the_best_token():
-    facts = SimpleNamespace(target=Sequences(30, ignore_index=-100), class_names=None, label_shape=(2,))
+    facts = SimpleNamespace(target=Sequences(30, ignore_index=-100), class_names=None, label_shape=(2,), texts=None)
     table = prediction_table(Texts(), {0: "ann"}, facts)
     assert table.columns.tolist()[-4:] == ["label", "prediction", "p_label", "p_prediction"]
     assert table["prediction"].tolist() == [3, 5, 3, 0]

@@ -140,6 +140,7 @@ class DataSet(ABC):
             checkpoint that alone names such a class is refused.
         normalisation: constants of the inputs' normalisation, kept in checkpoints for unseen clients; None: none, or
             learned from samples and kept in `Population`.
+        texts: how texts become tokens, if inputs are texts: `Texts`, kept in checkpoints for unseen clients.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -149,6 +150,7 @@ class DataSet(ABC):
     is_remote: ClassVar[bool] = False
     reaches: ClassVar[Mapping[str, str]] = {}
     normalisation: ClassVar[Normalisation | None] = None
+    texts: ClassVar[Any] = None
 
     @property
     def unsaid(self) -> Literal["labels", "task"] | None:

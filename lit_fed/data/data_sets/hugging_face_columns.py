@@ -18,6 +18,7 @@ from lit_fed.data.data_sets.base import (
     without_ghostscript,
 )
 from lit_fed.data.data_sets.rows import TableRows, is_numeric, joined, missing_values
+from lit_fed.data.data_sets.texts import is_chat
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import is_below
 
@@ -48,7 +49,7 @@ def kind_of(feature: Any) -> InputKind | None:
     """Kind of a column with this feature of `datasets` as inputs; None: cannot be an input."""
     if type(feature).__name__ in ("Image", "ClassLabel"):
         return "image" if type(feature).__name__ == "Image" else "classes"
-    if getattr(feature, "dtype", None) in ("string", "large_string"):
+    if getattr(feature, "dtype", None) in ("string", "large_string") or is_chat(feature):
         return "text"
     if declared_classes(feature) is not None:  # in lists: a set, or a class at each position?
         return None
