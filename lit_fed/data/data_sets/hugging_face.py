@@ -103,7 +103,8 @@ class HuggingFace(PooledDataSet):
 
     Args:
         path: a folder of `save_to_disk`, or of files that `load_dataset` reads; else a hub name OWNER/NAME. In a folder
-            of .txt files a file is a client and a line a row, unless the names are those of splits.
+            of .txt and .jsonl files without `client_column` a file or subfolder is a client and a line a text, or a
+            chat in the tokenizer's template, unless the names are those of splits.
         name: configuration of the data set, as in `load_dataset`.
         split: splits to read and pool, such as `train` or `train+test`; null: train, validation and test, each in its
             role.
