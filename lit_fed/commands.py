@@ -69,7 +69,7 @@ def personalize(
             `split`, are predicted; if every row has a label and there is no column `split`, a fifth of each
             client's rows is held out and measured. After training on pictures with named classes also a folder of
             pictures for each client; after training on masks its `images`, of which those with one in `masks` are
-            adapted on. After training on texts a folder of texts, as in `HuggingFace`. Several inputs are `<name>_train`
+            adapted on. After training on texts a folder of texts, see `HuggingFace`. Several inputs are `<name>_train`
             and `<name>_test` in place of x_train and x_test.
         output: new or empty folder for clients.csv, predictions and `states/<client>.pt`.
         format: file format of the predictions.
