@@ -83,7 +83,8 @@ def _add_files(parser: PlainParser) -> None:
 def _add_folders(parser: PlainParser) -> None:
     parser.add_argument(
         "--data.root", dest="root", required=True, metavar="DIR",
-        help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
+        help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train; or with "
+        "texts.json and texts of these clients",
     )  # fmt: skip
     parser.add_argument(
         "--states", required=True, metavar="DIR",

@@ -39,7 +39,7 @@ from lit_fed.system.readers import (
 
 __all__ = [
     "FACTS", "FLAG", "INPUTS", "LARGE", "MOST_CLASSES", "MOST_NUMBERS", "POSITIVE", "SAMPLES", "SEED", "SHAPE", "SHARE",
-    "TrainingFacts", "digests_in", "known_names", "name_digests",
+    "TEXTS_FORM", "TrainingFacts", "digests_in", "known_names", "name_digests",
 ]  # fmt: skip
 
 MOST_NUMBERS = 10_000_000
@@ -94,12 +94,10 @@ COLUMNS = record(
 """Columns of a table, see `TableColumns`."""
 
 
-TEXTS = record(
-    {
-        **dict.fromkeys(("tokenizer", "prompt_column"), optional(TEXT)), "label_column": TEXT,
-        **dict.fromkeys(("next_token", "packed"), FLAG), "max_length": POSITIVE,
-    }
-)  # fmt: skip
+TEXTS_FORM: dict[str, Reader] = {
+    **dict.fromkeys(("tokenizer", "prompt_column"), optional(TEXT)), "label_column": TEXT,
+    **dict.fromkeys(("next_token", "packed"), FLAG), "max_length": POSITIVE,
+}  # fmt: skip
 """Texts and their tokens, see `Texts`."""
 
 
@@ -133,7 +131,7 @@ FACTS: dict[str, Reader] = {
     "class_names": optional(NAMES), "columns": optional(COLUMNS), "augment": optional(text(4096)),
     "sampling_probability": SHARE, "capped_samples": SAMPLES, "total_positions": SAMPLES, "stored_type": text(16),
     "learned": NAMES, "label_scale": optional(tuple_of(number(), number())), "inputs": optional(INPUTS),
-    "texts": optional(TEXTS),
+    "texts": optional(record(TEXTS_FORM)),
     **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(_vector)),
     "of_clients": keyed(one_of(*BY_CLIENT), _vector, len(BY_CLIENT)),
 }  # fmt: skip
