@@ -28,7 +28,13 @@ from lit_fed.system.packages import DataFrame
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_new_folder, check_table_format, new_folder, write_table
+from lit_fed.training.output import (
+    check_new_folder,
+    check_table_format,
+    new_folder,
+    write_predictions,
+    write_table,
+)
 from lit_fed.training.refusals import refuse_remote
 
 if TYPE_CHECKING:
@@ -63,7 +69,8 @@ def personalize(
             `split`, are predicted; if every row has a label and there is no column `split`, a fifth of each
             client's rows is held out and measured. After training on pictures with named classes also a folder of
             pictures for each client; after training on masks its `images`, of which those with one in `masks` are
-            adapted on. Several inputs are `<name>_train` and `<name>_test` in place of x_train and x_test.
+            adapted on. After training on texts a folder of texts, see `HuggingFace`. Several inputs are `<name>_train`
+            and `<name>_test` in place of x_train and x_test.
         output: new or empty folder for clients.csv, predictions and `states/<client>.pt`.
         format: file format of the predictions.
         unknown_categories: a text that no training row of a table holds is an `error`, or `zeros` in all inputs of
@@ -93,7 +100,7 @@ def personalize(
             return None
         table, predictions, results = unseen_tables(served, data, module)
         write_table(table, partial / "clients.csv")
-        write_table(predictions, partial / f"predictions.{format}")
+        write_predictions(predictions, partial / f"predictions.{format}")
     if results:
         report.print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
     sys.stdout.write(f"{served_in_words(served, data, module.federation.without_samples)}results: {folder}\n")

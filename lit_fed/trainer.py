@@ -33,7 +33,7 @@ from lit_fed.system.packages import DataFrame
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_table_file, prediction_table, source_columns, write_table
+from lit_fed.training.output import check_table_file, prediction_table, source_columns, write_predictions
 from lit_fed.training.profiler import RoundProfiler
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import KEYWORDS, RoundLogger, writing
@@ -296,7 +296,8 @@ class FederatedTrainer(Trainer):
             population: clients in training (`seen`) or held out of it (`unseen`), if the test measures them.
             split: predicted samples.
             output: `.csv` or `.parquet` file for the table: a row for each sample, by client and in the order of the
-                client's split, with the probability of every class, or for regression the predicted value. Null writes
+                client's split, with the probability of every class, or for regression the predicted value; masks are
+                written as PNG files beside it. Null writes
                 none in Python, and on the command line `predictions.csv` in the run's folder.
             keep: columns of the table that are copied into the predictions.
             responsibilities: of a mixture, write the posterior probability of each component for each sample, given
@@ -325,10 +326,10 @@ class FederatedTrainer(Trainer):
         clients: Any = data.seen if population == "seen" else data.unseen
         source = source_columns(served.client_ids, clients, split, cells)
         names = dict(zip(clients.train.client_ids.tolist(), clients.names, strict=False))
-        table = prediction_table(served, names, module.target, module.facts.class_names, source)
+        table = prediction_table(served, names, module.facts, source)
         if path is not None:
             with owner_only(module.settings.is_private):
-                write_table(table, path)
+                write_predictions(table, path)
             sys.stdout.write(f"predictions: {path}\n")
         return None if return_predictions is False else table
 

@@ -146,9 +146,11 @@ class RunReport(FederatedCallback):
         table = client_table(populations_of(data_of(trainer)), module)
         write_table(table, folder / "clients.csv")
         if self.pictures:
+            from lit_fed.callbacks.sample_pictures import sample_pictures
             from lit_fed.pictures.run import draw
 
-            draw(folder, table, module.chosen_metrics.directions, self.formats)
+            samples = sample_pictures(module, data_of(trainer))
+            draw(folder, table, module.chosen_metrics.directions, self.formats, samples)
         summary.write(folder)
         sys.stdout.write(f"results: {folder}\n")
 

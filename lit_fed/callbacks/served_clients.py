@@ -120,7 +120,8 @@ def served_in_words(served: ServedClients, data: NewClients, without_samples: st
     if data.held_out:
         said += (
             f"every row has a label, so {HELD_OUT:.0%} of each client's were held out and measured; a column `split` "
-            "(train, test) says which, and an empty label that a row is predicted\n"
+            "(train, test), or text files of these names in a client's folder, say which, and an empty label says that "
+            "a row is predicted\n"
         )
     elif not total:
         said += (
@@ -155,14 +156,16 @@ def unseen_tables(
     """
     population = data.unseen
     names = dict(zip(population.train.client_ids.tolist(), population.names, strict=True))
-    class_names = module.facts.class_names
     pooled = _pooled(served, data.labelled, module.chosen_metrics)  # the table overwrites the predictions
-    predictions = prediction_table(served, names, module.target, class_names)
+    source = None if data.files is None else pd.DataFrame({"file": data.files})
+    predictions = prediction_table(served, names, module.facts, source)
     if not data.labelled.all():
-        numbers = not module.target.continuous and (class_names is None or module.target.vectors)
-        for column in [one for one in map(str, predictions) if one == "label" or one.startswith("label_")]:
-            label = predictions[column].astype("Int64") if numbers else predictions[column]
-            known = dict(zip(names, data.labelled.tolist(), strict=True))
+        known = dict(zip(names, data.labelled.tolist(), strict=True))
+        for column in [
+            one for one in map(str, predictions) if one in ("label", "accuracy") or one.startswith("label_")
+        ]:
+            label = predictions[column]
+            label = label.astype("Int64") if label.dtype.kind in "iu" else label
             predictions[column] = label.where(predictions["client_id"].map(known).astype(bool))
     sums = {name: getattr(served.scores, name).masked_fill(~data.labelled, 0) for name in ("samples", "loss", "hits")}
     scores = module.client_scores["unseen"] = served.scores._replace(**sums)

@@ -83,7 +83,8 @@ def _add_files(parser: PlainParser) -> None:
 def _add_folders(parser: PlainParser) -> None:
     parser.add_argument(
         "--data.root", dest="root", required=True, metavar="DIR",
-        help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
+        help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train; or with "
+        "texts.json and texts of these clients",
     )  # fmt: skip
     parser.add_argument(
         "--states", required=True, metavar="DIR",
@@ -259,7 +260,7 @@ def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
 
 def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:
     """Serve clients, and print and write the results."""
-    from lit_fed.training.output import write_table
+    from lit_fed.training.output import write_predictions, write_table
     from lit_fed.training.peft_folder import save_client
 
     if command == "export":
@@ -271,7 +272,7 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
         if command == "measure":
             sys.stdout.write(table.to_string(index=False) + "\n")
         if path is not None:
-            write_table(table, path)
+            (write_predictions if command == "predict" else write_table)(table, path)
     if path is not None:
         sys.stdout.write(f"{'model' if command == 'export' else 'table'}: {path}\n")
 
@@ -282,7 +283,7 @@ def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> 
 
     names = kept.names
     if command == "predict":
-        tables = [prediction_table(block, names, kept.facts.target) for block in kept.predict(clients, split)]
+        tables = [prediction_table(block, names, kept.facts) for block in kept.predict(clients, split)]
         return pd.concat(tables, ignore_index=True)
     scores = kept.measure(clients, split)
     seen = ["seen" if one < kept.facts.num_clients else "unseen" for one in clients]

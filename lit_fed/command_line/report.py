@@ -46,7 +46,7 @@ STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --page: #fff; --head: #f3f5f8; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e3e7ed; --soft: #9aa5b4; --line: #343c47; --page: #14181e; --head: #1d232b; }
-  figure img { filter: invert(1) hue-rotate(180deg); }
+  figure:not(.samples) img { filter: invert(1) hue-rotate(180deg); }
 }
 body { margin: 2rem auto; padding: 0 1.2rem; max-width: 64rem; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
@@ -186,8 +186,11 @@ def _figure(figure: Any, caption: str) -> str:
     """A figure inside the page."""
     held, said = io.BytesIO(), escape(caption)
     figure.savefig(held, format="svg", transparent=True, metadata=style.UNDATED[".svg"])
-    source = f"data:image/svg+xml;base64,{base64.b64encode(held.getvalue()).decode()}"
-    return f'<figure><img src="{source}" alt="{said}"><figcaption>{said}</figcaption></figure>'
+    return f"<figure>{_image(held.getvalue(), 'svg+xml', said)}<figcaption>{said}</figcaption></figure>"
+
+
+def _image(content: bytes, kind: str, said: str) -> str:
+    return f'<img src="data:image/{kind};base64,{base64.b64encode(content).decode()}" alt="{said}">'
 
 
 def _note(text: str) -> str:
@@ -228,7 +231,7 @@ class _Page(NamedTuple):
             "<h2>What was run</h2>", _table(*self.facts(), words=4),
             "<h2>Results</h2>", _table(*results),
             _note(f"Test {self.metric}, mean over clients, {about}. Unseen clients took no part in the training."),
-            *self.other_metrics(), "<h2>Figures</h2>", self.figures(),
+            *self.other_metrics(), "<h2>Figures</h2>", self.figures(), *self.pictures(),
             "<h2>Clients that lose</h2>", self.losers(losses),
             *self.samples(), *self.alike(), "<h2>All clients</h2>", *self.clients(),
             "<h2>Costs</h2>", _table(*self.costs()), _note("All clients and rounds; means over seeds."),
@@ -289,6 +292,17 @@ class _Page(NamedTuple):
             for name, figure in comparison_figures(self.groups, self.metric).items():
                 parts.append(_figure(figure, name.replace("_vs_", " against ").replace("_", " ")))
         return f'<div class="figures">{"".join(parts)}</div>'
+
+    def pictures(self) -> list[str]:
+        """Test samples of the first run of each group that has drawn some; they would identify clients."""
+        parts = []
+        for name, runs in () if self.anonymous else self.groups:
+            drawn = [path for run in runs if (path := run.folder / "plots" / style.SAMPLES).is_file()]
+            for path in drawn[:1]:
+                said = escape(f"{name}: the first test samples of the first clients, with their predictions")
+                image = _image(path.read_bytes(), "png", said)
+                parts.append(f'<figure class="samples">{image}<figcaption>{said}</figcaption></figure>')
+        return parts
 
     def losses(self) -> list[_Loss]:
         """Every group beside every baseline with the same clients; none if the metric has no known direction."""

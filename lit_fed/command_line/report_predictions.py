@@ -22,6 +22,9 @@ OWN = ("client", "client_id", "sample", "row", "label", "prediction")
 CHANCES = "p_"
 """Beginning of the columns with the probability of a class."""
 
+OF_TOKENS = ["label", "prediction"]
+"""What stands in the place of classes if there are many: the probability of the label, and of the prediction."""
+
 BINS = 10
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))
@@ -44,7 +47,7 @@ class Predictions(NamedTuple):
         path = folder / "predictions.csv"
         if not path.is_file():
             return None
-        frame = pd.read_csv(path, dtype={"client": str})
+        frame = pd.read_csv(path, dtype={"client": str}, keep_default_na=False, na_values=[""])  # NA may be a label
         if not {"label", "prediction"} <= set(frame.columns):
             return None
         frame = frame[frame["label"].notna()]
@@ -58,7 +61,7 @@ class Predictions(NamedTuple):
     @property
     def positive(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Whether each label is the second of two classes, and its probability; None for other labels."""
-        if len(self.classes) != 2:
+        if len(self.classes) != 2 or self.classes == OF_TOKENS:
             return None
         name = self.classes[1]
         return (self.frame["label"].astype(str) == name).to_numpy(), self.frame[CHANCES + name].to_numpy(float)

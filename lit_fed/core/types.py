@@ -366,7 +366,8 @@ class Population(NamedTuple):
     stored_type: str = ""  # in which inputs were stored, see `Samples`: uint8 is scaled; "": not known
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
-    rows: tuple[Tensor, ...] | None = None  # [n] of each split, position of each sample in the table; None: no table
+    rows: tuple[Tensor, ...] | None = None  # [n] of each split, position of each sample in the table or in `files`
+    files: Any = None  # [N] array of texts, paths of all samples of the data set; None: no files
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:
@@ -377,6 +378,12 @@ class Population(NamedTuple):
         """The clients with each split changed."""
         train, val, test = map(change, self.splits)
         return self._replace(train=train, val=val, test=test)
+
+    def rows_of(self, split: int, positions: Tensor) -> Tensor:
+        """`rows` of the clients at these positions [C] in one split."""
+        assert self.rows is not None
+        offsets, rows = self.splits[split].offsets, self.rows[split]
+        return torch.cat([rows[offsets[one] : offsets[one + 1]] for one in positions.tolist()])
 
     @property
     def num_measured(self) -> int:

@@ -20,6 +20,7 @@ from lit_fed.core.types import Split
 from lit_fed.data.data_sets.base import Normalisation, input_array
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.data_sets.fills import Imputation
+from lit_fed.data.data_sets.texts import Texts
 from lit_fed.system.checked_archive import tensor
 from lit_fed.system.readers import (
     FormError,
@@ -38,7 +39,7 @@ from lit_fed.system.readers import (
 
 __all__ = [
     "FACTS", "FLAG", "INPUTS", "LARGE", "MOST_CLASSES", "MOST_NUMBERS", "POSITIVE", "SAMPLES", "SEED", "SHAPE", "SHARE",
-    "TrainingFacts", "digests_in", "known_names", "name_digests",
+    "TEXTS_FORM", "TrainingFacts", "digests_in", "known_names", "name_digests",
 ]  # fmt: skip
 
 MOST_NUMBERS = 10_000_000
@@ -93,6 +94,13 @@ COLUMNS = record(
 """Columns of a table, see `TableColumns`."""
 
 
+TEXTS_FORM: dict[str, Reader] = {
+    **dict.fromkeys(("tokenizer", "prompt_column"), optional(TEXT)), "label_column": TEXT,
+    **dict.fromkeys(("next_token", "packed"), FLAG), "max_length": POSITIVE,
+}  # fmt: skip
+"""Texts and their tokens, see `Texts`."""
+
+
 def _target(value: Any, place: str) -> tuple[Any, ...]:
     """Kind, number of classes (0 for some that settings name), positions or not, and a label to ignore, if any."""
     ignored = [whole(-(2**31), 2**31)] if isinstance(value, list | tuple) and len(value) == 4 else []
@@ -123,6 +131,7 @@ FACTS: dict[str, Reader] = {
     "class_names": optional(NAMES), "columns": optional(COLUMNS), "augment": optional(text(4096)),
     "sampling_probability": SHARE, "capped_samples": SAMPLES, "total_positions": SAMPLES, "stored_type": text(16),
     "learned": NAMES, "label_scale": optional(tuple_of(number(), number())), "inputs": optional(INPUTS),
+    "texts": optional(record(TEXTS_FORM)),
     **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(_vector)),
     "of_clients": keyed(one_of(*BY_CLIENT), _vector, len(BY_CLIENT)),
 }  # fmt: skip
@@ -152,6 +161,7 @@ class TrainingFacts(Terms):
     stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
     class_counts: Tensor | None = None  # [C] int64 training labels of each class, if the loss needs them
     inputs: NamedInputs | None = None  # inputs that a sample concatenates; None: a single input
+    texts: Texts | None = None  # how texts became the inputs; None: they are no texts
 
     @property
     def dtype(self) -> torch.dtype:
@@ -205,6 +215,7 @@ class TrainingFacts(Terms):
             groups=None,
             attackers=None,
             columns=None,
+            texts=None,
             class_names=None,
             named=None,
             sizes=None,
@@ -221,6 +232,7 @@ class TrainingFacts(Terms):
             "normalisation": None if constants is None else (constants.mean, constants.std),
             "columns": None if self.columns is None else self.columns.plain(),
             "inputs": None if self.inputs is None else self.inputs.plain(),
+            "texts": None if self.texts is None else self.texts._asdict(),
             "groups": None if self.groups is None else _narrowed(self.groups),
             "sizes": None if self.sizes is None else _narrowed(self.sizes),
         }
@@ -244,7 +256,8 @@ class TrainingFacts(Terms):
             given["target"] = given["target"].standardised(given["label_scale"])
         given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
         given["columns"] = None if columns is None else TableColumns.from_plain(columns)
-        inputs = plain.get("inputs")
+        texts, inputs = plain.get("texts"), plain.get("inputs")
+        given["texts"] = None if texts is None else Texts(**texts)
         given["inputs"] = None if inputs is None else NamedInputs.from_plain(inputs)
         for name in ("groups", "sizes"):
             given[name] = None if plain.get(name) is None else plain[name].long()

@@ -20,6 +20,7 @@ from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.augmentation import check_augmentation, mask_form, written_out
 from lit_fed.data.data_sets.base import ANY_SEED, DataSet, Names, Normalisation, names_of
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.texts import TOKENS
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
@@ -406,6 +407,7 @@ class FederatedDataModule(LightningDataModule):
             total_positions=self._num_positions() if weighting == "positions" else 0,
             stored_type="" if either else self.seen.stored_type,
             inputs=self.seen.inputs,
+            texts=self.dataset.texts if self.seen.stored_type.startswith(TOKENS) else None,
         )
 
     def _num_positions(self) -> int:

@@ -3,6 +3,7 @@
 FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone; after training
                                 on several inputs <name>_train and <name>_test of each in place of x_train and x_test
 FOLDER/<client>/<class>/*.png   after training on images, with FOLDER/<client>/*.png (optional), which are predicted
+FOLDER/<client>.jsonl, .txt     after training on texts, a file or a folder of files for each client, see `texts.py`
 FOLDER/<client>/images/*.png    after training on masks, with <client>/masks/*.png of those to adapt on
 FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
@@ -29,9 +30,11 @@ from lit_fed.data.data_sets.client_folder import (
     read_files,
     to_population,
 )
+from lit_fed.data.data_sets.hugging_face import HuggingFace
 from lit_fed.data.data_sets.image_folder import ImageFolder, visible_entries
 from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
+from lit_fed.data.data_sets.texts import text_clients
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import (
@@ -67,6 +70,7 @@ class NewClients(LightningDataModule):
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
+        files: paths of all test samples, client after client; None: they have no files.
         held_out: whether a share of each client's samples was held out, as in tables whose rows all have labels and no
             split, unless only one client is served.
 
@@ -92,6 +96,8 @@ class NewClients(LightningDataModule):
                 f"--use_states is true, and {', '.join(new)} took no part in the training; leave it out",
             )
             given = sorted(given, key=lambda one: numbers[one.name] or 0)
+        own = [one.files for one in given if one.files is not None]
+        self.files = np.concatenate(own) if own else None
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in given])
         clients = [
             checked(_completed(one, facts), may_lack_training="x_train" not in one.arrays, inputs=facts.inputs_of)
@@ -137,6 +143,8 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
         return read_later(root, facts.columns, facts.class_names)
     more = "" if facts.columns is None else ", or a table with the columns of the training's"
     require(root.is_dir(), f"--clients {root}: no such folder; pass {npz}{more}")
+    if text_clients(root) is not None:
+        return _texts(root, facts, npz)
     clients = read_files(root, (), ARRAYS, () if facts.inputs is None else facts.inputs.names)
     if not clients and any(entry.is_dir() for entry in visible_entries(root)):
         return _pictures(root, facts, npz)
@@ -149,6 +157,22 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
         require(bool(stored), f"{client.sources['train']}: has none of the inputs of the training; save {wanted} in it")
     length = None if facts.target.continuous or len(facts.label_shape) != 1 else facts.label_shape[0]
     return packed(clients, facts.inputs, length)
+
+
+def _texts(root: Path, facts: TrainingFacts, npz: str) -> Samples:
+    known = facts.texts
+    if known is None:
+        raise ConfigError(
+            f"--clients {root}: has files of texts, and the checkpoint was not trained on such; pass {npz}"
+        )
+    reader = HuggingFace(str(root), num_classes=max(facts.target.num_classes, 2), **known._asdict())
+    samples = reader.later(facts.class_names, continuous=facts.target.continuous)
+    require(
+        samples.stored_type == facts.stored_type,
+        f"--clients {root}: the tokenizer {known.tokenizer} has other words than in the training; give the one of the "
+        "training in its place",
+    )
+    return samples
 
 
 def _pictures(root: Path, facts: TrainingFacts, npz: str) -> Samples:
@@ -179,7 +203,8 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
             known = set(samples.labelled[test])
             require(len(known) == 1, f"{place}: only some of its test samples have a label; label all or none")
             arrays |= {"x_test": samples.x[test]} | ({"y_test": samples.y[test]} if True in known else {})
-        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place)))
+        files = None if samples.files is None else samples.files[test]
+        clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place), files=files))
     return clients
 
 

@@ -114,6 +114,7 @@ class KeptTraining:
         self.run, self.facts = path.parent.name, facts_from_json(sent["facts"], settings.target)
         self.settings = settings
         data = NodeData(root, states)
+        self.facts = self.facts._replace(texts=data.texts)
         self.left_out = data.keep_only(sent["ids"])
         self._check(data, sent["ids"])
         self.training = NodeTraining(session_name(sent), sent, settings, data, path.parent)

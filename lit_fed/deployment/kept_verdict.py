@@ -71,7 +71,7 @@ def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, Data
         served, own = (target.score(one, y)[1] for one in (mixed, by_itself))
         number = numbers[client]
         shown = Served(torch.tensor([number]), torch.tensor([len(y)]), y, mixed)
-        predicted.append(prediction_table(shown, {number: client}, target))
+        predicted.append(prediction_table(shown, {number: client}, one.facts))
         weights = {f"pi_{name}": weight for name, weight in zip(trainings, mixture.tolist(), strict=True)}
         rows.append(verdict_row(client, target, served, own, mixture, chance) | {"num_val": len(labels)} | weights)
     return pd.DataFrame(rows), pd.concat(predicted, ignore_index=True)

@@ -146,7 +146,7 @@ NODE_FACTS = record(
 
 
 # ---------------------------------------------------------------------- facts of a training
-PRIVATE = ("groups", "class_names", "columns", "attackers", "sizes", "named", "label_scale", "class_counts")
+PRIVATE = ("groups", "class_names", "columns", "attackers", "sizes", "named", "label_scale", "class_counts", "texts")
 """Facts of the server alone, see `TrainingFacts.public`."""
 
 OF_TRAINING = record(

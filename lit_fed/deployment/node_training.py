@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,10 +28,12 @@ from lit_fed.core import tree
 from lit_fed.core.networks.start import digest_of
 from lit_fed.core.seeds import Secret
 from lit_fed.core.segmentation import flat_masks
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Stage, Tree
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, Population, ServingBlock, Split, Stage, Tree
 from lit_fed.data.data_sets.client_folder import read_clients, to_population
-from lit_fed.data.facts import TrainingFacts
-from lit_fed.data.populations.build import select_clients
+from lit_fed.data.data_sets.hugging_face import HuggingFace
+from lit_fed.data.data_sets.texts import Texts
+from lit_fed.data.facts import TEXTS_FORM, TrainingFacts
+from lit_fed.data.populations.build import build_populations, select_clients
 from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.messages import SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
 from lit_fed.deployment.wire import TYPES, Packet, checked_tree, digest_of_question
@@ -41,11 +44,12 @@ from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.session import Session
 from lit_fed.settings import ModelSettings
 from lit_fed.system.files import whole_file
-from lit_fed.system.readers import FormError
+from lit_fed.system.readers import FormError, record
 
 __all__ = ["NodeData", "NodeStates", "NodeTraining", "node_key"]
 
 KEY_FILE = "key"
+TEXTS_FILE = "texts.json"
 KEY_BYTES = 32
 
 SAME_START = 1e-3
@@ -53,10 +57,18 @@ SAME_START = 1e-3
 
 
 class NodeData:
-    """The samples of a node's clients; folders as of `Node`."""
+    """The samples of a node's clients; folders as of `Node`.
+
+    Attributes:
+        populations: seen and unseen clients.
+        texts: how texts became their inputs; None: they are arrays.
+    """
 
     def __init__(self, root: Path, states: Path) -> None:
-        self._states = states
+        self._states, self.texts = states, _texts_in(root)
+        if self.texts is not None:
+            self.populations = _read_texts(root, self.texts)
+            return
         clients = read_clients(root)
         if not clients:
             raise ConfigError(
@@ -132,6 +144,29 @@ class NodeData:
                 for name, one in ((name, getattr(population, name)) for name in SPLITS)
             }
         return found
+
+
+def _texts_in(root: Path) -> Texts | None:
+    """How a node's clients of texts become tokens, from the file `texts.json`; None without it."""
+    path = root / TEXTS_FILE
+    if not path.is_file():
+        return None
+    defaults = HuggingFace(path=str(root)).texts
+    assert defaults is not None
+    try:
+        return defaults._replace(**record(TEXTS_FORM, may_miss=tuple(TEXTS_FORM))(json.loads(path.read_text()), "it"))
+    except (ValueError, FormError) as error:
+        raise ConfigError(f"{path}: {error}; give an object with some of {', '.join(TEXTS_FORM)}") from error
+
+
+def _read_texts(root: Path, texts: Texts) -> dict[str, Population]:
+    """The clients of `seen` and `unseen`; a fifth of the texts of each is tested, unless files name splits."""
+    seen, unseen = build_populations(HuggingFace(path=str(root), **texts._asdict()))
+    if seen.class_names is not None:
+        raise ConfigError(f"{root}: labels are texts, which other nodes may number otherwise; write whole numbers")
+    found = {"seen": seen, "unseen": unseen}
+    kind = str(seen.train.x.numpy().dtype)
+    return {name: one._replace(stored_type=kind) for name, one in found.items() if one is not None}
 
 
 class NodeStates:

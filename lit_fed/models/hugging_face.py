@@ -18,7 +18,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
-from lit_fed.system.packages import optional_package, without_hub
+from lit_fed.system.packages import hub_or_cache, optional_package
 
 __all__ = ["HuggingFaceCausalLM", "HuggingFaceClassifier", "silenced"]
 
@@ -57,7 +57,7 @@ class _HuggingFace(Network):
         )
         named = [one for one in (weights, config) if isinstance(one, str)]
         is_here = all(given_path(one, OPTION).exists() for one in named)
-        with silenced(library), without_hub(is_here):
+        with silenced(library), hub_or_cache(is_here):
             settings = _configuration(library, weights, config)
             _set_dropout(settings, dropout, config)
             _check_kind(library, settings, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout, image_shape
 from lit_fed.models.pretrained import SUFFIXES, fit_weights, read_weights
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
-from lit_fed.system.packages import optional_package
+from lit_fed.system.packages import hub_or_cache, optional_package
 
 __all__ = ["Timm"]
 
@@ -97,7 +98,8 @@ def _check_names(library: Any, name: str, pretrained: bool, weights: str | None,
 
 def _create(library: Any, name: str, pretrained: bool, given: dict[str, Any]) -> Any:
     try:
-        return library.create_model(name, pretrained=pretrained, **given)
+        with hub_or_cache(is_here=False) if pretrained else nullcontext():
+            return library.create_model(name, pretrained=pretrained, **given)
     except Exception as error:  # network, hub or option errors of any type
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         fix = "correct --model.network.name or --model.network.options"

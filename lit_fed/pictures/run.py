@@ -47,7 +47,8 @@ MOST_CURVES = 12
 
 
 def draw(
-    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",)
+    folder: Path, clients: pd.DataFrame, directions: Mapping[str, bool | None], formats: Sequence[str] = ("png",),
+    samples: Any | None = None,
 ) -> None:  # fmt: skip
     """Draw the figures of a run into `plots/`.
 
@@ -57,11 +58,13 @@ def draw(
         directions: whether larger is better, by the name of the metric; None: unknown. A chosen metric that stands
             first is drawn ahead of the accuracy.
         formats: formats of each figure, `png`, `pdf` or `svg`.
+        samples: the figure of test samples; None: there is none.
     """
     plots = folder / "plots"
     plots.mkdir(exist_ok=True)
     with mpl.rc_context(style.COLUMN):
-        for name, figure in _figures(folder, clients, directions):
+        figures = _figures(folder, clients, directions)
+        for name, figure in figures if samples is None else [*figures, (style.SAMPLES, samples)]:
             for suffix in formats:
                 style.save(figure, (plots / name).with_suffix(f".{suffix}"))
 

@@ -14,10 +14,14 @@ from lit_fed.metrics.scores import STATISTICS
 from lit_fed.system.files import whole_file
 
 __all__ = [
-    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "POPULATIONS", "STYLE", "UNDATED",
+    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "POPULATIONS", "SAMPLES", "STYLE",
+    "UNDATED",
     "byte_unit", "bytes_in_unit", "draw_curve", "draw_mean", "few_ticks", "frame", "legend_above", "literal", "look",
     "name_clients", "new_figure", "percent", "save", "scale_of", "short_name",
 ]  # fmt: skip
+
+SAMPLES = "test_samples.png"
+"""Name of the figure of test samples in the folder of a run's figures."""
 
 DPI = 200
 """Resolution of every figure."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 
-__all__ = ["DataFrame", "imported_later", "mpl", "nx", "optional_package", "pd", "without_hub"]
+__all__ = ["DataFrame", "hub_or_cache", "imported_later", "mpl", "nx", "optional_package", "pd"]
 
 
 def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
@@ -35,15 +36,38 @@ def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> 
 
 
 @contextmanager
-def without_hub(is_here: bool) -> Iterator[None]:
-    """Context in which Hugging Face's libraries reach no hub, if what is read `is_here`: its files may name others."""
+def hub_or_cache(is_here: bool) -> Iterator[None]:
+    """Context in which Hugging Face's libraries read their cache alone, if they are not to reach the hub, or cannot.
+
+    Args:
+        is_here: whether what is read lies on this machine; its files may name others, which are then not fetched.
+    """
     constants: Any = importlib.import_module("huggingface_hub.constants")
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or is_here
+    constants.HF_HUB_OFFLINE = before or is_here or not _hub_answers()
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+@cache
+def _hub_answers() -> bool:
+    """Whether the hub answers one request, asked once per process; a line says if it does not.
+
+    Otherwise the libraries would repeat each request for half a minute.
+    """
+    library = importlib.import_module("huggingface_hub")
+    address, seconds = library.constants.ENDPOINT, library.constants.HF_HUB_ETAG_TIMEOUT
+    try:
+        library.get_session().head(address, timeout=seconds)
+    except Exception as error:  # of the library's HTTP client, which differs between versions
+        notice(
+            f"{address} does not answer ({error or type(error).__name__}), so only what was loaded from it before is "
+            "read; HF_HUB_OFFLINE=1 skips this request"
+        )
+        return False
+    return True
 
 
 def imported_later(name: str) -> Any:

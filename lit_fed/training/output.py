@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.likelihood import Likelihood
+from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import MOST_CLASSES
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
 from lit_fed.system.packages import pd
@@ -27,7 +29,7 @@ from lit_fed.system.spreadsheets import quoted_table
 __all__ = [
     "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
     "check_writable", "new_folder", "prediction_table", "print_line", "print_rows", "source_columns",
-    "write_table",
+    "write_predictions", "write_table",
 ]  # fmt: skip
 
 TAKEN = ("client", "client_id", "sample", "row", "position", "label", "prediction")
@@ -150,6 +152,36 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
             quoted_table(table).to_csv(file, index=False)
 
 
+def write_predictions(table: pd.DataFrame, path: Path) -> None:
+    """Write a table of predictions as `write_table` does; of masks the table names files.
+
+    A mask is a PNG file of one channel, whose pixels are the predicted classes: `<table>_masks/<client>/<file>.png`
+    beside the table, with the name of the image's file, or else the number of the sample. The labels are left out.
+    """
+    if len(table) and isinstance(table["prediction"].iloc[0], np.ndarray):
+        masks = path.with_name(f"{path.stem}_masks")
+        files = [masks.joinpath(*_name_of_mask(row)) for row in table.to_dict("records")]
+        for file, classes in zip(files, table["prediction"], strict=True):
+            _write_mask(classes, file)
+        named = [file.relative_to(path.parent).as_posix() for file in files]
+        table = table.drop(columns="label").assign(prediction=named)
+    write_table(table, path)
+
+
+def _name_of_mask(row: Mapping[Any, Any]) -> tuple[str, str]:
+    client, image = str(row["client"]), row.get("file")
+    folder = client if Path(client).name == client else f"client {row['client_id']}"  # a name need not be a file's
+    return folder, f"{row['sample'] if image is None else Path(image).stem}.png"
+
+
+def _write_mask(classes: np.ndarray, path: Path) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        Image.fromarray(classes).save(file, "PNG")
+
+
 def print_line(line: str) -> None:
     """Print a line at once, also into a pipe."""
     sys.stdout.write(line + "\n")
@@ -232,16 +264,14 @@ class Predictions(Protocol):
 
 
 def prediction_table(
-    served: Predictions, names: Mapping[int, str], target: Target,
-    class_names: tuple[str, ...] | None = None, source: pd.DataFrame | None = None,
-) -> pd.DataFrame:  # fmt: skip
+    served: Predictions, names: Mapping[int, str], facts: TrainingFacts, source: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """One row for each sample, of sequences for each position of each sample.
 
     Args:
         served: the predictions.
         names: name of each client, by number.
-        target: the target.
-        class_names: names of the classes, or of several labels, [C]; None: their numbers.
+        facts: target, shape of labels, and names of the classes or of several labels.
         source: columns that describe the samples, [n], beside `sample`; None: none.
 
     Returns:
@@ -250,9 +280,13 @@ def prediction_table(
         instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
         the probability that it is 1, `p_0`, …; of vectors each entry has the first two. Positions with many classes,
         as those of texts, have the probabilities of their label and of the prediction alone, `p_label` and
-        `p_prediction`. Responsibilities are `q_0` … `q_{M-1}`.
+        `p_prediction`; next tokens of texts are words instead of numbers, and positions that do not count have no row.
+        Of masks `label` and `prediction` are arrays [height, width], and `accuracy` is the share of
+        labelled pixels that are predicted. Responsibilities are `q_0` … `q_{M-1}`.
     """
-    length = served.labels.shape[1] if target.positions else 1
+    target = facts.target
+    masks = isinstance(target, Segmentation)
+    length = served.labels.shape[1] if target.positions and not masks else 1
     client_ids = served.client_ids.repeat_interleave(served.sizes)
     before = served.sizes.cumsum(0) - served.sizes
     sample = torch.arange(len(client_ids)) - before.repeat_interleave(served.sizes)
@@ -265,40 +299,66 @@ def prediction_table(
     if served.posteriors is not None:
         parts |= {f"q_{m}": q.numpy() for m, q in enumerate(served.posteriors.unbind(1))}
     columns |= {name: cells.repeat(length) for name, cells in parts.items()}
-    if target.positions:
+    if target.positions and not masks:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if not len(served.labels):  # clients adapted on all their samples
         return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
+    table = pd.DataFrame(columns | _columns_of(served, facts))
+    if not _holds_tokens(facts) or target.ignored is None:
+        return table
+    counted = served.labels.flatten() != target.ignored
+    return table[counted.numpy()].reset_index(drop=True)
+
+
+def _holds_tokens(facts: TrainingFacts) -> bool:
+    """Whether labels are the next tokens of texts."""
+    return facts.texts is not None and facts.texts.next_token
+
+
+def _columns_of(served: Predictions, facts: TrainingFacts) -> dict[str, Any]:
+    """Columns of labels and predictions, by the kind of the target."""
+    target = facts.target
+    if isinstance(target, Segmentation):
+        return _mask_columns(served, target, facts.label_shape)
     if isinstance(target, Likelihood):
-        return pd.DataFrame(columns | _own_columns(served, target))
+        return _own_columns(served, target)
     if target.vectors:
-        return pd.DataFrame(columns | _vector_columns(served, target, class_names))
-    columns["label"] = target.in_units(served.labels).flatten().numpy()
+        return _vector_columns(served, target, facts.class_names)
     if target.continuous:
-        return pd.DataFrame(columns | {"prediction": target.in_units(target.shown(served.log_prob)).numpy()})
+        values = served.labels.flatten(), target.shown(served.log_prob)
+        return {name: target.in_units(one).numpy() for name, one in zip(("label", "prediction"), values, strict=True)}
+    if not _holds_tokens(facts):
+        return _class_columns(served, target, facts.class_names)
+    assert facts.texts is not None
+    columns = _class_columns(served, target, None)
+    return columns | {name: facts.texts.words(columns[name]) for name in ("label", "prediction")}
+
+
+def _class_columns(served: Predictions, target: Target, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Columns of classes, of samples or positions; `class_names` [C], None: their numbers."""
     log_prob = served.log_prob.flatten(0, -2)
-    columns["prediction"] = log_prob.argmax(1).numpy()
+    columns = {"label": served.labels.flatten().numpy(), "prediction": log_prob.argmax(1).numpy()}
     if class_names is not None:
         called = np.array(class_names, dtype=object)
         called = called if target.ignored is None else np.append(called, "")
-        known = {name: columns[name] for name in ("label", "prediction")}
+        known = dict(columns)
         if target.ignored is not None:  # positions that do not count have no name
             known["label"] = np.where(known["label"] == target.ignored, -1, known["label"])
-        columns |= {name: called[numbers] for name, numbers in known.items()}
+        columns = {name: called[numbers] for name, numbers in known.items()}
     probabilities = log_prob.exp_()
     if target.positions and probabilities.shape[1] > MOST_CLASSES:
         label = served.labels.flatten()
         counted = torch.ones_like(label, dtype=torch.bool) if target.ignored is None else label != target.ignored
         own = probabilities.gather(1, label.where(counted, 0).unsqueeze(1))[:, 0].masked_fill(~counted, torch.nan)
-        return pd.DataFrame(columns | {"p_label": own.numpy(), "p_prediction": probabilities.amax(1).numpy()})
+        return columns | {"p_label": own.numpy(), "p_prediction": probabilities.amax(1).numpy()}
     classes = range(probabilities.shape[1]) if class_names is None else class_names
-    return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
+    return columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)}
 
 
 def source_columns(
     client_ids: Tensor, clients: Population, split: str, cells: pd.DataFrame | None
 ) -> pd.DataFrame | None:
-    """Number in its table of each sample of these clients, as `row`, and other columns; None: the data are no table.
+    """Origin of each sample of these clients: its `file`, or its `row` in a table and other columns; None: unknown.
 
     Args:
         client_ids: the clients whose samples are predicted, ascending.
@@ -315,14 +375,28 @@ def source_columns(
         if cells is not None:
             raise ConfigError(f"--keep: samples without a label were left out of --split {split}; choose another split")
         return None
-    which = own.positions(client_ids)
-    found = torch.cat([rows[own.offsets[one] : own.offsets[one + 1]] for one in which.tolist()]).numpy()
+    found = clients.rows_of(place, own.positions(client_ids)).numpy()
+    if clients.files is not None:
+        return pd.DataFrame({"file": clients.files[found]})
     source = pd.DataFrame({"row": found + 1})
     for name, column in () if cells is None else cells.items():
         if str(name) in TAKEN:
             raise ConfigError(f"--keep {name}: predictions have a column of this name; rename it in the table")
         source[name] = column.to_numpy()[found]
     return source
+
+
+def _mask_columns(served: Predictions, target: Segmentation, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Columns of masks of this shape, (H, W), from positions [n, H·W]."""
+    kind = np.uint8 if target.num_classes <= 2**8 else np.uint16
+    called = served.log_prob.argmax(-1)
+    labelled = torch.ones_like(called, dtype=torch.bool) if target.ignored is None else served.labels != target.ignored
+    hits = (called == served.labels) & labelled
+    return {
+        "label": list(served.labels.unflatten(1, shape).numpy()),
+        "prediction": list(called.unflatten(1, shape).numpy().astype(kind)),
+        "accuracy": (hits.sum(1) / labelled.sum(1)).numpy(),
+    }
 
 
 def _own_columns(served: Predictions, target: Likelihood) -> dict[str, np.ndarray]:

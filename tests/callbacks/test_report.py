@@ -31,7 +31,8 @@ def test_the_folder(left_behind):
         "config.yaml", "metrics.csv", "summary.json", "clients.csv", ".lock", "checkpoints/last.ckpt",
         "checkpoints/previous.ckpt",
         "plots/accuracy_vs_rounds.png", "plots/client_accuracy.png",
-        "plots/mixture_weights.png", "plots/mixture_over_rounds.png", "weights.npz",
+        "plots/mixture_weights.png", "plots/mixture_over_rounds.png", "plots/test_samples.png",
+        "weights.npz",
     }  # fmt: skip
 
 

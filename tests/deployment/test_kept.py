@@ -1,5 +1,6 @@
 """What a node keeps of a finished training: its clients are served from it, and from nothing else."""
 
+import json
 import pickle
 import shutil
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ import torch
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_runs import fit
 
-from lit_fed import MLP, FedAvgPlus, FedEM, FederatedModule, FedPer
+from lit_fed import MLP, CharLSTM, FedAvgPlus, FedEM, FederatedModule, FedPer
 from lit_fed.command_line import client
 from lit_fed.command_line.deployed import main
 from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.targets import Sequences
 from lit_fed.deployment.kept import KeptTraining
+from lit_fed.deployment.node_training import NodeData
 from lit_fed.errors import ConfigError
 
 
@@ -196,3 +199,48 @@ def test_nothing_in_the_file_is_executed(folders, copied, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="something else than tensors and plain types, which is never loaded"):
         kept_of(copied, folders)
     assert not (tmp_path / "evil").exists()
+
+
+# ---------------------------------------------------------------------- texts
+def text_node(root, **texts):
+    """A node with three clients of texts, one of which never trains."""
+    for name, line in (("seen/ann", "ahoy"), ("seen/bob", "bread"), ("unseen/cy", "ahoy")):
+        path = root / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([line] * 5))
+    (root / "texts.json").write_text(json.dumps(texts))
+    return root
+
+
+def test_texts_stay_on_the_node_and_predictions_are_words(tmp_path):
+    folders = {"anna": text_node(tmp_path / "anna", next_token=True, max_length=6)}
+    module = FederatedModule(
+        FedEM(num_components=2),
+        LocalSolver(lr=0.1),
+        network=CharLSTM,
+        target=Sequences(257, ignore_index=-100),
+        client_trainer="sequential",
+    )
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module, rounds=1)
+    kept = KeptTraining(folders["anna"], tmp_path / "states/anna", settings=module.settings)
+    table = client._table("predict", kept, kept.find([]), "test")
+    assert table.columns.tolist()[2:] == ["sample", "position", "label", "prediction", "p_label", "p_prediction"]
+    said = table.groupby("client")["label"].agg("".join)
+    assert said.to_dict() == {"ann": "hoy<end>", "bob": "read<end>", "cy": "hoy<end>"}
+    assert not any(b"ahoy" in sent for _, _, sent in transport.log)
+
+
+@pytest.mark.parametrize(
+    ("texts", "part"),
+    [
+        ({"max_length": 0}, "max_length"),
+        ({"words": 3}, "no other names than tokenizer"),
+        ([], "give an object with some of"),
+    ],
+)
+def test_other_settings_of_texts(tmp_path, texts, part):
+    root = text_node(tmp_path)
+    (root / "texts.json").write_text(json.dumps(texts))
+    with pytest.raises(ConfigError, match=rf"texts\.json: .*{part}"):
+        NodeData(root, tmp_path / "states")

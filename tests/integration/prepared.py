@@ -29,10 +29,13 @@ DRAWN = "LIT_FED_TESTS_DRAWN"
 STARTED = "LIT_FED_TESTS_STARTED"
 """Names a file in which each real process that tests start has a line."""
 
-FIGURES = (
-    "_history", "_histogram", "mixture_heat_map", "_components", "_mixtures", "_heat_map", "_curves", "draw_graph",
-)  # fmt: skip
-"""Functions that make the figures of a run."""
+FIGURES = {
+    "lit_fed.pictures.run": (
+        "_history", "_histogram", "mixture_heat_map", "_components", "_mixtures", "_heat_map", "_curves", "draw_graph",
+    ),
+    "lit_fed.callbacks.sample_pictures": ("samples_figure",),
+}  # fmt: skip
+"""Functions that make the figures of a run, by the module that calls them."""
 
 
 def do_not_render() -> None:
@@ -45,9 +48,10 @@ def do_not_render() -> None:
         file.write(PIXEL) if hasattr(file, "write") else Path(file).write_bytes(PIXEL)
 
     Figure.savefig = savefig
-    module = importlib.import_module("lit_fed.pictures.run")
-    for name in FIGURES:
-        setattr(module, name, _once_for_each_kind(getattr(module, name)))
+    for place, names in FIGURES.items():
+        module = importlib.import_module(place)
+        for name in names:
+            setattr(module, name, _once_for_each_kind(getattr(module, name)))
 
 
 def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:

@@ -1,5 +1,7 @@
 """What the predictions of a table say of each of its rows: its number, other columns, and whose component it is."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -91,7 +93,8 @@ class Texts:
 
 
 def test_texts_have_the_probability_of_their_label_and_of_the_best_token():
-    table = prediction_table(Texts(), {0: "ann"}, Sequences(30, ignore_index=-100))
+    facts = SimpleNamespace(target=Sequences(30, ignore_index=-100), class_names=None, label_shape=(2,), texts=None)
+    table = prediction_table(Texts(), {0: "ann"}, facts)
     assert table.columns.tolist()[-4:] == ["label", "prediction", "p_label", "p_prediction"]
     assert table["prediction"].tolist() == [3, 5, 3, 0]
     np.testing.assert_allclose(table["p_label"], [0.71, 0.01, np.nan, 0.71], rtol=1e-5)

@@ -12,7 +12,7 @@ from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.targets import Sequences
-from lit_fed.data.data_sets.hugging_face import byte_tokens
+from lit_fed.data.data_sets.texts import byte_tokens
 from lit_fed.errors import ConfigError
 from lit_fed.models import CharLSTM, HuggingFaceCausalLM, HuggingFaceClassifier
 from lit_fed.training.export import check_program_file

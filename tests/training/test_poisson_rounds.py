@@ -166,7 +166,7 @@ def test_rounds_without_any_client_at_all(tmp_path, capsys):
     assert "train/seen/loss" not in summary
     assert "train/seen/loss" not in pd.read_csv(run.folder / "metrics.csv")
     assert {path.name for path in (run.folder / "plots").iterdir()} == {
-        "accuracy_vs_rounds.png", "accuracy_vs_time.png", "client_accuracy.png"
+        "accuracy_vs_rounds.png", "accuracy_vs_time.png", "client_accuracy.png", "test_samples.png"
     }  # fmt: skip
     assert "worst client" in capsys.readouterr().out
 

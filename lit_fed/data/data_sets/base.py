@@ -31,8 +31,8 @@ __all__ = [
     "ANY_SEED", "CONSTANT", "MOST_CLASSES", "OF_LABELS", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet",
     "Encode", "Labels", "Names", "Normalisation", "PooledDataSet", "Samples", "check_names", "draw_subsample",
     "empty_split", "files_of", "given_array", "input_array", "is_first_process", "label_array", "make_split",
-    "matched_classes", "names_of", "picture_array", "require", "say", "say_left_out", "scaled_labels",
-    "stacked_samples", "with_words", "without_ghostscript",
+    "matched_classes", "names_of", "picture_array", "require", "say", "say_left_out", "say_resized",
+    "scaled_labels", "stacked_samples", "with_words", "without_ghostscript",
 ]  # fmt: skip
 
 
@@ -81,6 +81,7 @@ class Samples(NamedTuple):
     labelled: np.ndarray | None = None  # [n] bool; None: all, as in a training
     groups: np.ndarray | None = None  # [n] int, the person of each sample: all samples of one are in one split
     order: np.ndarray | None = None  # [n] the time of each sample
+    files: np.ndarray | None = None  # [n] of texts, the path of each sample in the data set's folder
 
 
 class Normalisation(NamedTuple):
@@ -139,6 +140,7 @@ class DataSet(ABC):
             checkpoint that alone names such a class is refused.
         normalisation: constants of the inputs' normalisation, kept in checkpoints for unseen clients; None: none, or
             learned from samples and kept in `Population`.
+        texts: how texts become tokens, if inputs are texts: `Texts`, kept in checkpoints for unseen clients.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -148,6 +150,7 @@ class DataSet(ABC):
     is_remote: ClassVar[bool] = False
     reaches: ClassVar[Mapping[str, str]] = {}
     normalisation: ClassVar[Normalisation | None] = None
+    texts: ClassVar[Any] = None
 
     @property
     def unsaid(self) -> Literal["labels", "task"] | None:
@@ -409,6 +412,23 @@ def given_array(given: Any, place: str) -> np.ndarray:
         raise ConfigError(
             f"{place} cannot become an array ({error}); give tensors, arrays or numbers of one shape"
         ) from error
+
+
+def say_resized(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None:
+    """Print a line if images are scaled.
+
+    Args:
+        sizes: width and height of each image.
+        size: width and height after scaling.
+    """
+    others = sorted({one for one in sizes if one != size}, key=lambda one: (one[0] * one[1], one))
+    if others:
+        first, last, wanted = (f"{width} x {height}" for width, height in (others[0], others[-1], size))
+        number = sum(one != size for one in sizes)
+        say(
+            f"{number:,} of {len(sizes):,} pictures are scaled to {wanted} pixels, the image_size of the data set, "
+            f"from {first}{'' if first == last else f' … {last}'}"
+        )
 
 
 def without_ghostscript() -> None:

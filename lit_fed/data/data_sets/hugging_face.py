@@ -6,13 +6,13 @@ arXiv:2109.02846, https://huggingface.co/docs/datasets
 Annotations are not postponed, for the reason given in `base.py`.
 """
 
-import hashlib
 import importlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,16 +41,30 @@ from lit_fed.data.data_sets.hugging_face_columns import (
     picture_column,
     table_of,
 )
-from lit_fed.data.data_sets.rows import TableRows
+from lit_fed.data.data_sets.rows import TableRows, missing_values
+from lit_fed.data.data_sets.texts import (
+    CHAT,
+    ROLES,
+    TEXT,
+    TextClients,
+    Texts,
+    byte_tokens,
+    next_tokens,
+    read_lines,
+    text_clients,
+    texts_of,
+    token_lists,
+    vocabulary,
+    vocabulary_size,
+    word_tokens,
+)
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, is_below
 from lit_fed.system.foreign_files import yaml_value
-from lit_fed.system.packages import optional_package, without_hub
+from lit_fed.system.names import few
+from lit_fed.system.packages import hub_or_cache, optional_package
 
-__all__ = ["NUM_BYTE_TOKENS", "HuggingFace", "byte_tokens", "next_tokens", "token_lists", "word_tokens"]
-
-ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
-"""Role of official splits by name: 0 training, 1 validation, 2 test."""
+__all__ = ["HuggingFace"]
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """OWNER/NAME on the hub; a name without owner may be a reader, such as `pandas`, of the working folder."""
@@ -58,7 +72,8 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes."""
 
-FILE = "text file"  # column with the client of each row where a client is a file
+FILE = "text file"  # column with the client of each row where a client is a file, or a folder of files
+FORMS = "give each client a file NAME.txt or NAME.jsonl, or a folder of them"
 
 
 class Columns(NamedTuple):
@@ -70,6 +85,10 @@ class Columns(NamedTuple):
     client: str | None
     features: dict[str, Any]  # of all columns, as `datasets` declares them
     classes: dict[str, tuple[str, ...]] = {}  # names of the classes of each column that declares some, of all splits
+
+
+ReadLabels = Callable[[TableRows, Columns], tuple[np.ndarray, tuple[str, ...] | None]]
+"""Labels of all rows, and names of the classes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,8 @@ class HuggingFace(PooledDataSet):
 
     Args:
         path: a folder of `save_to_disk`, or of files that `load_dataset` reads; else a hub name OWNER/NAME. In a folder
-            of .txt files a file is a client and a line a row, unless the names are those of splits.
+            of .txt and .jsonl files without `client_column` a file or subfolder is a client and a line a text, or a
+            chat in the tokenizer's template, unless the names are those of splits.
         name: configuration of the data set, as in `load_dataset`.
         split: splits to read and pool, such as `train` or `train+test`; null: train, validation and test, each in its
             role.
@@ -140,8 +160,7 @@ class HuggingFace(PooledDataSet):
             f"{PLACE}.packed is true, and a block may begin within a prompt; leave out prompt_column",
         )
         if self.next_token and self.num_classes is None:
-            words = NUM_BYTE_TOKENS if self.tokenizer is None else len(_tokenizer(self.tokenizer))
-            object.__setattr__(self, "num_classes", words)
+            object.__setattr__(self, "num_classes", vocabulary_size(self.tokenizer))
 
     def prepare(self) -> None:
         """Download a hub data set into the cache of `datasets`."""
@@ -150,8 +169,44 @@ class HuggingFace(PooledDataSet):
 
     def load(self) -> Samples:
         """All rows of the chosen splits, split after split."""
-        parts = self._parts(self._opened())
-        columns = self._columns(parts)
+        return self._samples(self._parts(self._opened()), self._labels)
+
+    @property
+    def texts(self) -> Texts | None:
+        """How texts become tokens; None if later clients have other labels than one for each text or token."""
+        columns = names_of(self.label_column)
+        if self.labels != "auto" or len(columns) > 1:
+            return None
+        label = "" if self.next_token else "".join(columns)
+        return Texts(self.tokenizer, self.max_length, self.next_token, self.packed, self.prompt_column, label)
+
+    def later(self, class_names: tuple[str, ...] | None, *, continuous: bool) -> Samples:
+        """The clients of a folder of texts who come after the training; texts without a label are test samples.
+
+        No hub is reached: the tokenizer is a folder, or was loaded before.
+
+        Args:
+            class_names: of the training.
+            continuous: labels are quantities.
+        """
+        root = given_path(self.path, "--clients")
+        clients = text_clients(root) or TextClients({})
+        with hub_or_cache(is_here=True):
+            opened = _dataset_of(clients, optional_package("datasets", "datasets>=5.2", "hf", "--clients"), root)
+            parts = [ColumnPart(ROLES[name], f"{root}, split {name}", rows) for name, rows in opened.items()]
+            samples = self._samples(parts, partial(_later_labels, class_names, continuous), may_lack=True)
+        labelled = np.ones(len(samples.y), dtype=bool)
+        if not self.next_token:
+            labelled = ~np.isnan(samples.y) if continuous else samples.y != IGNORED
+        split = samples.split
+        if not labelled.all():
+            split = np.where(labelled, 0 if split is None else split, 2)
+        y = samples.y if self.next_token else np.where(labelled, samples.y, 0)
+        return samples._replace(y=y, split=split, labelled=labelled)
+
+    def _samples(self, parts: list[ColumnPart], read_labels: ReadLabels, *, may_lack: bool = False) -> Samples:
+        """The rows of these splits, with the labels that are read; `may_lack`: there may be none."""
+        columns = self._columns(parts, may_lack=may_lack)
         for part in parts:
             require(len(part.rows) > 0, f"{part.place} has no rows; choose other splits by --data.dataset.split")
         read = dict.fromkeys([*columns.inputs, *columns.labels, *filter(None, (columns.client, self.prompt_column))])
@@ -167,14 +222,25 @@ class HuggingFace(PooledDataSet):
             x, y, kept = self._continued(rows, columns, split if owner is None else 3 * owner + split)
             owner, split, class_names = None if owner is None else owner[kept], split[kept], None
         else:
-            x, (y, class_names) = self._inputs(parts, rows, columns), self._labels(rows, columns)
+            x, (y, class_names) = self._inputs(parts, rows, columns), read_labels(rows, columns)
         held = [f"{one} ({', '.join(classes[one])})" if one in classes else one for one in columns.inputs]
         named = len(held) > 1 or held != list(columns.inputs)
         stored = f"columns {', '.join(held)}" if named else None
-        stored = _vocabulary(self.tokenizer) if columns.kind == "text" else stored
+        stored = vocabulary(self.tokenizer) if columns.kind == "text" else stored
         return Samples(
-            x, y, owner, names, class_names=class_names, split=split if split.any() else None, stored_type=stored
-        )
+            x, y, owner, names, class_names=class_names, split=split if split.any() else None, stored_type=stored,
+            unseen=self._unseen(),
+        )  # fmt: skip
+
+    def _unseen(self) -> tuple[str, ...]:
+        """Names of the clients of text files that are held out of training."""
+        clients = self._clients()
+        return () if clients is None else clients.unseen
+
+    def _clients(self) -> TextClients | None:
+        """The clients of a folder of text files; None if a column names them, or the data are others."""
+        folder = given_path(self.path, "--data.dataset.path")
+        return text_clients(folder) if self.client_column is None and folder.is_dir() else None
 
     # ------------------------------------------------------------------ from the hub or a folder
     def _opened(self) -> Any:
@@ -193,15 +259,12 @@ class HuggingFace(PooledDataSet):
                         name = file["filename"]
                         require(is_below(name, folder), f"{option}: names the file {name}; save it again")
                 return opened
-            if folder.is_dir() and (rows := _rows_of_files(folder)) is not None:
-                names = sorted(rows)  # also of files without a line
-                owner = [number for number, name in enumerate(names) for _ in rows[name]]
-                columns = {"text": [line for name in names for line in rows[name]], FILE: owner}
-                kinds = datasets.Features({"text": datasets.Value("string"), FILE: datasets.ClassLabel(names=names)})
-                return datasets.Dataset.from_dict(columns, kinds)
+            if (clients := self._clients()) is not None:
+                opened = _dataset_of(clients, datasets, folder)
+                return opened if len(opened) > 1 else opened["train"]
             place = str(folder) if folder.is_dir() else self.path
             _check_card(folder, option)
-            with without_hub(folder.is_dir()):
+            with hub_or_cache(folder.is_dir()):
                 return datasets.load_dataset(place, self.name, revision=self.revision)
         except ConfigError:
             raise
@@ -240,10 +303,13 @@ class HuggingFace(PooledDataSet):
         return f"{self.path}, split {split}"
 
     # ------------------------------------------------------------------ columns
-    def _columns(self, parts: list[ColumnPart]) -> Columns:
+    def _columns(self, parts: list[ColumnPart], *, may_lack: bool = False) -> Columns:
         """Roles of the columns; a `ConfigError` names a missing column, or inputs of several kinds."""
+        first = parts[0]
         labels = () if self.next_token else names_of(self.label_column)
         require(bool(labels) or self.next_token, "--data.dataset.label_column is empty; name the column of labels")
+        if may_lack:
+            labels = tuple(one for one in labels if kind_of(first.rows.features.get(one)) is not None)
         given = [("client_column", self.client_column), ("prompt_column", self.prompt_column)]
         given += [("input_columns", one) for one in self.input_columns] + [("label_column", one) for one in labels]
         for part in parts:
@@ -251,16 +317,17 @@ class HuggingFace(PooledDataSet):
             for option, name in given:
                 held = f"has no such column; it has {', '.join(known)}"
                 require(name is None or name in known, f"{PLACE}.{option} {name}: {part.place} {held}")
-        first = parts[0]
-        client = FILE if FILE in first.rows.column_names else self.client_column
+        inputs, client = self.input_columns, self.client_column
+        if FILE in first.rows.column_names:
+            inputs, client = (CHAT if CHAT in first.rows.column_names else TEXT,), FILE
         free = [name for name in first.rows.column_names if name not in (*labels, client, self.prompt_column)]
         features = first.rows.features
         for name in labels:
             known = kind_of(features[name]) not in (None, "image") or declared_classes(features[name]) is not None
             fix = f"{first.place} has {features[name]} there; store numbers, texts or a ClassLabel"
             require(known, f"{PLACE}.label_column {name}: {fix}")
-        kinds = {name: kind_of(features[name]) for name in self.input_columns or free}
-        if not self.input_columns:
+        kinds = {name: kind_of(features[name]) for name in inputs or free}
+        if not inputs:
             kinds = _chosen(kinds, first)
         found = {"numbers" if kind == "classes" else kind for kind in kinds.values()}
         held = ", ".join(str(features[name]) for name in kinds)
@@ -286,9 +353,10 @@ class HuggingFace(PooledDataSet):
         (name,) = columns.inputs
         if columns.kind == "image":
             return picture_column(parts, name, self.image_size, Path(self.path).expanduser())
+        texts, chats = texts_of(rows, name, self.tokenizer)
         if self.tokenizer is None:
-            return byte_tokens(_texts(rows, name), self.max_length)
-        return word_tokens(_texts(rows, name), self.tokenizer, self.max_length, "--data.dataset.tokenizer")
+            return byte_tokens(texts, self.max_length)
+        return word_tokens(texts, self.tokenizer, self.max_length, f"{PLACE}.tokenizer", is_chat=chats)
 
     def _continued(
         self, table: TableRows, columns: Columns, group: np.ndarray
@@ -302,10 +370,11 @@ class HuggingFace(PooledDataSet):
         """
         (name,) = columns.inputs
         require(columns.kind == "text", f"{PLACE}.next_token needs a column of texts, and {name} holds {columns.kind}s")
-        ids, pad = token_lists(_texts(table, name), self.tokenizer)
+        texts, chats = texts_of(table, name, self.tokenizer)
+        ids, pad = token_lists(texts, self.tokenizer, ends=not chats)
         rows, prompts = np.arange(len(ids)), [0] * len(ids)
         if self.prompt_column is not None:
-            before, _ = token_lists(_texts(table, self.prompt_column), self.tokenizer, ends=False)
+            before, _ = token_lists(texts_of(table, self.prompt_column, self.tokenizer)[0], self.tokenizer, ends=False)
             prompts = [len(one) for one in before]
             ids = [[*prompt, *text] for prompt, text in zip(before, ids, strict=True)]
         if self.packed:
@@ -366,10 +435,47 @@ def _check_card(folder: Path, option: str) -> None:
             require(is_inside, f"{option}: {name} names {one!r}, which is not in the folder; remove that entry")
 
 
-def _texts(rows: TableRows, column: str) -> list[str]:
-    """The texts of a column, of which some may be empty."""
-    rows.refuse(column, rows.frame[column].isna().to_numpy(), "no text; fill it in, or leave the row out")
-    return list(rows.frame[column])
+def _dataset_of(clients: TextClients, datasets: Any, root: Path) -> dict[str, Any]:
+    """The lines of clients' text files as data sets by split, with a column of clients; also those without a line."""
+    names = sorted(clients.files)
+    found: dict[str, list[dict[str, Any]]] = {}
+    fields = dict.fromkeys((TEXT, FILE))
+    for owner, name in enumerate(names):
+        for file in clients.files[name]:
+            role = file.stem if file.stem in ROLES and file.parent.name == name else "train"
+            lines = read_lines(file)
+            found.setdefault(role, []).extend({**line, FILE: owner} for line in lines)
+            fields |= dict.fromkeys(key for line in lines for key in line)
+    rows = {role: some for role, some in found.items() if some}
+    require(bool(rows), f"{root}: no text in it; {FORMS}")
+    if CHAT in fields:
+        del fields[TEXT]
+        mixed = any(CHAT not in row for some in rows.values() for row in some)
+        require(not mixed, f"{root}: some lines hold {CHAT}, others {TEXT}; give all clients one of both")
+    datasets.disable_progress_bars()
+    whole = datasets.Dataset.from_dict(
+        {name: [row.get(name) for some in rows.values() for row in some] for name in fields}
+    )
+    whole = whole.cast_column(FILE, datasets.ClassLabel(names=names))
+    ends = np.cumsum([0, *map(len, rows.values())]).tolist()
+    return {role: whole.select(range(*pair)) for role, pair in zip(rows, pairwise(ends), strict=True)}
+
+
+def _later_labels(
+    class_names: tuple[str, ...] | None, continuous: bool, rows: TableRows, columns: Columns
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Labels [n] of later clients in the terms of the training; NaN or -100 where one is missing."""
+    if not columns.labels:
+        return np.full(len(rows.frame), np.nan if continuous else IGNORED), class_names
+    (name,) = columns.labels
+    missing = missing_values(rows.frame[name])
+    if continuous:
+        return rows.numbers(name, may_miss=True), None
+    if class_names is None:
+        return np.where(missing, IGNORED, rows.numbers(name, may_miss=True)).astype(np.int64), None
+    wrong = f"is no class of the training ({few(class_names, 6)}); correct it"
+    y, _ = rows.named(name, class_names, wrong, may_miss=True)
+    return np.where(missing, IGNORED, y), class_names
 
 
 def _check_types(parts: list[ColumnPart], columns: list[str]) -> None:
@@ -399,20 +505,6 @@ def _owners(rows: TableRows, column: str, columns: Columns) -> tuple[np.ndarray,
     return owner, list(names)
 
 
-def _rows_of_files(folder: Path) -> dict[str, list[str]] | None:
-    """Lines of text files, without blank ones, by the files' names; None if there are others, or they are splits."""
-    files = sorted(one for one in folder.iterdir() if not one.name.startswith("."))
-    if {one.suffix for one in files} != {".txt"} or {one.stem for one in files} <= ROLES.keys():
-        return None
-    rows = {}
-    for file in files:
-        try:
-            rows[file.stem] = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file}: no UTF-8 text ({error}); save it as UTF-8") from error
-    return rows
-
-
 def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:
     """Infer the input columns; a line names those that are left out."""
     images, texts, numbers = (
@@ -434,140 +526,3 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
             f"these, convert them to numbers, or give {PLACE}.input_columns"
         )
     return {one: kinds[one] for one in chosen}
-
-
-NUM_BYTE_TOKENS = 257
-"""Vocabulary of `byte_tokens`: 256 bytes, and 0 for padding."""
-
-
-def byte_tokens(texts: list[str], max_length: int) -> np.ndarray:
-    """UTF-8 bytes as tokens, byte b as b + 1, padded with 0; [n, max_length] int64.
-
-    No vocabulary is learned from clients' texts, so later clients are read alike.
-
-    Args:
-        texts: n texts.
-        max_length: tokens of a text; longer texts are truncated.
-
-    Example:
-        >>> byte_tokens(["hi", "h"], 3).tolist()
-        [[105, 106, 0], [105, 0, 0]]
-    """
-    tokens = np.zeros((len(texts), max_length), dtype=np.int64)
-    lengths = []
-    for row, text in zip(tokens, texts, strict=True):
-        encoded = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
-        lengths.append(len(encoded))
-        row[: len(encoded)] = encoded[:max_length]
-        row[: len(encoded)] += 1
-    _say_cut(lengths, max_length)
-    return tokens
-
-
-def _say_cut(lengths: Sequence[int], max_length: int) -> None:
-    """Say in one line how many of the texts with these numbers of tokens are truncated."""
-    cut = sum(one > max_length for one in lengths)
-    if cut:
-        say(
-            f"{cut:,} of {len(lengths):,} texts ({cut / len(lengths):.1%}) are truncated to {max_length:,} tokens, the "
-            f"longest has {max(lengths):,}; {PLACE}.max_length keeps more"
-        )
-
-
-def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) -> np.ndarray:
-    """Tokens of a tokenizer of `transformers`, truncated or padded; [n, max_length] int64.
-
-    Args:
-        texts: n texts.
-        tokenizer: folder or hub name.
-        max_length: tokens of a text.
-        option: option of the tokenizer, for messages.
-
-    Raises:
-        ConfigError: if the package is missing, or the tokenizer cannot be loaded.
-    """
-    with _tokenizing(f"{option} {tokenizer}"):
-        known = _tokenizer(tokenizer, option)
-        found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
-        lengths = [len(one) for one in known(texts, verbose=False)["input_ids"]]
-    _say_cut(lengths, max_length)
-    return np.asarray(found["input_ids"], dtype=np.int64)
-
-
-@contextmanager
-def _tokenizing(place: str) -> Iterator[None]:
-    """Name the tokenizer in an error of its library, whose panics in Rust are no `Exception`."""
-    try:
-        with without_hub(given_path(place.partition(" ")[2], PLACE).exists()):
-            yield
-    except (ConfigError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # of the network, the hub, or its files
-        raise ConfigError(
-            f"{place}: cannot be loaded ({str(error).partition(chr(10))[0]}); correct the folder or the name, or "
-            "without access to the hub give a folder that save_pretrained wrote"
-        ) from error
-
-
-def _tokenizer(tokenizer: str, option: str = f"{PLACE}.tokenizer") -> Any:
-    """The library's tokenizer, with a padding token."""
-    transformers = optional_package("transformers", "transformers>=5.24,<6", "hf", f"{option} {tokenizer}")
-    with _tokenizing(f"{option} {tokenizer}"):
-        known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-        if known.pad_token is None:
-            known.pad_token = known.eos_token
-        has_padding = known.pad_token is not None
-    if not has_padding:
-        raise ConfigError(f"{option} {tokenizer}: has no padding token; set its pad_token")
-    return known
-
-
-def _vocabulary(tokenizer: str | None) -> str:
-    """Digest of a tokenizer's words and their ids, for `Samples.stored_type`."""
-    if tokenizer is None:
-        return "tokens of bytes"
-    words = json.dumps(_tokenizer(tokenizer).get_vocab(), sort_keys=True)
-    return f"tokens {hashlib.blake2b(words.encode(), digest_size=4).hexdigest()}"
-
-
-def token_lists(texts: list[str], tokenizer: str | None, *, ends: bool = True) -> tuple[list[list[int]], int]:
-    """Tokens of each text, whole, and the padding token.
-
-    Args:
-        texts: n texts.
-        tokenizer: folder or hub name; None: bytes, as `byte_tokens`, in which 0 ends a text.
-        ends: whether the token that ends a text follows, if there is one.
-    """
-    if tokenizer is None:
-        end = [0] if ends else []
-        return [[*(one + 1 for one in text.encode("utf-8", "surrogatepass")), *end] for text in texts], 0
-    with _tokenizing(f"{PLACE}.tokenizer {tokenizer}"):
-        known = _tokenizer(tokenizer)
-        end = [known.eos_token_id] if ends and known.eos_token_id is not None else []
-        found = known(texts, add_special_tokens=False)["input_ids"] if texts else []
-    return [[*one, *end] for one in found], known.pad_token_id
-
-
-def next_tokens(ids: list[list[int]], prompts: list[int], max_length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and those that follow, both [n, max_length] int64, from the first `max_length` + 1 tokens of each text.
-
-    Args:
-        ids: tokens of n texts.
-        prompts: how many tokens at the beginning of each are not learned.
-        max_length: L.
-        pad: padding token.
-
-    Example:
-        >>> x, y = next_tokens([[5, 6, 7], [5, 6, 7, 8]], [0, 2], 3, pad=0)
-        >>> x.tolist(), y.tolist()
-        ([[5, 6, 0], [5, 6, 7]], [[6, 7, -100], [-100, 7, 8]])
-    """
-    _say_cut([len(one) for one in ids], max_length + 1)
-    x = np.full((len(ids), max_length), pad, dtype=np.int64)
-    y = np.full((len(ids), max_length), IGNORED, dtype=np.int64)
-    for row, (text, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        known = text[: max_length + 1]
-        x[row, : len(known) - 1] = known[:-1]
-        y[row, : len(known) - 1] = known[1:]
-        y[row, : max(prompt - 1, 0)] = IGNORED
-    return x, y

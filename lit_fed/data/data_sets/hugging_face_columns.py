@@ -12,11 +12,13 @@ from lit_fed.data.data_sets.base import (
     matched_classes,
     picture_array,
     require,
+    say_resized,
     stacked_samples,
     with_words,
     without_ghostscript,
 )
 from lit_fed.data.data_sets.rows import TableRows, is_numeric, joined, missing_values
+from lit_fed.data.data_sets.texts import is_chat
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import is_below
 
@@ -47,7 +49,7 @@ def kind_of(feature: Any) -> InputKind | None:
     """Kind of a column with this feature of `datasets` as inputs; None: cannot be an input."""
     if type(feature).__name__ in ("Image", "ClassLabel"):
         return "image" if type(feature).__name__ == "Image" else "classes"
-    if getattr(feature, "dtype", None) in ("string", "large_string"):
+    if getattr(feature, "dtype", None) in ("string", "large_string") or is_chat(feature):
         return "text"
     if declared_classes(feature) is not None:  # in lists: a set, or a class at each position?
         return None
@@ -163,7 +165,7 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
     without_ghostscript()
     datasets, hub = (importlib.import_module(one) for one in ("datasets", "huggingface_hub.constants"))
     caches = datasets.config.HF_DATASETS_CACHE, datasets.config.DOWNLOADED_DATASETS_PATH, hub.HF_HUB_CACHE
-    arrays, places = [], []
+    arrays, places, sizes = [], [], []
     for part in parts:
         feature, total = part.rows.features[name], len(part.rows)
         alone = part.rows.select_columns([name]).with_format(None).cast_column(name, datasets.Image(decode=False))
@@ -184,4 +186,7 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
                     f"{places[-1]} cannot be decoded ({error}); replace it, or leave the row out"
                 ) from error
             arrays.append(picture_array(image, size, places[-1]))
+            sizes.append(image.size)
+    if size is not None:
+        say_resized(sizes, (size[1], size[0]))
     return stacked_samples(arrays, places, fix="set --data.dataset.image_size")

@@ -21,7 +21,16 @@ from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Labels, Names, Normalisation, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import (
+    Labels,
+    Names,
+    Normalisation,
+    PooledDataSet,
+    Samples,
+    names_of,
+    require,
+    say_resized,
+)
 from lit_fed.data.data_sets.image_labels import (
     FORMATS,
     IMAGES,
@@ -155,9 +164,12 @@ class ImageFolder(PooledDataSet):
         return samples._replace(y=y, owner=owner, split=np.where(labelled, 0, 2), labelled=labelled)
 
     def _samples(self, found: _Found) -> Samples:
-        x = self._pixels([*found.paths, *(path for path, _ in found.bare)])
+        paths = [*found.paths, *(path for path, _ in found.bare)]
+        x = self._pixels(paths)
         y = read_masks(found.paths, self.image_size) if found.labels is None else found.labels
-        return Samples(x, y, found.owner, found.names, found.class_names, unseen=found.unseen)
+        root = given_path(self.root, "--data.dataset.root")
+        files = np.array([path.relative_to(root).as_posix() for path in paths], dtype=object)
+        return Samples(x, y, found.owner, found.names, found.class_names, unseen=found.unseen, files=files)
 
     # ------------------------------------------------------------------ finding files
     def _find(self, *, later: bool = False) -> _Found:
@@ -211,11 +223,11 @@ class ImageFolder(PooledDataSet):
             masks += _pictures_in(client / MASKS) if self.layout == "masks" else []
         there = set(masks)
         each = [(path, owner) for owner, pictures in enumerate(found) for path in pictures]
+        if self.layout == "masks":
+            check_masks([path for path, _ in each], masks, may_lack=later)
         bare = [one for one in each if later and mask_of(one[0]) not in there]
         each = [one for one in each if not later or mask_of(one[0]) in there]
         paths = [path for path, _ in each]
-        if self.layout == "masks":
-            check_masks(paths, masks)
         targets = read_targets(paths) if self.layout == "targets" else None
         names = None if self.classes is None else names_of(self.classes)
         return _Found(paths, targets, names, np.array([owner for _, owner in each], dtype=np.int64), bare=bare)
@@ -300,6 +312,8 @@ class ImageFolder(PooledDataSet):
 def _decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[np.ndarray]:
     """Decode images to uint8 [channels, image_size, image_size] in threads, in the order of the files.
 
+    A line says at the end if some are scaled.
+
     Args:
         paths: the files.
         image_size: height and width, see `ImageFolder`.
@@ -308,14 +322,18 @@ def _decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[
     Raises:
         ConfigError: naming a file that is not an image with 8 bits per channel.
     """
+    sizes = []
     with ThreadPoolExecutor() as pool:
         for lo in range(0, len(paths), READ_AT_ONCE):
-            yield from pool.map(
-                partial(_decode, image_size=image_size, mode=MODES[channels]), paths[lo : lo + READ_AT_ONCE]
-            )
+            some = partial(_decode, image_size=image_size, mode=MODES[channels])
+            for picture, size in pool.map(some, paths[lo : lo + READ_AT_ONCE]):
+                sizes.append(size)
+                yield picture
+    say_resized(sizes, (image_size, image_size))
 
 
-def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
+def _decode(path: Path, image_size: int, mode: str) -> tuple[np.ndarray, tuple[int, int]]:
+    """Pixels of an image, and its width and height before it is scaled."""
     from PIL import Image, ImageOps
 
     require_file(path, "remove it, or restore the image")
@@ -325,6 +343,7 @@ def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
             announced = file.width * file.height  # by the header, before memory is allocated
             require(announced <= MOST_PIXELS, f"{announced:,} pixels are announced; at most {MOST_PIXELS:,} are read")
             picture = ImageOps.exif_transpose(file)
+            size = picture.size
             if not stored.startswith(DEEP):
                 if stored == "P":  # palettes may hold transparency
                     picture = picture.convert("RGBA")
@@ -337,7 +356,7 @@ def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
         not stored.startswith(DEEP), f"{path}: its pixels have more than 8 bits (mode {stored}); convert it to 8 bits"
     )
     pixels = np.asarray(picture)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), size
 
 
 def visible_entries(folder: Path) -> list[Path]:

@@ -42,12 +42,13 @@ def mask_of(image: Path) -> Path:
     return image.parent.parent / MASKS / f"{image.stem}.png"
 
 
-def check_masks(images: Sequence[Path], masks: Sequence[Path]) -> None:
+def check_masks(images: Sequence[Path], masks: Sequence[Path], *, may_lack: bool = False) -> None:
     """Refuse images without a mask, masks without an image, and names that are used twice.
 
     Args:
         images: all files in folders `images`.
         masks: all files in folders `masks`.
+        may_lack: images may have no mask.
 
     Raises:
         ConfigError: naming the files.
@@ -59,7 +60,7 @@ def check_masks(images: Sequence[Path], masks: Sequence[Path]) -> None:
     for mask in masks:
         require(mask.suffix == ".png", f"{mask}: a mask has to be a .png file; other formats change classes")
     there = set(masks)
-    lacking = [image for mask, image in wanted.items() if mask not in there]
+    lacking = [image for mask, image in wanted.items() if mask not in there and not may_lack]
     first = mask_of(lacking[0]) if lacking else ""
     require(not lacking, f"{few(lacking, SHOWN)}: without a mask {first}; add it, or move the image away")
     alone = sorted(there - wanted.keys())

@@ -217,7 +217,9 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     positions = torch.from_numpy(client_ids)
     names = [population.names[client_id] for client_id in client_ids]
     groups = None if population.groups is None else population.groups[positions]
-    return population.with_splits(lambda split: split.subset(positions))._replace(names=names, groups=groups)
+    rows = None if population.rows is None else tuple(population.rows_of(split, positions) for split in range(3))
+    chosen = population.with_splits(lambda split: split.subset(positions))
+    return chosen._replace(names=names, groups=groups, rows=rows)
 
 
 def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels = "auto") -> Target:
@@ -358,7 +360,7 @@ def _without_samples(exclude: Sequence[str], samples: Samples) -> Samples:
     _check_excluded(exclude, known[np.unique(owner)].tolist())
     stays = ~np.isin(known, exclude)
     kept, numbers = stays[owner], np.cumsum(stays) - 1 if named else np.arange(len(stays))
-    rows = ("x", "y", "split", "ids", "labelled", "groups", "order")
+    rows = ("x", "y", "split", "ids", "labelled", "groups", "order", "files")
     found: dict[str, Any] = {one: part[kept] for one in rows if (part := getattr(samples, one)) is not None}
     found |= {"owner": numbers[owner[kept]], "names": known[stays].tolist() if named else None}
     found["unseen"] = tuple(one for one in samples.unseen if one not in exclude)
@@ -393,12 +395,14 @@ def _divide_pool(
     rows = divided_rows(parts, samples.split, division, labels, samples.groups, samples.order)
     if labels is not None:
         _say_rare_classes(parts, labels, 1 + (division.val_fraction > 0) + (division.test_fraction > 0))
-    train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    train, val, test = (split_of(x, y, column, dataset.normalisation) for column in columns)
+    origin = None if samples.files is None else tuple(torch.from_numpy(np.concatenate(column)) for column in columns)
     names = _client_names(samples, partition, parts)
     return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names,
         stored_type=str(samples.x.dtype) if samples.stored_type is None else samples.stored_type,
-        inputs=samples.inputs,
+        inputs=samples.inputs, rows=origin, files=samples.files,
     )  # fmt: skip
 
 

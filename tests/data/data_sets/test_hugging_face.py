@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 
 from lit_fed.core.targets import IGNORED, Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.data import IID, HuggingFace, build_populations
-from lit_fed.data.data_sets.hugging_face import NUM_BYTE_TOKENS, word_tokens
+from lit_fed.data.data_sets.texts import NUM_BYTE_TOKENS, word_tokens
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 

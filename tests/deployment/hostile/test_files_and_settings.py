@@ -25,7 +25,8 @@ from lit_fed.cli import ArgumentsCLI, main
 from lit_fed.command_line.classes import trusted_arguments
 from lit_fed.core.targets import Binary
 from lit_fed.data.augmentation import make_augmentation
-from lit_fed.data.data_sets.hugging_face import HuggingFace, word_tokens
+from lit_fed.data.data_sets.hugging_face import HuggingFace
+from lit_fed.data.data_sets.texts import word_tokens
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models import HuggingFaceClassifier, Timm
