@@ -49,7 +49,7 @@ def test_predictions_stand_in_the_run_unless_they_are_told_where(place, last, tm
     assert list(tmp_path.iterdir()) == []
     table = pd.read_csv(place / "runs/run/version_0/predictions.csv")
     assert table.columns.tolist() == [
-        "client", "client_id", "sample", "label", "prediction", "p_ant", "p_bee", "p_cat",
+        "client", "client_id", "sample", "row", "label", "prediction", "p_ant", "p_bee", "p_cat",
     ]  # fmt: skip
     assert (set(table["client"]), set(table["client_id"])) == ({"dan"}, {3})
     assert set(table["label"]) <= {"ant", "bee", "cat"}

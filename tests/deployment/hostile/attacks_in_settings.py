@@ -181,7 +181,7 @@ COMMAND_LINE = {
     "a base": {"algorithm": {"class_path": "lit_fed.core.algorithm.Algorithm"}},
     "a number": {"algorithm": 7},
     "layers": {"trainable": [".x.K"]},
-    "null for a number": {"solver": {"lr": None}},
+    "null for a number": {"solver": {"momentum": None}},
     "a list for an object": {"solver": []},
     "a number for an object": {"solver": -1},
 }  # fmt: skip
