@@ -368,7 +368,10 @@ class FederatedTrainer(Trainer):
 
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
         """Write a checkpoint, and delete client files that only its predecessor needed."""
-        store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
+        module: Any = self.lightning_module  # without one, Lightning says what is missing
+        if getattr(module, "is_built", False):
+            module.calibrate()
+        store: Any = getattr(module, "store", None)
         in_memory = getattr(store, "files", None) is None
         with nullcontext() if in_memory else store.saving(Path(filepath), self.is_global_zero):
             super().save_checkpoint(filepath, *args, **kwargs)

@@ -37,6 +37,7 @@ class ServedClients(Callback):
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
         posteriors: responsibilities of the components, [n, M]; None: not asked.
+        thresholds: of prediction sets, [C]; None: not asked.
     """
 
     client_ids: Tensor
@@ -45,6 +46,7 @@ class ServedClients(Callback):
     labels: Tensor
     log_prob: Tensor
     posteriors: Tensor | None = None
+    thresholds: Tensor | None = None
 
     def __init__(self, states: Path | None = None) -> None:
         self.states = states
@@ -76,12 +78,13 @@ class ServedClients(Callback):
         if not blocks:
             return
         found = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
-        client_ids, _, scores, sizes, labels, log_prob, posteriors = found
+        client_ids, _, scores, sizes, labels, log_prob, posteriors, thresholds = found
         order = client_ids.argsort()
         samples = client_ids.repeat_interleave(sizes).argsort(stable=True)
         self.client_ids, self.scores, self.sizes = client_ids[order], tree.index(scores, order), sizes[order]
         self.labels, self.log_prob = labels[samples], log_prob[samples]
         self.posteriors = None if posteriors is None else posteriors[samples]
+        self.thresholds = None if thresholds is None else thresholds[order]
 
     def _gathered(self) -> list[tuple[Any, ...]]:
         """The blocks of all ranks on rank zero, none on the others."""

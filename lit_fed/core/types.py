@@ -16,9 +16,9 @@ from torch import Tensor
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "Leaves", "LocalWork", "Message",
-    "ModelState", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
-    "Split", "Stage", "Tree",
+    "SPLITS", "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "Leaves", "LocalWork",
+    "Message", "ModelState", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord",
+    "ServingBlock", "Split", "Stage", "Tree",
 ]  # fmt: skip
 
 Leaves = dict[str, Tensor]
@@ -349,8 +349,12 @@ class Split:
         return Split(self.x.to(device), self.y.to(device), self.offsets, self.first_id, self.ids)
 
 
+SPLITS = ("train", "val", "test", "calibration")
+"""Names of the splits in the order of `Population.splits`."""
+
+
 class Population(NamedTuple):
-    """A set of clients with their splits; the three splits list the same clients in the same order."""
+    """A set of clients with their splits, which list the same clients in the same order."""
 
     train: Split
     val: Split
@@ -367,16 +371,16 @@ class Population(NamedTuple):
     label_scale: tuple[float, float] | None = None  # mean and deviation that standardise labels; None: not standardised
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
     rows: tuple[Tensor, ...] | None = None  # [n] of each split, position of each sample in the table; None: no table
+    calibration: Split | None = None  # for thresholds of prediction sets; None: no samples were set apart
 
     @property
-    def splits(self) -> tuple[Split, Split, Split]:
-        """Training, validation and test split."""
-        return self.train, self.val, self.test
+    def splits(self) -> tuple[Split, ...]:
+        """Training, validation and test split, and that of the calibration, if any."""
+        return self.train, self.val, self.test, *(() if self.calibration is None else (self.calibration,))
 
     def with_splits(self, change: Callable[[Split], Split]) -> Population:
         """The clients with each split changed."""
-        train, val, test = map(change, self.splits)
-        return self._replace(train=train, val=val, test=test)
+        return self._replace(**dict(zip(SPLITS, map(change, self.splits), strict=False)))
 
     @property
     def num_measured(self) -> int:
@@ -404,6 +408,7 @@ class ServingBlock(NamedTuple):
     rows: Tensor  # [C] int64, their positions among the measured clients
     data: Split  # samples to measure on
     train: Split  # samples to adapt on
+    calibration: Split | None = None  # samples for thresholds of prediction sets
 
 
 class ClientBlock(NamedTuple):

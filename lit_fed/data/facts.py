@@ -38,7 +38,7 @@ from lit_fed.system.readers import (
 
 __all__ = [
     "FACTS", "FLAG", "INPUTS", "LARGE", "MOST_CLASSES", "MOST_NUMBERS", "POSITIVE", "SAMPLES", "SEED", "SHAPE", "SHARE",
-    "TrainingFacts", "digests_in", "known_names", "name_digests",
+    "TrainingFacts", "digests_in", "known_names", "name_digests", "vector",
 ]  # fmt: skip
 
 MOST_NUMBERS = 10_000_000
@@ -108,7 +108,7 @@ def _type(value: Any, place: str) -> str:
     return str(name)
 
 
-def _vector(value: Any, place: str) -> Tensor:
+def vector(value: Any, place: str) -> Tensor:
     """A tensor with one axis."""
     if tensor(value, place).ndim != 1 or value.is_complex():
         raise FormError(f"{place} is not a tensor with one axis")
@@ -123,8 +123,8 @@ FACTS: dict[str, Reader] = {
     "class_names": optional(NAMES), "columns": optional(COLUMNS), "augment": optional(text(4096)),
     "sampling_probability": SHARE, "capped_samples": SAMPLES, "total_positions": SAMPLES, "stored_type": text(16),
     "learned": NAMES, "label_scale": optional(tuple_of(number(), number())), "inputs": optional(INPUTS),
-    **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(_vector)),
-    "of_clients": keyed(one_of(*BY_CLIENT), _vector, len(BY_CLIENT)),
+    **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(vector)),
+    "of_clients": keyed(one_of(*BY_CLIENT), vector, len(BY_CLIENT)),
 }  # fmt: skip
 """Readers of the facts of a training, as `TrainingFacts.plain` writes them."""
 

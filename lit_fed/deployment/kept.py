@@ -166,7 +166,9 @@ class KeptTraining:
         """Serve clients and predict their samples; arguments as for `measure`."""
         for kind, some in self._blocks(clients):
             for block in self.training.blocks(some, self._sent, kind, split):
-                yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")
+                yield serving.predict_block(
+                    self.training.rounds, block, seen=kind == "seen", coverage=self.settings.conformal
+                )
 
     def serve(self, client: int) -> tuple[Tree, Tensor]:
         """The state that serves one client, without an axis of clients, and one of its inputs, [1, ...].

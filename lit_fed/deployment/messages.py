@@ -175,7 +175,7 @@ SOLVER = record({name: _of_client(one) for name, one in BY_CLIENT.items()}, may_
 SESSION = record(
     {
         "model": optional(lambda model, _: model), "facts": lambda facts, _: facts, "val_fraction": SHARE,
-        "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS), "start": list_of(number(0), 2**18),
+        "calibration_fraction": SHARE, "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS), "start": list_of(number(0), 2**18),
         "solvers": keyed(NAME, SOLVER, MOST_CLIENTS),
     }
 )  # fmt: skip

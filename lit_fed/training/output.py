@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core import conformal
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
@@ -230,6 +231,10 @@ class Predictions(Protocol):
     def posteriors(self) -> Tensor | None:
         """Responsibilities of the components, [n, M]; None: not asked."""
 
+    @property
+    def thresholds(self) -> Tensor | None:
+        """Thresholds of prediction sets, [C]; None: not asked."""
+
 
 def prediction_table(
     served: Predictions, names: Mapping[int, str], target: Target,
@@ -250,7 +255,8 @@ def prediction_table(
         instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
         the probability that it is 1, `p_0`, …; of vectors each entry has the first two. Positions with many classes,
         as those of texts, have the probabilities of their label and of the prediction alone, `p_label` and
-        `p_prediction`. Responsibilities are `q_0` … `q_{M-1}`.
+        `p_prediction`. Responsibilities are `q_0` … `q_{M-1}`. With thresholds, `set` holds the names of classes with
+        `|` between them, and `lower` and `upper` the ends of intervals.
     """
     length = served.labels.shape[1] if target.positions else 1
     client_ids = served.client_ids.repeat_interleave(served.sizes)
@@ -269,6 +275,13 @@ def prediction_table(
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if not len(served.labels):  # clients adapted on all their samples
         return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
+    if served.thresholds is not None:
+        regions = _regions(served, served.thresholds, target, class_names)
+        if taken := regions.keys() & parts.keys():
+            raise ConfigError(
+                f"--keep {min(taken)}: --model.conformal writes a column of this name; rename it in the table"
+            )
+        columns |= regions
     if isinstance(target, Likelihood):
         return pd.DataFrame(columns | _own_columns(served, target))
     if target.vectors:
@@ -293,6 +306,19 @@ def prediction_table(
         return pd.DataFrame(columns | {"p_label": own.numpy(), "p_prediction": probabilities.amax(1).numpy()})
     classes = range(probabilities.shape[1]) if class_names is None else class_names
     return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
+
+
+def _regions(
+    served: Predictions, thresholds: Tensor, target: Target, class_names: tuple[str, ...] | None
+) -> dict[str, np.ndarray]:
+    """Columns of prediction sets, or of the ends of intervals."""
+    each = thresholds.repeat_interleave(served.sizes)
+    if target.continuous:
+        lower, upper = conformal.intervals(target, served.log_prob, each)
+        return {"lower": lower.numpy(), "upper": upper.numpy()}
+    held = conformal.sets(served.log_prob, each).numpy()
+    called = np.array(class_names or [str(one) for one in range(held.shape[1])], dtype=object)
+    return {"set": np.array(["|".join(called[row]) for row in held], dtype=object)}
 
 
 def source_columns(
