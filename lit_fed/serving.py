@@ -267,12 +267,14 @@ class BlockPredictions(NamedTuple):
     log_prob: Tensor  # float32 [n, C] or [n, L, C], or for regression the means [n, 1]
     posteriors: Tensor | None = None  # [n, M] responsibilities of the components; None: not asked
     thresholds: Tensor | None = None  # [C] float64 of prediction sets, infinite without enough samples; None: not asked
+    owned: Tensor | None = None  # [C] bool, whether a threshold is by the client's own samples
 
     def conformal_scores(self, target: Target) -> Sequence[Tensor]:
         """The score of each sample, [n_c] float64 of each client; see `lit_fed.core.conformal`."""
         if not len(self.labels):
             return [torch.zeros(0, dtype=torch.float64)] * len(self.client_ids)
-        return nonconformity(target, self.log_prob, self.labels).split(self.sizes.tolist())
+        found = nonconformity(target, self.log_prob, self.labels)
+        return found.split(self.sizes.tolist())  # type: ignore[no-any-return] # as torch has it
 
 
 def predict_block(
@@ -287,16 +289,19 @@ def predict_block(
     job = predict_job(federation, block.client_ids, block.data, states)
     found = _predicted(federation, job, chosen)
     if responsibilities:
-        each = enumerate(job.client_ids.tolist())
-        rows = [posteriors_of(federation, tree.index(job.states, row), job.data.client(one)) for row, one in each]
+        rows = [
+            posteriors_of(federation, tree.index(job.states, row), job.data.client(one))
+            for row, one in enumerate(job.client_ids.tolist())
+        ]
         found = found._replace(posteriors=torch.cat(rows))
     if coverage is None:
         return found
-    thresholds = [math.inf] * len(found.client_ids)
+    thresholds = torch.full((len(found.client_ids),), math.inf, dtype=torch.float64)
     if block.calibration is not None:
         held = _predicted(federation, predict_job(federation, block.client_ids, block.calibration, states))
-        thresholds = [threshold(one, coverage) for one in held.conformal_scores(federation.terms.task.target)]
-    return found._replace(thresholds=torch.tensor(thresholds, dtype=torch.float64))
+        each = [threshold(one, coverage) for one in held.conformal_scores(federation.terms.task.target)]
+        thresholds = torch.tensor(each, dtype=torch.float64)
+    return found._replace(thresholds=thresholds, owned=~thresholds.isinf())
 
 
 def _predicted(federation: FederatedRounds, job: PredictJob, chosen: ChosenMetrics | None = None) -> BlockPredictions:

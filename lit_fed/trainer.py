@@ -38,6 +38,7 @@ from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse
 from lit_fed.training.round_logger import KEYWORDS, RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import SECONDS_OF_A_COLLECTIVE, FederatedStrategy
+from lit_fed.training.thresholds import said_of
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
@@ -322,6 +323,7 @@ class FederatedTrainer(Trainer):
         clients: Any = data.seen if population == "seen" else data.unseen
         source = source_columns(served.client_ids, clients, split, cells)
         names = dict(zip(clients.train.client_ids.tolist(), clients.names, strict=False))
+        sys.stdout.write(said_of(module.settings.conformal, [served]))
         table = prediction_table(served, names, module.target, module.facts.class_names, source)
         if path is not None:
             with owner_only(module.settings.is_private):

@@ -13,12 +13,11 @@ from lit_fed import serving
 from lit_fed.callbacks.evaluation import log_results
 from lit_fed.core.conformal import size_name
 from lit_fed.core.reduce import all_reduce
-from lit_fed.errors import notice
 from lit_fed.metrics.scores import client_statistics
 from lit_fed.metrics.summary import DIRECTION, RunSummary
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.thresholds import covered_and_size, said_of
+from lit_fed.training.thresholds import covered_and_size
 
 __all__ = ["PredictionSets"]
 
@@ -40,14 +39,9 @@ class PredictionSets(FederatedCallback):
         if isinstance(module.federation.client_trainer, serving.MeasuresElsewhere):
             self.notice_once("nodes", "prediction sets of clients on nodes are made there, by `lit-fed client predict`")
             return
-        assert module.thresholds is not None
         self._measure(trainer, module, "seen", seen.num_measured)
-        said = [said_of(module.thresholds, seen)]
         if unseen is not None:
             self._measure(trainer, module, "unseen", unseen.num_measured)
-            said.append(said_of(module.thresholds, unseen))
-        for one in filter(None, said if trainer.is_global_zero else ()):
-            notice(one)
 
     def _measure(
         self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"], num_clients: int
@@ -57,16 +51,16 @@ class PredictionSets(FederatedCallback):
             for given in data_of(trainer).serving(population, "test"):
                 for block in serving.pieces(module.federation, trainer.strategy.batch_to_device(given)):
                     if len(block.client_ids):
-                        found, own = module.predicted(block)
-                        each = found.sizes, *covered_and_size(found, module.target), found.thresholds, own
+                        found = module.predicted(block)
+                        assert found.thresholds is not None
+                        assert found.owned is not None
+                        each = found.sizes, *covered_and_size(found, module.target), found.thresholds, found.owned
                         rows[block.rows] = torch.stack([one.to(rows) for one in each], 1)
         samples, covered, sizes, threshold, own = all_reduce(rows).cpu().unbind(1)
         results = {"coverage": covered / samples, size_name(module.target): sizes / samples}
         self._found[population] = results | {"samples": samples, "threshold": threshold, "own": own}
         for (name, values), larger in zip(results.items(), (None, False), strict=True):
-            log_results(
-                module, f"test/{population}", client_statistics(values, samples, name, larger_is_better=larger)
-            )
+            log_results(module, f"test/{population}", client_statistics(values, samples, name, larger_is_better=larger))
 
     def on_client_columns(
         self, trainer: Trainer, module: FederatedModule, population: str, positions: list[int],
@@ -87,8 +81,8 @@ class PredictionSets(FederatedCallback):
             whose = _sources(found)
             counts = ", ".join(f"{whose.count(one)} {one}" for one in dict.fromkeys(whose))
             summary.lines.append(
-                f"{population} clients: {covered:.1%} of the test samples covered, {module.settings.conformal:.1%} asked "
-                f"for; mean {size.replace('_', ' ')} {mean:.4g}; thresholds: {counts}\n"
+                f"{population} clients: {covered:.1%} of the test samples covered, {module.settings.conformal:.1%} "
+                f"asked for; mean {size.replace('_', ' ')} {mean:.4g}; thresholds: {counts}\n"
             )
 
 

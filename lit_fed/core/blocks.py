@@ -227,8 +227,8 @@ def round_blocks(
 
 
 def serving_blocks(
-    data: Split, train: Split, measured: Tensor | None = None, calibration: Split | None = None, *,
-    clients_per_block: int, rank: int = 0, num_ranks: int = 1,
+    data: Split, train: Split, measured: Tensor | None = None, *, clients_per_block: int, rank: int = 0,
+    num_ranks: int = 1,
 ) -> list[ServingBlock]:  # fmt: skip
     """One rank's blocks of served clients, the same number on every rank; a block may be empty.
 
@@ -236,7 +236,6 @@ def serving_blocks(
         data: samples to evaluate on.
         train: samples to adapt on.
         measured: positions [E] of the evaluated clients; None: all.
-        calibration: samples for thresholds; None: none.
         clients_per_block: maximum number of clients in a block.
         rank: this rank.
         num_ranks: number of ranks.
@@ -248,4 +247,4 @@ def serving_blocks(
     cuts = [cut_blocks(share, held[share], clients_per_block, most_held) for share in shares]
     empty = [measured[:0].numpy()] * (max(map(len, cuts)) - len(cuts[rank]))
     rows = map(torch.from_numpy, [*cuts[rank], *empty])
-    return [ServingBlock(data.client_ids[measured[some]], some, data, train, calibration) for some in rows]
+    return [ServingBlock(data.client_ids[measured[some]], some, data, train) for some in rows]

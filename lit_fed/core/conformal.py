@@ -15,7 +15,9 @@ Symbols:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +27,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "check_target", "fewest", "intervals", "nonconformity", "rank", "rule", "sets", "size_name", "sizes", "threshold",
+    "check_target", "described", "fewest", "intervals", "nonconformity", "rank", "sets", "size_name", "sizes",
+    "threshold",
 ]  # fmt: skip
 
 
@@ -43,7 +46,7 @@ def check_target(target: Target, coverage: float) -> None:
 
 
 def rank(num_samples: int, coverage: float) -> int:
-    """k = ⌈(n + 1)(1 − α)⌉, exact for decimals; above n there is no threshold.
+    """K = ⌈(n + 1)(1 − α)⌉, exact for decimals; above n there is no threshold.
 
     Example:
         >>> rank(9, 0.9), rank(8, 0.9), rank(99, 0.9)
@@ -125,11 +128,22 @@ def size_name(target: Target) -> str:
     return "width" if target.continuous else "set_size"
 
 
-def rule(target: Target) -> str:
-    """What a threshold makes of an output, in words for files."""
+def described(target: Target, coverage: float | None, thresholds: Mapping[str, float]) -> dict[str, Any]:
+    """The entry `sets` in the description of a program; {} without a coverage.
+
+    Args:
+        target: the target.
+        coverage: of sets or intervals.
+        thresholds: by the name of the client; an infinite one, which JSON lacks, is null: no class is left out.
+    """
+    if coverage is None:
+        return {}
     if not target.continuous:
-        return "the set holds the classes with 1 - probability <= threshold"
-    if isinstance(target, LogNormal):
-        return "the interval is value * exp(-threshold) to value * exp(threshold)"
-    ends = "max(0, value - threshold)" if isinstance(target, Poisson) else "value - threshold"
-    return f"the interval is {ends} to value + threshold"
+        rule = "classes with 1 - probability <= threshold"
+    elif isinstance(target, LogNormal):
+        rule = "value * exp(-threshold) to value * exp(threshold)"
+    else:
+        lower = "max(0, value - threshold)" if isinstance(target, Poisson) else "value - threshold"
+        rule = f"{lower} to value + threshold"
+    legal = {name: one if math.isfinite(one) else None for name, one in thresholds.items()}
+    return {"sets": {"coverage": coverage, "rule": rule, "thresholds": legal}}

@@ -380,7 +380,8 @@ class Population(NamedTuple):
 
     def with_splits(self, change: Callable[[Split], Split]) -> Population:
         """The clients with each split changed."""
-        return self._replace(**dict(zip(SPLITS, map(change, self.splits), strict=False)))
+        changed: dict[str, Any] = dict(zip(SPLITS, map(change, self.splits), strict=False))
+        return self._replace(**changed)
 
     @property
     def num_measured(self) -> int:

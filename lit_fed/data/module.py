@@ -576,10 +576,8 @@ class FederatedDataModule(LightningDataModule):
         assert self.trainer is not None
         data, train = self.splits(population, name)
         chosen = self._chosen(population)
-        return Blocks(
-            serving_blocks(
-                data, train, chosen.measured if positions is None else positions, chosen.calibration,
-                clients_per_block=self.block_size, rank=self.trainer.global_rank,
-                num_ranks=self.trainer.world_size,
-            )
+        blocks = serving_blocks(
+            data, train, chosen.measured if positions is None else positions, clients_per_block=self.block_size,
+            rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
         )  # fmt: skip
+        return Blocks([block._replace(calibration=chosen.calibration) for block in blocks])

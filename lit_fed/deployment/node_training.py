@@ -252,7 +252,7 @@ class NodeTraining:
         terms = session.terms._replace(of_clients=_of_clients(sent["solvers"], sent["ids"], facts.num_clients))
         self.rounds = FederatedRounds(session.algorithm, terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
-        fractions = sent["val_fraction"], sent["calibration_fraction"]
+        fractions = sent["val_fraction"], sent.get("calibration_fraction", 0.0)
         splits = data.numbered(sent["ids"], *fractions, sent["data_seed"])
         self.splits = {kind: {name: flat_masks(one) for name, one in each.items()} for kind, each in splits.items()}
         self._own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}

@@ -29,7 +29,8 @@ CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "sched
 """Settings that may change on resume: the size of the clients' steps, not what they compute."""
 
 NO_NUMBER = {
-    "model.metrics", "model.conformal",
+    "model.metrics",
+    "model.conformal",
     *(f"data.dataset.{name}" for name in ("listen", "tls", "nodes", "num_nodes", "seconds", "patience")),
 }
 """Settings that change no number of a training: what is measured of it, and how nodes are reached."""

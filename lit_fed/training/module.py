@@ -314,8 +314,18 @@ class FederatedModule(LightningModule):
             return None, f"{self.algorithm_name} adapts to a client's samples whenever it serves it"
         if not store.holds(client_id):
             return None, f"the checkpoint does not hold the state of {name!r}, which has not trained or is in a file"
+        if self.settings.conformal is not None and client_id not in calibrated(None, self, None).ids:
+            return None, f"the checkpoint does not hold the threshold of {name!r} for --model.conformal"
         own = "the client's own" if store.has_trained(client_id) else "an initial one, since the client has not trained"
         return tree.index(store.gather(torch.tensor([client_id]))["state"], 0), f"the shared state and {own}"
+
+    def thresholds_of(self, name: str) -> dict[str, float]:
+        """The threshold that serves a seen client, as it is kept, by its name; {} without any."""
+        if self.thresholds is None:
+            return {}
+        client_id = torch.tensor([self.facts.number_of(name)])
+        kept, _ = self.thresholds.completed(client_id, torch.full((1,), torch.inf, dtype=torch.float64))
+        return {name: float(kept[0])}
 
     def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
         """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.
@@ -427,6 +437,22 @@ class FederatedModule(LightningModule):
         if self.settings.conformal is not None:
             self.thresholds = calibrated(self.trainer, self, self.trainer.datamodule)  # type: ignore[attr-defined]
 
+    @property
+    def calibration_fraction(self) -> float:
+        """Share of new clients' samples that decide their thresholds, as in the training; 0 without prediction sets.
+
+        Raises:
+            ConfigError: if the training set none apart.
+        """
+        if self.settings.conformal is None:
+            return 0.0
+        if self.thresholds is None:
+            raise ConfigError(
+                f"--model.conformal is {self.settings.conformal:g}, and the training of the checkpoint set no samples "
+                "apart; leave it out, or train with --data.calibration_fraction 0.2"
+            )
+        return self.thresholds.fraction
+
     def _take_thresholds(self, stored: dict[str, Any]) -> None:
         kept = stored["thresholds"]
         self.thresholds = None if kept is None else Thresholds(**kept)
@@ -442,12 +468,12 @@ class FederatedModule(LightningModule):
         if not len(batch.client_ids):
             return ()
         responsibilities = self.trainer.datamodule.predicted.responsibilities  # type: ignore[attr-defined]
-        predictions, _ = self.predicted(batch, chosen=self.chosen_metrics, responsibilities=responsibilities)
+        predictions = self.predicted(batch, chosen=self.chosen_metrics, responsibilities=responsibilities)
         self.tell("on_clients_served", len(batch.client_ids))
         return predictions
 
-    def predicted(self, block: ServingBlock, **options: Any) -> tuple[serving.BlockPredictions, Tensor]:
-        """Predictions of clients, all seen or all unseen, and whether the threshold of each is its own, [C] bool.
+    def predicted(self, block: ServingBlock, **options: Any) -> serving.BlockPredictions:
+        """Predictions of clients, all seen or all unseen; thresholds are their own, or else the shared one.
 
         Args:
             block: at least one client.
@@ -459,9 +485,9 @@ class FederatedModule(LightningModule):
         seen = int(client_ids[0]) < self.facts.num_clients
         found = serving.predict_block(self.federation, block, seen=seen, coverage=self.settings.conformal, **options)
         if found.thresholds is None or kept is None:
-            return found, torch.zeros(len(client_ids), dtype=torch.bool)
-        own = torch.where(found.thresholds.isinf(), kept.of(client_ids), found.thresholds)
-        return found._replace(thresholds=torch.where(own.isinf(), kept.shared, own)), ~own.isinf()
+            return found
+        thresholds, owned = kept.completed(client_ids, found.thresholds)
+        return found._replace(thresholds=thresholds, owned=owned)
 
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

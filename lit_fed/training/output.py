@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -235,6 +235,10 @@ class Predictions(Protocol):
     def thresholds(self) -> Tensor | None:
         """Thresholds of prediction sets, [C]; None: not asked."""
 
+    @property
+    def owned(self) -> Tensor | None:
+        """Whether a threshold is by the client's own samples, [C] bool."""
+
 
 def prediction_table(
     served: Predictions, names: Mapping[int, str], target: Target,
@@ -270,18 +274,12 @@ def prediction_table(
     parts = {} if source is None else {str(name): cells.to_numpy() for name, cells in source.items()}
     if served.posteriors is not None:
         parts |= {f"q_{m}": q.numpy() for m, q in enumerate(served.posteriors.unbind(1))}
+    parts |= _regions(served, target, class_names, taken=parts)
     columns |= {name: cells.repeat(length) for name, cells in parts.items()}
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if not len(served.labels):  # clients adapted on all their samples
         return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
-    if served.thresholds is not None:
-        regions = _regions(served, served.thresholds, target, class_names)
-        if taken := regions.keys() & parts.keys():
-            raise ConfigError(
-                f"--keep {min(taken)}: --model.conformal writes a column of this name; rename it in the table"
-            )
-        columns |= regions
     if isinstance(target, Likelihood):
         return pd.DataFrame(columns | _own_columns(served, target))
     if target.vectors:
@@ -309,13 +307,24 @@ def prediction_table(
 
 
 def _regions(
-    served: Predictions, thresholds: Tensor, target: Target, class_names: tuple[str, ...] | None
+    served: Predictions, target: Target, class_names: tuple[str, ...] | None, taken: Collection[str]
 ) -> dict[str, np.ndarray]:
-    """Columns of prediction sets, or of the ends of intervals."""
-    each = thresholds.repeat_interleave(served.sizes)
+    """Columns of prediction sets, or of the ends of intervals; {} without thresholds or samples.
+
+    Raises:
+        ConfigError: if a column of the table has such a name.
+    """
+    if served.thresholds is None or not len(served.labels):
+        return {}
+    names = ("lower", "upper") if target.continuous else ("set",)
+    if found := set(names) & set(taken):
+        raise ConfigError(
+            f"--keep {min(found)}: --model.conformal writes a column of this name; rename it in the table"
+        )
+    each = served.thresholds.repeat_interleave(served.sizes)
     if target.continuous:
-        lower, upper = conformal.intervals(target, served.log_prob, each)
-        return {"lower": lower.numpy(), "upper": upper.numpy()}
+        ends = conformal.intervals(target, served.log_prob, each)
+        return {name: end.numpy() for name, end in zip(names, ends, strict=True)}
     held = conformal.sets(served.log_prob, each).numpy()
     called = np.array(class_names or [str(one) for one in range(held.shape[1])], dtype=object)
     return {"set": np.array(["|".join(called[row]) for row in held], dtype=object)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,12 @@ from lit_fed.core import conformal
 from lit_fed.core.conformal import threshold
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import Predictions
 
 __all__ = ["Thresholds", "calibrated", "check_calibration", "covered_and_size", "said_of"]
+
 
 class Thresholds(NamedTuple):
     """Thresholds of seen clients, and the shared one of clients with too few calibration samples.
@@ -41,10 +42,17 @@ class Thresholds(NamedTuple):
     ids: Tensor = torch.zeros(0, dtype=torch.int64)
     own: Tensor = torch.zeros(0, dtype=torch.float64)
 
-    def of(self, client_ids: Tensor) -> Tensor:
-        """Clients' own thresholds, [C] float64; infinite where none is kept."""
+    def completed(self, client_ids: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Thresholds that serve clients, [C] float64, and whether they are by a client's own samples, [C] bool.
+
+        Args:
+            client_ids: the clients, [C].
+            own: thresholds by samples at hand, infinite without enough, [C] float64; those that are kept stand in.
+        """
         kept = dict(zip(self.ids.tolist(), self.own.tolist(), strict=True))
-        return torch.tensor([kept.get(one, math.inf) for one in client_ids.tolist()], dtype=torch.float64)
+        known = torch.tensor([kept.get(one, math.inf) for one in client_ids.tolist()], dtype=torch.float64)
+        own = torch.where(own.isinf(), known, own)
+        return torch.where(own.isinf(), self.shared, own), ~own.isinf()
 
 
 def check_calibration(coverage: float | None, data: FederatedDataModule) -> None:
@@ -66,7 +74,7 @@ def check_calibration(coverage: float | None, data: FederatedDataModule) -> None
         )
 
 
-def calibrated(trainer: Trainer, module: Any, data: Any) -> Thresholds:
+def calibrated(trainer: Trainer | None, module: Any, data: Any) -> Thresholds:
     """The thresholds that serve now: those that the module has, if they still hold, or new ones.
 
     Of clients on nodes, and after a private training, there is no shared one: it would release what calibration
@@ -78,8 +86,8 @@ def calibrated(trainer: Trainer, module: Any, data: Any) -> Thresholds:
     for part in (federation.server.rounds_done, module.algorithm, federation.terms.solver.given):
         served.update(repr(part).encode())
     if known is not None and (known.coverage, known.served) == (coverage, served.hexdigest()):
-        return known
-    if not isinstance(data, FederatedDataModule):
+        return known  # type: ignore[no-any-return]
+    if trainer is None or not isinstance(data, FederatedDataModule):
         return Thresholds(coverage, 0.0 if known is None else known.fraction, served.hexdigest())
     found = Thresholds(coverage, data.calibration_fraction, served.hexdigest())
     seen = data.populations[0]
@@ -116,18 +124,20 @@ def covered_and_size(served: Predictions, target: Target) -> tuple[Tensor, Tenso
     return covered, size
 
 
-def said_of(thresholds: Thresholds, clients: Population) -> str:
-    """A line on measured clients without a threshold of their own; "" if there are none."""
-    least = conformal.fewest(thresholds.coverage)
-    held = torch.zeros(1, dtype=torch.int64) if clients.calibration is None else clients.calibration.sizes
-    few, total = int((held[clients.positions] < least).sum()), clients.num_measured
-    if not few:
+def said_of(coverage: float | None, served: Sequence[Predictions]) -> str:
+    """A line on clients that are not served by a threshold of their own; "" if there are none, or no sets."""
+    if coverage is None:
         return ""
-    said = f"{few:,} of {total:,} clients have fewer than {least} calibration samples and are served by "
-    if math.isfinite(thresholds.shared):
-        return f"{said}the shared threshold {thresholds.shared:.4g}"
+    owned = torch.cat([one.owned for one in served if one.owned is not None])
+    others = torch.cat([one.thresholds for one in served if one.thresholds is not None])[~owned]
+    if not len(others):
+        return ""
+    least = conformal.fewest(coverage)
+    said = f"{len(others):,} of {len(owned):,} clients have fewer than {least} calibration samples"
+    if not others.isinf().any():
+        return f"{said}; the shared threshold {float(others[0]):.4g} serves them\n"
     return (
-        f"{said}no threshold: their sets hold all classes, their intervals all numbers; a shared threshold is not formed "
-        "in private trainings, on nodes, or from too few samples, nor kept for another --model.conformal or "
-        "--model.serving than the training's"
+        f"{said} and no threshold: their sets hold all classes, their intervals all numbers. A shared one is not "
+        "formed in private trainings, on nodes or from too few samples, nor kept for another --model.conformal or "
+        "--model.serving than the training's\n"
     )

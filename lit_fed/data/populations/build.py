@@ -101,7 +101,9 @@ def build_populations(
         _check_time(dataset, None, split)
         loaded = _without_clients(exclude, *dataset.load()) if exclude else dataset.load()
         seen, unseen = with_part(*loaded, "val", val_fraction, seed, stratified=split == "stratified")
-        seen, unseen = with_part(seen, unseen, "calibration", calibration_fraction, seed, stratified=split == "stratified")
+        seen, unseen = with_part(
+            seen, unseen, "calibration", calibration_fraction, seed, stratified=split == "stratified"
+        )
     elif isinstance(dataset, PooledDataSet):
         samples = dataset.load()
         _check_time(dataset, samples, split)

@@ -29,8 +29,8 @@ from lit_fed.data.data_sets.base import (
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
-    "Division", "SplitKind", "SplitRows", "classes_of", "cut_part", "divided_rows", "numbers_of", "set_calibration_apart",
-    "split_counts", "split_of", "split_rows", "stored_split", "with_part",
+    "Division", "SplitKind", "SplitRows", "classes_of", "cut_part", "divided_rows", "numbers_of",
+    "set_calibration_apart", "split_counts", "split_of", "split_rows", "stored_split", "with_part",
 ]  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def cut_part(
     ]  # fmt: skip
     x, y = train.x.numpy(), train.y.numpy()
     new_train, cut = split_of(x, y, [r.train for r in rows]), split_of(x, y, [r.val for r in rows])
-    return population._replace(**{"train": new_train, part: cut})
+    return _with(population, new_train, part, cut)
 
 
 def _draw_part(
@@ -318,7 +318,12 @@ def _draw_part(
     counts = torch.tensor([split_counts(size, fraction, 0.0)[:2] for size in sizes])
     new_train = train.rows(lambda position: rows(position).train, counts[:, 0])
     cut = train.rows(lambda position: rows(position).val, counts[:, 1])
-    return population._replace(**{"train": new_train, part: cut})
+    return _with(population, new_train, part, cut)
+
+
+def _with(population: Population, train: Split, part: Part, cut: Split) -> Population:
+    changed: dict[str, Any] = {"train": train, part: cut}
+    return population._replace(**changed)
 
 
 def _part(num_samples: int, fraction: float, most: int) -> int:
