@@ -26,7 +26,7 @@ from torch import nn
 from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.data.data_sets.base import names_of
-from lit_fed.data.module import FederatedDataModule, Predicted
+from lit_fed.data.module import FederatedDataModule, Predicted, SplitName
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import owner_only
 from lit_fed.system.packages import DataFrame
@@ -277,7 +277,7 @@ class FederatedTrainer(Trainer):
         weights_only: bool | None = None,
         *,
         population: Literal["seen", "unseen"] = "seen",
-        split: Literal["train", "val", "test"] = "test",
+        split: SplitName = "test",
         output: str | None = None,
         keep: str | list[str] | None = None,
         responsibilities: bool = False,

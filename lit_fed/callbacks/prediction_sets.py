@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -27,8 +26,8 @@ class PredictionSets(FederatedCallback):
 
     Keys: `test/seen/coverage`, the share of the test samples whose set holds the label, and `test/seen/set_size`, the
     mean number of classes in a set, or `test/seen/width` of intervals, with their statistics over clients; the same of
-    unseen clients. `clients.csv` has both of each client, its `threshold`, and in `threshold_of` whose samples decided
-    it: its `own`, those of all clients (`shared`), or `none`.
+    unseen clients. `clients.csv` has both of each client, its `threshold`, infinite if there is none, and whether its
+    own samples decided it (`own_threshold`) or those of all clients.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class PredictionSets(FederatedCallback):
         if (found := self._found.get(population)) is not None:
             names = "coverage", size_name(module.target), "threshold"
             columns.update({name: found[name].tolist() for name in names})
-            columns["threshold_of"] = _sources(found)
+            columns["own_threshold"] = (found["own"] > 0).tolist()
 
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         size = size_name(module.target)
@@ -78,15 +77,10 @@ class PredictionSets(FederatedCallback):
             held = found["samples"] > 0
             weights = found["samples"][held] / found["samples"][held].sum()
             covered, mean = (float((found[name][held] * weights).sum()) for name in ("coverage", size))
-            whose = _sources(found)
-            counts = ", ".join(f"{whose.count(one)} {one}" for one in dict.fromkeys(whose))
+            own, shared = found["own"] > 0, (found["own"] == 0) & found["threshold"].isfinite()
+            counts = int(own.sum()), int(shared.sum()), int((~own & ~shared).sum())
+            whose = ", ".join(f"{n} {name}" for n, name in zip(counts, ("own", "shared", "none"), strict=True) if n)
             summary.lines.append(
                 f"{population} clients: {covered:.1%} of the test samples covered, {module.settings.conformal:.1%} "
-                f"asked for; mean {size.replace('_', ' ')} {mean:.4g}; thresholds: {counts}\n"
+                f"asked for; mean {size.replace('_', ' ')} {mean:.4g}; thresholds: {whose}\n"
             )
-
-
-def _sources(found: dict[str, Tensor]) -> list[str]:
-    """Whose samples decided the threshold of each client."""
-    pairs = zip(found["own"].tolist(), found["threshold"].tolist(), strict=True)
-    return ["own" if own else "shared" if math.isfinite(threshold) else "none" for own, threshold in pairs]

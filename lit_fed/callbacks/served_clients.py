@@ -148,12 +148,13 @@ def _pooled(served: ServedClients, labelled: Tensor, chosen: ChosenMetrics) -> d
 
 def _set_columns(served: ServedClients, data: NewClients, module: FederatedModule) -> dict[str, list[float]]:
     """Coverage, size of sets and threshold of each client; NaN without labels; {} without prediction sets."""
-    if served.thresholds is None:
+    if served.thresholds is None or served.owned is None:
         return {}
     covered, size = covered_and_size(served, module.target)
     count = served.sizes.double()
     coverage = (covered / count).masked_fill(~data.labelled, torch.nan)
     means = {"coverage": coverage, size_name(module.target): size / count, "threshold": served.thresholds}
+    means["own_threshold"] = served.owned
     return {name: column.tolist() for name, column in means.items()}
 
 

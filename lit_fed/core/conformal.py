@@ -38,7 +38,7 @@ def check_target(target: Target, coverage: float) -> None:
     Raises:
         ConfigError: naming the labels.
     """
-    if not isinstance(target, Binary | Multiclass | Regression | Poisson | LogNormal):
+    if target.positions or not isinstance(target, Binary | Multiclass | Regression | Poisson | LogNormal):
         raise ConfigError(
             f"--model.conformal is {coverage:g}, and labels are {target.name} ({type(target).__name__}): sets and "
             "intervals are of one class or one number for each sample; leave it out"

@@ -82,7 +82,7 @@ class Predicted(NamedTuple):
     """The clients and the split of a prediction run."""
 
     population: Literal["seen", "unseen"] = "seen"
-    split: Literal["train", "val", "test"] = "test"
+    split: SplitName = "test"
     client: str | None = None  # predict this client alone, or `ALL`; None: all clients that the test measures
     responsibilities: bool = False  # of the components for each sample
 
@@ -486,7 +486,7 @@ class FederatedDataModule(LightningDataModule):
         return "val" if self.seen.val.num_samples else "test"
 
     def splits(self, population: Literal["seen", "unseen"], name: SplitName) -> tuple[Split, Split]:
-        """The split to measure or predict, and the training split to adapt on."""
+        """The split to measure or predict, None without calibration samples, and the training split to adapt on."""
         chosen = self._chosen(population)
         return getattr(chosen, name), chosen.train
 
@@ -562,7 +562,8 @@ class FederatedDataModule(LightningDataModule):
             return self.serving(name, split, torch.tensor([position]))  # type: ignore[arg-type]
         if population == "unseen" and self.unseen is None:
             raise ConfigError("--population unseen: the data have no unseen clients; choose seen")
-        if not self.splits(population, split)[0].num_samples:
+        held = self.splits(population, split)[0]
+        if held is None or not held.num_samples:
             raise ConfigError(f"--split {split}: the {population} clients have no samples in it; choose another split")
         return self.serving(population, split)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_fed.core import conformal
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Population
+from lit_fed.core.types import SPLITS, Population
 from lit_fed.data.data_sets.base import MOST_CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
@@ -338,13 +338,13 @@ def source_columns(
     Args:
         client_ids: the clients whose samples are predicted, ascending.
         clients: the population.
-        split: `train`, `val` or `test`.
+        split: name of the split.
         cells: columns of all rows of the table; None: none.
 
     Raises:
         ConfigError: if samples were left out of the split, so that rows are not known, or a name is taken.
     """
-    place = ("train", "val", "test").index(split)
+    place = SPLITS.index(split)
     own, rows = clients.splits[place], None if clients.rows is None else clients.rows[place]
     if rows is None or len(rows) != own.num_samples:
         if cells is not None:
