@@ -18,6 +18,7 @@ from lit_fed.core.reduce import all_reduce
 from lit_fed.core.targets import Target
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.training.history import plain_settings
 from lit_fed.training.output import Predictions
 
 __all__ = ["Thresholds", "calibrated", "check_calibration", "covered_and_size", "said_of"]
@@ -83,7 +84,9 @@ def calibrated(trainer: Trainer | None, module: Any, data: Any) -> Thresholds:
     known, coverage = module.thresholds, module.settings.conformal
     federation = module.federation
     served = hashlib.blake2b(digest_size=16)
-    for part in (federation.server.rounds_done, module.algorithm, federation.terms.solver.given):
+    steps = (plain_settings(one) for one in (module.algorithm, federation.terms.solver.given))
+    tuned = [one for one in module.settings.features if one.only_serves]
+    for part in (federation.server.rounds_done, *steps, tuned):
         served.update(repr(part).encode())
     if known is not None and (known.coverage, known.served) == (coverage, served.hexdigest()):
         return known  # type: ignore[no-any-return]
