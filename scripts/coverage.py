@@ -61,20 +61,21 @@ def measured(task: Task, algorithm: str, cut: int, root: Path) -> list[dict[str,
 
 
 def line_of(task: Task, root: Path, cuts: int) -> dict[str, Any]:
-    """What the page needs of a task: sums over clients and cuts, by algorithm, population and whose threshold it is."""
+    """What the page needs of a task: means over clients and cuts, by algorithm, population and whose threshold."""
     found: dict[str, Any] = {}
     for algorithm in ALGORITHMS:
-        rows = [row for cut in list(task.cuts)[:cuts] for row in measured(task, algorithm, cut, root)]
-        table = pd.DataFrame(rows)
-        each = found[algorithm] = {}
-        for (population, own), part in table.groupby(["population", "own_threshold"]):
-            weights = part["num_test"] / part["num_test"].sum()
-            each[f"{population}/{'own' if own else 'shared'}"] = {
-                "clients": len(part), "coverage": float((part["coverage"] * weights).sum()),
-                "size": float((part["size"] * weights).sum()), "below": int(part["below"].sum()),
-                "above": int(part["above"].sum()), "lowest": float(part["coverage"].quantile(0.1)),
-            }  # fmt: skip
+        table = pd.DataFrame([row for cut in list(task.cuts)[:cuts] for row in measured(task, algorithm, cut, root)])
+        whose = table["population"] + np.where(table["own_threshold"], "/own", "/shared")
+        parts = [*table.groupby(whose), *table.groupby("population")]
+        found[algorithm] = {name: _means(part) for name, part in parts}
     return {"task": task.name, "metric": task.metric, "algorithms": found}
+
+
+def _means(table: pd.DataFrame) -> dict[str, Any]:
+    weights = table["num_test"] / table["num_test"].sum()
+    means = {name: float((table[name] * weights).sum()) for name in ("coverage", "size")}
+    counts = {"clients": len(table), "below": int(table["below"].sum()), "above": int(table["above"].sum())}
+    return {**counts, **means, "lowest": float(table["coverage"].quantile(0.1))}
 
 
 # ---------------------------------------------------------------------- the page
@@ -94,8 +95,8 @@ def _sums(lines: Sequence[dict[str, Any]], algorithm: str, part: str) -> dict[st
 
 
 def _ratios(lines: Sequence[dict[str, Any]], algorithm: str) -> list[float]:
-    """Mean size beside that of Local on each task, of seen clients with thresholds of their own."""
-    both = [[one["algorithms"][name]["seen/own"]["size"] for name in (algorithm, "Local")] for one in lines]
+    """Mean size beside that of Local on each task, of seen clients."""
+    both = [[one["algorithms"][name]["seen"]["size"] for name in (algorithm, "Local")] for one in lines]
     return [own / alone for own, alone in both]
 
 
@@ -136,9 +137,9 @@ def _others(lines: Sequence[dict[str, Any]]) -> list[str]:
 def _sizes(lines: Sequence[dict[str, Any]]) -> list[str]:
     rows = []
     for one in lines:
-        local = one["algorithms"]["Local"]["seen/own"]["size"]
+        local = one["algorithms"]["Local"]["seen"]["size"]
         ratios = [f"{_ratios([one], name)[0]:.2f}" for name in ALGORITHMS[:-1]]
-        coverages = [f"{100 * one['algorithms'][name]['seen/own']['coverage']:.1f} %" for name in ALGORITHMS]
+        coverages = [f"{100 * one['algorithms'][name]['seen']['coverage']:.1f} %" for name in ALGORITHMS]
         rows.append([one["task"], "width" if one["metric"] == "r2" else "classes", f"{local:.4g}", *ratios, *coverages])
     means = [f"{np.exp(np.mean(np.log(_ratios(lines, name)))):.2f}" for name in ALGORITHMS[:-1]]
     rows.append(["geometric mean", "", "", *means, *[""] * len(ALGORITHMS)])
