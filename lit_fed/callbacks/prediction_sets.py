@@ -75,6 +75,8 @@ class PredictionSets(FederatedCallback):
         summary.entries |= {f"{DIRECTION}coverage": None, f"{DIRECTION}{size}": False} if self._found else {}
         for population, found in self._found.items():
             held = found["samples"] > 0
+            if not held.any():
+                continue
             weights = found["samples"][held] / found["samples"][held].sum()
             covered, mean = (float((found[name][held] * weights).sum()) for name in ("coverage", size))
             own, shared = found["own"] > 0, (found["own"] == 0) & found["threshold"].isfinite()
