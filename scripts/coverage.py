@@ -88,10 +88,12 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _sums(lines: Sequence[dict[str, Any]], algorithm: str, part: str) -> dict[str, float]:
-    """Clients of all tasks, and means over the tasks that have some."""
+    """Clients of all tasks, and means over the tasks, weighted by their clients."""
     held = [one["algorithms"][algorithm][part] for one in lines if part in one["algorithms"][algorithm]]
     counts = {name: sum(one[name] for one in held) for name in ("clients", "below", "above")}
-    return counts | {name: float(np.mean([one[name] for one in held])) for name in ("coverage", "lowest")}
+    weights = [one["clients"] for one in held]
+    means = {name: [one[name] for one in held] for name in ("coverage", "lowest")}
+    return counts | {name: float(np.average(each, weights=weights)) for name, each in means.items()}
 
 
 def _ratios(lines: Sequence[dict[str, Any]], algorithm: str) -> list[float]:
