@@ -126,7 +126,7 @@ class FederatedDataModule(LightningDataModule):
             clients leave them out.
         poison: how attackers change their training samples, `LabelFlip` or `Backdoor`; null: not at all.
         calibration_fraction: share of each client's remaining training samples that nothing is fitted to; they decide
-            the thresholds of `--model.conformal`.
+            the thresholds of its prediction sets (`conformal` of the model).
         augment: torchvision transforms of images, and of masks with them, in local steps, by name, sampled anew in
             each step, such as `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
     """
