@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_fed.callbacks import report
 from lit_fed.core import tree
+from lit_fed.core.conformal import described
 from lit_fed.core.types import Population, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import ALL, FederatedDataModule, Predicted
@@ -36,6 +37,7 @@ from lit_fed.training.output import (
     write_table,
 )
 from lit_fed.training.refusals import refuse_remote
+from lit_fed.training.thresholds import said_of
 
 if TYPE_CHECKING:
     from lit_fed.data.new_clients import NewClients
@@ -103,7 +105,10 @@ def personalize(
         write_predictions(predictions, partial / f"predictions.{format}")
     if results:
         report.print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
-    sys.stdout.write(f"{served_in_words(served, data, module.federation.without_samples)}results: {folder}\n")
+    said = served_in_words(served, data, module.federation.without_samples) + said_of(
+        module.settings.conformal, [served]
+    )
+    sys.stdout.write(f"{said}results: {folder}\n")
     return table
 
 
@@ -139,7 +144,7 @@ def personal_model(
     from lit_fed.training.export import traced_for_all, traced_model
 
     one = _serve_one(trainer, model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories)
-    return None if one is None else (traced_for_all if client == ALL else traced_model)(*one, client)
+    return None if one is None else (traced_for_all if client == ALL else traced_model)(*one)
 
 
 def export(
@@ -202,7 +207,7 @@ def export(
         if client == ALL:
             exported: PersonalModel | None = _save_all(path, format, _serve(*arguments), raw_columns=raw_columns)
         elif (one := _serve_one(*arguments)) is not None:
-            exported = save_client(path, format, *one, client, raw_columns=raw_columns)
+            exported = save_client(path, format, *one, raw_columns=raw_columns)
         else:
             return None
     sys.stdout.write(f"model: {path}\n")
@@ -274,8 +279,8 @@ def plot_rounds(trainer: Trainer, metric: str = "accuracy") -> Any:
     return rounds_figure(folder, metric)
 
 
-One = tuple[FederatedRounds, TrainingFacts, Tree, Tensor]
-"""What serves a client: arguments of `traced_model`, but for its name."""
+One = tuple[FederatedRounds, TrainingFacts, Tree, Tensor, str, dict[str, Any]]
+"""What serves a client: arguments of `traced_model`."""
 
 
 def _serve_one(
@@ -291,10 +296,11 @@ def _serve_one(
         if trainer.is_global_zero:
             notice(f"{client} is served without data: {said}" if alone else f"{said}; the run's data are read")
         if alone:
-            one = restored.federation, restored.facts, state, restored.facts.blank.x
+            sets = described(restored.target, restored.settings.conformal, restored.thresholds_of(client))
+            one = restored.federation, restored.facts, state, restored.facts.blank.x, client, sets
             return one if trainer.is_global_zero else None
     served = _serve(trainer, model, data, ckpt_path, client, clients, weights_only, unknown)
-    return None if served is None else served.one
+    return None if served is None else served.one(client)
 
 
 class _Served(NamedTuple):
@@ -305,17 +311,24 @@ class _Served(NamedTuple):
     blocks: list[BlockPredictions]
     populations: list[Population]
     example: Tensor  # [1, ...] any input
+    coverage: float | None  # of prediction sets
 
-    @property
-    def one(self) -> One:
-        """The first client."""
-        return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example
+    def one(self, client: str) -> One:
+        """What serves the first client, whose name is given, or with `all` any of them."""
+        each = {
+            name: threshold
+            for block in self.blocks
+            if block.thresholds is not None
+            for name, threshold in zip(self.names_in(block), block.thresholds.tolist(), strict=True)
+        }
+        sets = described(self.facts.target, self.coverage, each)
+        return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example, client, sets
 
-    @property
-    def names(self) -> dict[int, str]:
-        """Names of all clients by number."""
+    def names_in(self, block: BlockPredictions) -> list[str]:
+        """Names of the clients of a block."""
         each = [zip(one.train.client_ids.tolist(), one.names, strict=True) for one in self.populations]
-        return dict(pair for pairs in each for pair in pairs)
+        names = dict(pair for pairs in each for pair in pairs)
+        return [names[one] for one in block.client_ids.tolist()]
 
 
 def _serve(
@@ -339,7 +352,8 @@ def _serve(
     blocks = [block for block in trainer.serve(module, data, ckpt_path, weights_only) if block]
     populations = [one for one in (data.seen, data.unseen) if one is not None]
     example = populations[0].train.x[:1]
-    return _Served(module.federation, module.facts, blocks, populations, example) if blocks else None
+    coverage = module.settings.conformal
+    return _Served(module.federation, module.facts, blocks, populations, example, coverage) if blocks else None
 
 
 def _save_all(path: Path, format: str, served: _Served | None, *, raw_columns: bool) -> PersonalModel:
@@ -347,12 +361,12 @@ def _save_all(path: Path, format: str, served: _Served | None, *, raw_columns: b
     from lit_fed.training.export import ENDINGS, save_clients, save_program, traced_for_all
 
     assert served is not None  # there is one process
-    model, names = traced_for_all(*served.one), served.names
+    model = traced_for_all(*served.one(ALL))
     if raw_columns:
         model.take_columns(served.facts.columns)
     with new_folder(path, owner=True) as partial:
         for block in served.blocks:
-            save_clients(partial, model.own, block.states, [names[one] for one in block.client_ids.tolist()])
+            save_clients(partial, model.own, block.states, served.names_in(block))
         save_program(model, partial / f"model{ENDINGS[format]}", format)
     return model
 
@@ -365,7 +379,7 @@ def _unseen_clients(
     from lit_fed.data.new_clients import NewClients
 
     facts = module.restore_shared(ckpt_path, unknown)
-    data = NewClients(clients, facts, only, seen=seen)
+    data = NewClients(clients, facts, only, seen=seen, calibration_fraction=module.calibration_fraction)
     names = data.unseen.names if only is None else [only]
     if seen:
         ids, store = data.unseen.train.client_ids.tolist(), module.stored

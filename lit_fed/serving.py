@@ -16,6 +16,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,11 +29,13 @@ from torch import Tensor
 from lit_fed.clients.base import ClientTrainer, PredictJob, Trained, TrainJob, plainly
 from lit_fed.core import tree
 from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.conformal import nonconformity, threshold
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.e_step import expectation, num_factors
 from lit_fed.core.reduce import all_reduce
 from lit_fed.core.seeds import generator
 from lit_fed.core.served_models import served_models
+from lit_fed.core.targets import Target
 from lit_fed.core.task import Task
 from lit_fed.core.types import (
     ClientBlock,
@@ -54,8 +57,8 @@ from lit_fed.rounds import FederatedRounds
 from lit_fed.wrappers.base import innermost
 
 __all__ = [
-    "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "logged_names", "measure", "predict_block",
-    "predict_job", "prediction_by_state", "prediction_of", "selected", "serve",
+    "BlockPredictions", "MeasuresElsewhere", "client_scores", "evaluate", "logged_names", "measure", "pieces",
+    "predict_block", "predict_job", "prediction_by_state", "prediction_of", "selected", "serve",
 ]  # fmt: skip
 
 SERVED_BYTES = 2**28
@@ -195,19 +198,24 @@ def measure(
     if isinstance(trainer, MeasuresElsewhere):
         yield from trainer.measure(block, seen=seen, chosen=chosen)
         return
+    for part in pieces(federation, block):
+        states = serve(federation, part.client_ids, block.train, seen=seen)
+        job = predict_job(federation, part.client_ids, block.data, states)
+        add = None if pool is None else partial(_add_to, pool, part.rows.tolist())
+        scores = _all_scores(federation, job, chosen, add)
+        if chosen is not None and chosen.logged:
+            scores = scores._replace(metrics=scores.metrics | _logged(job, step, chosen.logged))
+        yield part.rows, scores
+
+
+def pieces(federation: FederatedRounds, block: ServingBlock) -> Iterator[ServingBlock]:
+    """Parts of a block with as many clients as memory allows to serve at once; one part without clients."""
     shared, template = federation.shared, federation.store.template["state"]
     each = (sum(map(tree.bits, tree.models(shared))) + tree.bits(template)) // 8  # an adapted state may be whole models
     at_once = max(1, SERVED_BYTES // max(each, 1))
     for lo in range(0, max(len(block.client_ids), 1), at_once):
-        client_ids = block.client_ids[lo : lo + at_once]
-        states = serve(federation, client_ids, block.train, seen=seen)
-        job = predict_job(federation, client_ids, block.data, states)
-        places = block.rows[lo : lo + at_once].tolist()
-        add = None if pool is None else partial(_add_to, pool, places)
-        scores = _all_scores(federation, job, chosen, add)
-        if chosen is not None and chosen.logged:
-            scores = scores._replace(metrics=scores.metrics | _logged(job, step, chosen.logged))
-        yield block.rows[lo : lo + at_once], scores
+        some = slice(lo, lo + at_once)
+        yield block._replace(client_ids=block.client_ids[some], rows=block.rows[some])
 
 
 def logged_names(federation: FederatedRounds, train: Split) -> tuple[str, ...]:
@@ -258,15 +266,46 @@ class BlockPredictions(NamedTuple):
     labels: Tensor  # [n] or [n, L], client after client
     log_prob: Tensor  # float32 [n, C] or [n, L, C], or for regression the means [n, 1]
     posteriors: Tensor | None = None  # [n, M] responsibilities of the components; None: not asked
+    thresholds: Tensor | None = None  # [C] float64 of prediction sets, infinite without enough samples; None: not asked
+    owned: Tensor | None = None  # [C] bool, whether a threshold is by the client's own samples
+
+    def conformal_scores(self, target: Target) -> Sequence[Tensor]:
+        """The score of each sample, [n_c] float64 of each client; see `lit_fed.core.conformal`."""
+        if not len(self.labels):
+            return [torch.zeros(0, dtype=torch.float64)] * len(self.client_ids)
+        found = nonconformity(target, self.log_prob, self.labels)
+        return found.split(self.sizes.tolist())  # type: ignore[no-any-return] # as torch has it
 
 
 def predict_block(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None,
-    responsibilities: bool = False,
+    responsibilities: bool = False, coverage: float | None = None,
 ) -> BlockPredictions:  # fmt: skip
-    """Serve at least one client and predict all samples; predictions are moved to the CPU as they arrive."""
+    """Serve at least one client and predict all samples; predictions are moved to the CPU as they arrive.
+
+    With a coverage, each client's calibration samples give its threshold, see `lit_fed.core.conformal`.
+    """
     states = serve(federation, block.client_ids, block.train, seen=seen)
     job = predict_job(federation, block.client_ids, block.data, states)
+    found = _predicted(federation, job, chosen)
+    if responsibilities:
+        rows = [
+            posteriors_of(federation, tree.index(job.states, row), job.data.client(one))
+            for row, one in enumerate(job.client_ids.tolist())
+        ]
+        found = found._replace(posteriors=torch.cat(rows))
+    if coverage is None:
+        return found
+    thresholds = torch.full((len(found.client_ids),), math.inf, dtype=torch.float64)
+    if block.calibration is not None:
+        held = _predicted(federation, predict_job(federation, block.client_ids, block.calibration, states))
+        each = [threshold(one, coverage) for one in held.conformal_scores(federation.terms.task.target)]
+        thresholds = torch.tensor(each, dtype=torch.float64)
+    return found._replace(thresholds=thresholds, owned=~thresholds.isinf())
+
+
+def _predicted(federation: FederatedRounds, job: PredictJob, chosen: ChosenMetrics | None = None) -> BlockPredictions:
+    """The predictions of all samples of a job, on the CPU."""
     labels: list[list[Tensor]] = [[] for _ in range(len(job.client_ids))]
     log_prob: list[list[Tensor]] = [[] for _ in labels]
 
@@ -278,15 +317,10 @@ def predict_block(
 
     scores = tree.map_leaves(Tensor.cpu, _all_scores(federation, job, chosen, None, keep))
     sizes = torch.tensor([sum(map(len, parts)) for parts in labels])
-    posteriors = [
-        posteriors_of(federation, tree.index(job.states, row), job.data.client(one))
-        for row, one in enumerate(job.client_ids.tolist() if responsibilities else ())
-    ]
     return BlockPredictions(
         job.client_ids.cpu(), job.states, scores, sizes,
         torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
         torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
-        torch.cat(posteriors) if posteriors else None,
     )  # fmt: skip
 
 

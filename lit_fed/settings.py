@@ -67,6 +67,8 @@ class ModelSettings:
         loss: loss of the local steps in place of the log-loss; null: the log-loss.
         target: what labels are: a likelihood, such as `Multiclass`, `Regression` or a user-defined class; null:
             inferred from type and shape of the training labels.
+        conformal: coverage of prediction sets and intervals, such as 0.9, by thresholds from the samples of
+            `--data.calibration_fraction`; null: none.
     """
 
     algorithm: Algorithm = FedEM()  # noqa: RUF009 - frozen
@@ -85,6 +87,7 @@ class ModelSettings:
     metrics: MetricsGiven = None
     loss: Loss | None = None
     target: Target | None = None
+    conformal: float | None = None
 
     features: tuple[Feature, ...] = field(default=(), metadata={"option": False})
 
@@ -96,6 +99,8 @@ class ModelSettings:
         """
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
+        if self.conformal is not None and not 0 < self.conformal < 1:
+            raise ConfigError(f"--model.conformal is {self.conformal}; give a number above 0 and below 1, such as 0.9")
         self.adapters.check()
         wanted_metrics(self.metrics)
         for owner in (self, *self.features):

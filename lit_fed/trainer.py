@@ -26,7 +26,7 @@ from torch import nn
 from lit_fed.callbacks.checkpoint import keep_apart, last_checkpoint
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.data.data_sets.base import names_of
-from lit_fed.data.module import FederatedDataModule, Predicted
+from lit_fed.data.module import FederatedDataModule, Predicted, SplitName
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import owner_only
 from lit_fed.system.packages import DataFrame
@@ -39,6 +39,7 @@ from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse
 from lit_fed.training.round_logger import KEYWORDS, RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import SECONDS_OF_A_COLLECTIVE, FederatedStrategy
+from lit_fed.training.thresholds import said_of
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
@@ -279,7 +280,7 @@ class FederatedTrainer(Trainer):
         weights_only: bool | None = None,
         *,
         population: Literal["seen", "unseen"] = "seen",
-        split: Literal["train", "val", "test"] = "test",
+        split: SplitName = "test",
         output: str | None = None,
         keep: str | list[str] | None = None,
         responsibilities: bool = False,
@@ -326,6 +327,7 @@ class FederatedTrainer(Trainer):
         clients: Any = data.seen if population == "seen" else data.unseen
         source = source_columns(served.client_ids, clients, split, cells)
         names = dict(zip(clients.train.client_ids.tolist(), clients.names, strict=False))
+        sys.stdout.write(said_of(module.settings.conformal, [served]))
         table = prediction_table(served, names, module.facts, source)
         if path is not None:
             with owner_only(module.settings.is_private):
@@ -372,7 +374,10 @@ class FederatedTrainer(Trainer):
 
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
         """Write a checkpoint, and delete client files that only its predecessor needed."""
-        store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
+        module: Any = self.lightning_module  # without one, Lightning says what is missing
+        if getattr(module, "is_built", False):
+            module.calibrate()
+        store: Any = getattr(module, "store", None)
         in_memory = getattr(store, "files", None) is None
         with nullcontext() if in_memory else store.saving(Path(filepath), self.is_global_zero):
             super().save_checkpoint(filepath, *args, **kwargs)

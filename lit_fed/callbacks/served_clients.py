@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
+from lit_fed.core.conformal import size_name
 from lit_fed.core.types import Tree
 from lit_fed.data.new_clients import HELD_OUT, NewClients
 from lit_fed.metrics.chosen import ChosenMetrics
@@ -20,6 +21,7 @@ from lit_fed.system.files import whole_file
 from lit_fed.system.packages import pd
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import prediction_table
+from lit_fed.training.thresholds import covered_and_size
 
 __all__ = ["ServedClients", "served_in_words", "unseen_tables"]
 
@@ -37,6 +39,8 @@ class ServedClients(Callback):
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
         posteriors: responsibilities of the components, [n, M]; None: not asked.
+        thresholds: of prediction sets, [C]; None: not asked.
+        owned: whether a threshold is by the client's own samples, [C].
     """
 
     client_ids: Tensor
@@ -45,6 +49,8 @@ class ServedClients(Callback):
     labels: Tensor
     log_prob: Tensor
     posteriors: Tensor | None = None
+    thresholds: Tensor | None = None
+    owned: Tensor | None = None
 
     def __init__(self, states: Path | None = None) -> None:
         self.states = states
@@ -76,12 +82,13 @@ class ServedClients(Callback):
         if not blocks:
             return
         found = tree.map_leaves(lambda *parts: torch.cat(parts), *blocks)
-        client_ids, _, scores, sizes, labels, log_prob, posteriors = found
+        client_ids, _, scores, sizes, labels, log_prob, posteriors, thresholds, owned = found
         order = client_ids.argsort()
         samples = client_ids.repeat_interleave(sizes).argsort(stable=True)
         self.client_ids, self.scores, self.sizes = client_ids[order], tree.index(scores, order), sizes[order]
         self.labels, self.log_prob = labels[samples], log_prob[samples]
         self.posteriors = None if posteriors is None else posteriors[samples]
+        self.thresholds, self.owned = (None if one is None else one[order] for one in (thresholds, owned))
 
     def _gathered(self) -> list[tuple[Any, ...]]:
         """The blocks of all ranks on rank zero, none on the others."""
@@ -140,6 +147,18 @@ def _pooled(served: ServedClients, labelled: Tensor, chosen: ChosenMetrics) -> d
     return chosen.of_all(chosen.shown(served.log_prob[kept]), served.labels[kept], owner[kept])
 
 
+def _set_columns(served: ServedClients, data: NewClients, module: FederatedModule) -> dict[str, list[float]]:
+    """Coverage, size of sets and threshold of each client; NaN without labels; {} without prediction sets."""
+    if served.thresholds is None or served.owned is None:
+        return {}
+    covered, size = covered_and_size(served, module.target)
+    count = served.sizes.double()
+    coverage = (covered / count).masked_fill(~data.labelled, torch.nan)
+    means = {"coverage": coverage, size_name(module.target): size / count, "threshold": served.thresholds}
+    means["own_threshold"] = served.owned
+    return {name: column.tolist() for name, column in means.items()}
+
+
 def unseen_tables(
     served: ServedClients, data: NewClients, module: FederatedModule
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
@@ -157,6 +176,7 @@ def unseen_tables(
     population = data.unseen
     names = dict(zip(population.train.client_ids.tolist(), population.names, strict=True))
     pooled = _pooled(served, data.labelled, module.chosen_metrics)  # the table overwrites the predictions
+    columns = _set_columns(served, data, module)
     source = None if data.files is None else pd.DataFrame({"file": data.files})
     predictions = prediction_table(served, names, module.facts, source)
     if not data.labelled.all():
@@ -171,5 +191,6 @@ def unseen_tables(
     scores = module.client_scores["unseen"] = served.scores._replace(**sums)
     table = client_table({"unseen": population}, module).drop(columns="population")
     table["num_test"] = served.sizes.numpy()
+    table = table.assign(**columns)
     results = module.chosen_metrics.statistics(scores) | pooled
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

@@ -260,13 +260,15 @@ def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
 
 def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:
     """Serve clients, and print and write the results."""
+    from lit_fed.core.conformal import described
     from lit_fed.training.output import write_predictions, write_table
     from lit_fed.training.peft_folder import save_client
 
     if command == "export":
         assert path is not None
-        served = kept.serve(clients[0])
-        save_client(path, given.format, kept.training.rounds, kept.facts, *served, given.client[0])
+        state, x, thresholds = kept.serve(clients[0])
+        sets = described(kept.facts.target, kept.settings.conformal, thresholds)
+        save_client(path, given.format, kept.training.rounds, kept.facts, state, x, given.client[0], sets)
     else:
         table = _table(command, kept, clients, given.split)
         if command == "measure":
@@ -280,10 +282,13 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:
     """Measurements, a row for each client, or predictions, a row for each sample."""
     from lit_fed.training.output import prediction_table
+    from lit_fed.training.thresholds import said_of
 
     names = kept.names
     if command == "predict":
-        tables = [prediction_table(block, names, kept.facts) for block in kept.predict(clients, split)]
+        blocks = list(kept.predict(clients, split))
+        sys.stdout.write(said_of(kept.settings.conformal, blocks))
+        tables = [prediction_table(block, names, kept.facts) for block in blocks]
         return pd.concat(tables, ignore_index=True)
     scores = kept.measure(clients, split)
     seen = ["seen" if one < kept.facts.num_clients else "unseen" for one in clients]

@@ -105,6 +105,8 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
             continue
         groups = {} if population.groups is None else {"group": population.groups.tolist()}
         sizes = {f"num_{split}": getattr(population, split).sizes.tolist() for split in SPLITS}
+        if population.calibration is not None:
+            sizes["num_calibration"] = population.calibration.sizes.tolist()
         counts = _label_counts(population, data.target)
         called = population.class_names or range(data.target.num_classes)
         labels = {} if counts is None else {f"label_{one}": each for one, each in zip(called, counts.T, strict=True)}

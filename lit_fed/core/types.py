@@ -16,9 +16,9 @@ from torch import Tensor
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "Leaves", "LocalWork", "Message",
-    "ModelState", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock",
-    "Split", "Stage", "Tree",
+    "SPLITS", "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "Leaves", "LocalWork",
+    "Message", "ModelState", "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord",
+    "ServingBlock", "Split", "Stage", "Tree",
 ]  # fmt: skip
 
 Leaves = dict[str, Tensor]
@@ -349,8 +349,12 @@ class Split:
         return Split(self.x.to(device), self.y.to(device), self.offsets, self.first_id, self.ids)
 
 
+SPLITS = ("train", "val", "test", "calibration")
+"""Names of the splits in the order of `Population.splits`."""
+
+
 class Population(NamedTuple):
-    """A set of clients with their splits; the three splits list the same clients in the same order."""
+    """A set of clients with their splits, which list the same clients in the same order."""
 
     train: Split
     val: Split
@@ -368,16 +372,17 @@ class Population(NamedTuple):
     inputs: Any = None  # the `NamedInputs` that each sample concatenates; None: a single input
     rows: tuple[Tensor, ...] | None = None  # [n] of each split, position of each sample in the table or in `files`
     files: Any = None  # [N] array of texts, paths of all samples of the data set; None: no files
+    calibration: Split | None = None  # for thresholds of prediction sets; None: no samples were set apart
 
     @property
-    def splits(self) -> tuple[Split, Split, Split]:
-        """Training, validation and test split."""
-        return self.train, self.val, self.test
+    def splits(self) -> tuple[Split, ...]:
+        """Training, validation and test split, and that of the calibration, if any."""
+        return self.train, self.val, self.test, *(() if self.calibration is None else (self.calibration,))
 
     def with_splits(self, change: Callable[[Split], Split]) -> Population:
         """The clients with each split changed."""
-        train, val, test = map(change, self.splits)
-        return self._replace(train=train, val=val, test=test)
+        changed: dict[str, Any] = dict(zip(SPLITS, map(change, self.splits), strict=False))
+        return self._replace(**changed)
 
     def rows_of(self, split: int, positions: Tensor) -> Tensor:
         """`rows` of the clients at these positions [C] in one split."""
@@ -411,6 +416,7 @@ class ServingBlock(NamedTuple):
     rows: Tensor  # [C] int64, their positions among the measured clients
     data: Split  # samples to measure on
     train: Split  # samples to adapt on
+    calibration: Split | None = None  # samples for thresholds of prediction sets
 
 
 class ClientBlock(NamedTuple):

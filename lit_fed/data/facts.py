@@ -39,7 +39,7 @@ from lit_fed.system.readers import (
 
 __all__ = [
     "FACTS", "FLAG", "INPUTS", "LARGE", "MOST_CLASSES", "MOST_NUMBERS", "POSITIVE", "SAMPLES", "SEED", "SHAPE", "SHARE",
-    "TEXTS_FORM", "TrainingFacts", "digests_in", "known_names", "name_digests",
+    "TEXTS_FORM", "TrainingFacts", "digests_in", "known_names", "name_digests", "vector",
 ]  # fmt: skip
 
 MOST_NUMBERS = 10_000_000
@@ -116,7 +116,7 @@ def _type(value: Any, place: str) -> str:
     return str(name)
 
 
-def _vector(value: Any, place: str) -> Tensor:
+def vector(value: Any, place: str) -> Tensor:
     """A tensor with one axis."""
     if tensor(value, place).ndim != 1 or value.is_complex():
         raise FormError(f"{place} is not a tensor with one axis")
@@ -132,8 +132,8 @@ FACTS: dict[str, Reader] = {
     "sampling_probability": SHARE, "capped_samples": SAMPLES, "total_positions": SAMPLES, "stored_type": text(16),
     "learned": NAMES, "label_scale": optional(tuple_of(number(), number())), "inputs": optional(INPUTS),
     "texts": optional(record(TEXTS_FORM)),
-    **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(_vector)),
-    "of_clients": keyed(one_of(*BY_CLIENT), _vector, len(BY_CLIENT)),
+    **dict.fromkeys(("groups", "attackers", "sizes", "named", "class_counts"), optional(vector)),
+    "of_clients": keyed(one_of(*BY_CLIENT), vector, len(BY_CLIENT)),
 }  # fmt: skip
 """Readers of the facts of a training, as `TrainingFacts.plain` writes them."""
 

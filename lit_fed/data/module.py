@@ -61,6 +61,8 @@ FIXES = {"dataset": "for samples in memory call FederatedDataModule.from_clients
 
 POPULATIONS: tuple[Literal["seen", "unseen"], ...] = ("seen", "unseen")
 
+SplitName = Literal["train", "val", "test", "calibration"]
+
 Block = TypeVar("Block")
 
 
@@ -81,7 +83,7 @@ class Predicted(NamedTuple):
     """The clients and the split of a prediction run."""
 
     population: Literal["seen", "unseen"] = "seen"
-    split: Literal["train", "val", "test"] = "test"
+    split: SplitName = "test"
     client: str | None = None  # predict this client alone, or `ALL`; None: all clients that the test measures
     responsibilities: bool = False  # of the components for each sample
 
@@ -124,6 +126,8 @@ class FederatedDataModule(LightningDataModule):
             poison their samples (`poison`) or falsify their messages (`attack` of the model), and averages over honest
             clients leave them out.
         poison: how attackers change their training samples, `LabelFlip` or `Backdoor`; null: not at all.
+        calibration_fraction: share of each client's remaining training samples that nothing is fitted to; they decide
+            the thresholds of its prediction sets (`conformal` of the model).
         augment: torchvision transforms of images, and of masks with them, in local steps, by name, sampled anew in
             each step, such as `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
     """
@@ -147,6 +151,7 @@ class FederatedDataModule(LightningDataModule):
     split: SplitKind = "random"
     test_seed: int | None = None
     exclude_clients: Names = ()
+    calibration_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -255,6 +260,7 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed, split=self.split,
             test_seed=self.test_seed, exclude=names_of(self.exclude_clients),
+            calibration_fraction=self.calibration_fraction,
         )  # fmt: skip
         lines = list[str]()
         read, seen = seen, self._as_trained(seen, as_read, place, lines)
@@ -481,12 +487,10 @@ class FederatedDataModule(LightningDataModule):
         assert self.seen is not None
         return "val" if self.seen.val.num_samples else "test"
 
-    def splits(
-        self, population: Literal["seen", "unseen"], name: Literal["train", "val", "test"]
-    ) -> tuple[Split, Split]:
-        """The split to measure or predict, and the training split to adapt on."""
+    def splits(self, population: Literal["seen", "unseen"], name: SplitName) -> tuple[Split, Split]:
+        """The split to measure or predict, None without calibration samples, and the training split to adapt on."""
         chosen = self._chosen(population)
-        return {"train": chosen.train, "val": chosen.val, "test": chosen.test}[name], chosen.train
+        return getattr(chosen, name), chosen.train
 
     def kept(self, names: Sequence[str]) -> DataFrame | None:
         """Columns of all rows of the table to write beside predictions; None without names.
@@ -560,23 +564,23 @@ class FederatedDataModule(LightningDataModule):
             return self.serving(name, split, torch.tensor([position]))  # type: ignore[arg-type]
         if population == "unseen" and self.unseen is None:
             raise ConfigError("--population unseen: the data have no unseen clients; choose seen")
-        if not self.splits(population, split)[0].num_samples:
+        held = self.splits(population, split)[0]
+        if held is None or not held.num_samples:
             raise ConfigError(f"--split {split}: the {population} clients have no samples in it; choose another split")
         return self.serving(population, split)
 
     def serving(
         self,
         population: Literal["seen", "unseen"],
-        name: Literal["train", "val", "test"],
+        name: SplitName,
         positions: Tensor | None = None,
     ) -> Blocks[ServingBlock]:
         """This rank's blocks for evaluation or prediction, of the clients at `positions` or of all measured ones."""
         assert self.trainer is not None
         data, train = self.splits(population, name)
-        measured = self._chosen(population).measured if positions is None else positions
-        return Blocks(
-            serving_blocks(
-                data, train, measured, clients_per_block=self.block_size,
-                rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
-            )
+        chosen = self._chosen(population)
+        blocks = serving_blocks(
+            data, train, chosen.measured if positions is None else positions, clients_per_block=self.block_size,
+            rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
         )  # fmt: skip
+        return Blocks([block._replace(calibration=chosen.calibration) for block in blocks])

@@ -44,7 +44,7 @@ from lit_fed.data.populations.checks import (
     find_client_name,
     with_foreground,
 )
-from lit_fed.data.populations.splits import Division, divided_rows
+from lit_fed.data.populations.splits import Division, cut_part, divided_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
 
@@ -67,6 +67,8 @@ class NewClients(LightningDataModule):
         facts: facts of the training, from the checkpoint.
         only: name of the only client to serve; None: all.
         seen: they took part in the training, and are numbered as there.
+        calibration_fraction: share of their training samples that decide their thresholds; those of seen clients, which
+            trained on these samples, are in the checkpoint.
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
@@ -81,7 +83,15 @@ class NewClients(LightningDataModule):
     predicted = Predicted("unseen", "test")
     seen: Population | None = None
 
-    def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None, *, seen: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str,
+        facts: TrainingFacts,
+        only: str | None = None,
+        *,
+        seen: bool = False,
+        calibration_fraction: float = 0.0,
+    ) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
         given = _read(given_path(folder, "--clients"), facts)
@@ -106,6 +116,8 @@ class NewClients(LightningDataModule):
         _check_fit(clients, facts)
         check_names([one.name for one in clients], "clients")
         later = to_population(clients)
+        if calibration_fraction and not seen:
+            later = cut_part(later, "calibration", calibration_fraction, 0, range(len(clients)))
         if isinstance(facts.target, Segmentation):
             later, _ = with_foreground(later, None, facts.target.ignored, facts.target.num_classes)
         self.unseen = flat_population(later)
@@ -126,12 +138,11 @@ class NewClients(LightningDataModule):
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
         assert self.trainer is not None
-        return Blocks(
-            serving_blocks(
-                self.unseen.test, self.unseen.train, self.served, clients_per_block=self.clients_per_block,
-                rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
-            )
+        blocks = serving_blocks(
+            self.unseen.test, self.unseen.train, self.served, clients_per_block=self.clients_per_block,
+            rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
         )  # fmt: skip
+        return Blocks([block._replace(calibration=self.unseen.calibration) for block in blocks])
 
 
 def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:

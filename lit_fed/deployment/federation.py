@@ -30,7 +30,7 @@ class RemoteSplit(DrawnSplit):
     """Sizes of a split whose samples are on nodes.
 
     Attributes:
-        is_cut: whether validation samples are taken out of it, which the nodes do themselves.
+        is_cut: whether it is cut from the training samples, or cut by others, which the nodes do themselves.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class RemoteClients(ClientDataSet):
         model = module.history.arguments.get("model")
         session = {
             "model": None if model is None else common_settings(model), "facts": module.facts.public.plain(),
-            "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
+            "val_fraction": data.val_fraction if seen.val.is_cut else 0.0,
+            "calibration_fraction": data.calibration_fraction, "data_seed": data.seed,
         }  # fmt: skip
         return RemoteTrainer(self.pool, module.federation, (seen, unseen), session)
 

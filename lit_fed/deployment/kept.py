@@ -167,18 +167,20 @@ class KeptTraining:
         """Serve clients and predict their samples; arguments as for `measure`."""
         for kind, some in self._blocks(clients):
             for block in self.training.blocks(some, self._sent, kind, split):
-                yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")
+                yield serving.predict_block(
+                    self.training.rounds, block, seen=kind == "seen", coverage=self.settings.conformal
+                )
 
-    def serve(self, client: int) -> tuple[Tree, Tensor]:
-        """The state that serves one client, without an axis of clients, and one of its inputs, [1, ...].
+    def serve(self, client: int) -> tuple[Tree, Tensor, dict[str, float]]:
+        """The state that serves one client, without an axis of clients, one of its inputs [1, ...], its threshold.
 
         Args:
             client: its number; the shared state of `training` is then as this client was sent it.
         """
-        ((kind, some),) = self._blocks([client])
-        block = next(self.training.blocks(some, self._sent, kind, "train"))
-        states = serving.serve(self.training.rounds, block.client_ids, block.train, seen=kind == "seen")
-        return tree.index(states, 0), block.train.client(client).x[:1]
+        (found,) = self.predict([client], "train")
+        x = self.training.splits["seen" if client < self.facts.num_clients else "unseen"]["train"].client(client).x
+        each = [] if found.thresholds is None else found.thresholds.tolist()
+        return tree.index(found.states, 0), x[:1], dict(zip([self.names[client]], each, strict=False))
 
     def _blocks(self, clients: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """Group clients as the test of the run does, with the population of each group."""

@@ -26,6 +26,8 @@ class Served(NamedTuple):
     labels: Tensor  # [n]
     log_prob: Tensor  # [n, C], or means [n, 1]
     posteriors: None = None
+    thresholds: None = None
+    owned: None = None
 
 
 def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, DataFrame]:

@@ -175,9 +175,11 @@ SOLVER = record({name: _of_client(one) for name, one in BY_CLIENT.items()}, may_
 SESSION = record(
     {
         "model": optional(lambda model, _: model), "facts": lambda facts, _: facts, "val_fraction": SHARE,
-        "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS), "start": list_of(number(0), 2**18),
+        "calibration_fraction": SHARE, "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS),
+        "start": list_of(number(0), 2**18),
         "solvers": keyed(NAME, SOLVER, MOST_CLIENTS),
-    }
+    },
+    may_miss=("calibration_fraction",),  # in what nodes kept of trainings up to version 0.3
 )  # fmt: skip
 
 

@@ -28,13 +28,14 @@ from lit_fed.core import tree
 from lit_fed.core.networks.start import digest_of
 from lit_fed.core.seeds import Secret
 from lit_fed.core.segmentation import flat_masks
+from lit_fed.core.types import SPLITS as ALL_SPLITS
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, Population, ServingBlock, Split, Stage, Tree
 from lit_fed.data.data_sets.client_folder import read_clients, to_population
 from lit_fed.data.data_sets.hugging_face import HuggingFace
 from lit_fed.data.data_sets.texts import Texts
 from lit_fed.data.facts import TEXTS_FORM, TrainingFacts
 from lit_fed.data.populations.build import build_populations, select_clients
-from lit_fed.data.populations.splits import cut_validation
+from lit_fed.data.populations.splits import cut_part
 from lit_fed.deployment.messages import SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
 from lit_fed.deployment.wire import TYPES, Packet, checked_tree, digest_of_question
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
@@ -126,7 +127,9 @@ class NodeData:
             raise ConfigError("--data.root: no client in it took part in the training; give the node's folder")
         return left_out
 
-    def numbered(self, ids: dict[str, int], val_fraction: float, seed: int) -> dict[str, dict[str, Split]]:
+    def numbered(
+        self, ids: dict[str, int], val_fraction: float, calibration_fraction: float, seed: int
+    ) -> dict[str, dict[str, Split]]:
         """The splits of this node's clients by population, with the server's number of each client.
 
         Raises:
@@ -138,10 +141,12 @@ class NodeData:
             if bool((numbers.diff() <= 0).any()):
                 raise ConfigError("the server's numbers of clients are not in the order of their names")
             if val_fraction:
-                population = cut_validation(population, val_fraction, seed, numbers.tolist())
+                population = cut_part(population, "val", val_fraction, seed, numbers.tolist())
+            if calibration_fraction:
+                population = cut_part(population, "calibration", calibration_fraction, seed, numbers.tolist())
             found[kind] = {
                 name: Split(one.x, one.y, one.offsets, ids=numbers)
-                for name, one in ((name, getattr(population, name)) for name in SPLITS)
+                for name, one in zip(ALL_SPLITS, population.splits, strict=False)
             }
         return found
 
@@ -282,7 +287,8 @@ class NodeTraining:
         terms = session.terms._replace(of_clients=_of_clients(sent["solvers"], sent["ids"], facts.num_clients))
         self.rounds = FederatedRounds(session.algorithm, terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
-        splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
+        fractions = sent["val_fraction"], sent.get("calibration_fraction", 0.0)
+        splits = data.numbered(sent["ids"], *fractions, sent["data_seed"])
         self.splits = {kind: {name: flat_masks(one) for name, one in each.items()} for kind, each in splits.items()}
         self._own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
         train = {one: self.splits[kind]["train"] for kind, names in self._own.items() for one in names}
@@ -420,7 +426,9 @@ class NodeTraining:
         splits = self.splits[population]
         for some in _alike(clients, sent):
             self.server.shared = sent[some[0]]
-            yield ServingBlock(torch.tensor(some), torch.arange(len(some)), splits[split], splits["train"])
+            yield ServingBlock(
+                torch.tensor(some), torch.arange(len(some)), splits[split], splits["train"], splits.get("calibration")
+            )
 
 
 def _alike(clients: list[int], sent: dict[int, Tree]) -> list[list[int]]:

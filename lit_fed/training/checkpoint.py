@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 from torch import Tensor
 
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
-from lit_fed.data.facts import FACTS, FLAG, TrainingFacts
+from lit_fed.data.facts import FACTS, FLAG, SHARE, TrainingFacts, vector
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.checked_archive import DamagedFileError, is_dense, load_checked, tensor
 from lit_fed.system.files import os_error_text, whole_file
@@ -131,6 +131,11 @@ SPENT = record(
 )
 """A privacy guarantee in short."""
 
+THRESHOLDS = record(
+    {"coverage": SHARE, "fraction": SHARE, "served": TEXT, "shared": instance(float), "ids": vector, "own": vector}
+)
+"""Thresholds of prediction sets, see `lit_fed.training.thresholds`."""
+
 SECTIONS: dict[str, Reader] = dict.fromkeys(("model", "data", "trainer"), PLAIN) | {"seed_everything": ANY_PLAIN}
 """Sections of the arguments of a run."""
 
@@ -152,8 +157,9 @@ OWN_ENTRIES: Mapping[str, Reader] = {
     "spent": optional(SPENT), "noise": TEXT,
     "serving": record(FACTS, may_miss=tuple(one.name for one in fields(TrainingFacts) if one.default is not MISSING)),
     "frozen": optional(record({"digest": TEXT, "source": TEXT, "tensors": STEP, "numbers": STEP})),
+    "thresholds": optional(THRESHOLDS),
 }  # fmt: skip
-"""Entries of every checkpoint under `CHECKPOINT_KEY`."""
+"""Entries of every checkpoint under `CHECKPOINT_KEY`; those up to version 0.3 have no thresholds."""
 
 ENTRIES: Mapping[str, Reader] = {
     "pytorch-lightning_version": text(40, r"[2-9]\.\d+(\.\w+)*"), "epoch": STEP, "global_step": STEP,
@@ -312,6 +318,7 @@ def load_checkpoint(
     if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):
         found = "a checkpoint of another program" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise ConfigError(f"{option} {path} holds {found}; {fix}")
+    content[CHECKPOINT_KEY].setdefault("thresholds", None)
     lacks = [f"{CHECKPOINT_KEY}.{key}" for key in OWN_ENTRIES if key not in content[CHECKPOINT_KEY]]
     lacks += [key for key in ENTRIES if key not in content]
     if lacks:

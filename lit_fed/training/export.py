@@ -414,8 +414,9 @@ class AnyClient(nn.Module):
 
 
 def traced_model(
-    federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ""
-) -> PersonalModel:
+    federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = "",
+    sets: dict[str, Any] | None = None,
+) -> PersonalModel:  # fmt: skip
     """The personal model of a client with this state.
 
     Args:
@@ -424,6 +425,7 @@ def traced_model(
         state: this client's state, see `lit_fed.serving.serve`.
         example: any inputs of the right shape and type, [B, ...].
         client: the client's name, for files.
+        sets: see `conformal.described`; None: there are none.
 
     Raises:
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
@@ -442,12 +444,13 @@ def traced_model(
     with torch.no_grad():
         outputs = [component(example) for component in components]
     traced = _traced(Combination(predict, task, asked), (example, outputs), {}, name=federation.name)
-    return _personal_model(federation, facts, components, _folded(traced, federation.name), example, client)
+    return _personal_model(federation, facts, components, _folded(traced, federation.name), example, client, sets)
 
 
 def traced_for_all(
-    federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ALL
-) -> PersonalModel:
+    federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ALL,
+    sets: dict[str, Any] | None = None,
+) -> PersonalModel:  # fmt: skip
     """The model of all clients: takes a client's own numbers, the leaves of its state that its prediction depends on.
 
     Args:
@@ -456,6 +459,7 @@ def traced_for_all(
         state: the state of any client.
         example: as for `traced_model`.
         client: stands for all clients in files.
+        sets: as for `traced_model`.
 
     Raises:
         ConfigError: if the prediction cannot be traced, or finds the models of a client by its number.
@@ -480,7 +484,7 @@ def traced_for_all(
         raise ConfigError(
             f"--client all: {federation.name} serves all clients by the same model; export one, such as --client 0"
         )
-    model = _personal_model(federation, facts, [], combination, example, client)
+    model = _personal_model(federation, facts, [], combination, example, client, sets)
     model.take_client(leaves)
     return model
 
@@ -501,10 +505,10 @@ def _blank(example: Tensor) -> Tensor:
 
 def _personal_model(
     federation: FederatedRounds, facts: TrainingFacts, components: list[nn.Module], combination: nn.Module,
-    example: Tensor, client: str,
+    example: Tensor, client: str, sets: dict[str, Any] | None,
 ) -> PersonalModel:  # fmt: skip
     shown = example if facts.columns is None else example.double()  # as the columns of a table are read
-    about = _about(federation, facts, client, shown)
+    about = _about(federation, facts, client, shown) | (sets or {})
     made = components, combination, facts.normalisation, shown, about, legal_inputs(facts)
     return PersonalModel(*made) if facts.inputs is None else NamedPersonalModel(facts.inputs, *made)
 

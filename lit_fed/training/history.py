@@ -30,6 +30,7 @@ CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "sched
 
 NO_NUMBER = {
     "model.metrics",
+    "model.conformal",
     *(f"data.dataset.{name}" for name in ("listen", "tls", "nodes", "num_nodes", "seconds", "patience")),
 }
 """Settings that change no number of a training: what is measured of it, and how nodes are reached."""

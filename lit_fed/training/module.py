@@ -19,6 +19,7 @@ from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients.store import BUFFER_NAMES, ClientStore, StoredStates
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.conformal import check_target
 from lit_fed.core.local_solver import LocalSolver, is_searched
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.data_sets.base import names_of
@@ -41,6 +42,7 @@ from lit_fed.system.readers import whole
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, FIX, clients_folder, load_checkpoint
 from lit_fed.training.history import RunHistory, content_of, plain_settings, refuse_other_run
 from lit_fed.training.module_server import Assign, ModuleServer, source_of
+from lit_fed.training.thresholds import Thresholds, calibrated, check_calibration
 from lit_fed.training.warm_start import OF_LIGHTNING, WarmStart
 from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.feature import features
@@ -68,6 +70,7 @@ class FederatedModule(LightningModule):
         tables: results of the measured clients, by population.
         chosen_metrics: metrics beside accuracy and loss.
         client_scores: the last results of the measured clients, by population.
+        thresholds: of prediction sets; None: none were found yet, or asked for.
         is_built: whether the module has its federation.
     """
 
@@ -94,6 +97,7 @@ class FederatedModule(LightningModule):
         self.results: dict[str, float] = {}
         self._entry: dict[str, Any] = {}  # what the checkpoints of a fit have in common; {}: there is no fit
         self.client_scores: dict[str, ClientScores] = {}
+        self.thresholds: Thresholds | None = None
         self._loaded_from = "the checkpoint"
 
     # ------------------------------------------------------------------ set-up
@@ -107,6 +111,7 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen, seen=data.unseen.train.ids is not None)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
+        check_calibration(self.settings.conformal, data)
         num_rounds = rounds_of_fit(self.trainer) if stage == "fit" else 1
         if stage == "fit":
             self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
@@ -217,6 +222,8 @@ class FederatedModule(LightningModule):
             unseen: those that are only served.
             store: the store of the seen clients; None: a new one with their states.
         """
+        if self.settings.conformal is not None:
+            check_target(facts.target, self.settings.conformal)
         self.facts, self.target, self.is_built = facts, facts.target, True
         self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
         warm = self.history.warm_start
@@ -276,6 +283,7 @@ class FederatedModule(LightningModule):
         self.load_state_dict(
             {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
         )
+        self._take_thresholds(stored)
         federation, algorithm = self.federation, self.federation.algorithm
         self.stored = StoredStates(
             checkpoint["state_dict"],
@@ -307,8 +315,18 @@ class FederatedModule(LightningModule):
             return None, f"{self.algorithm_name} adapts to a client's samples whenever it serves it"
         if not store.holds(client_id):
             return None, f"the checkpoint does not hold the state of {name!r}, which has not trained or is in a file"
+        if self.settings.conformal is not None and client_id not in calibrated(None, self, None).ids:
+            return None, f"the checkpoint does not hold the threshold of {name!r} for --model.conformal"
         own = "the client's own" if store.has_trained(client_id) else "an initial one, since the client has not trained"
         return tree.index(store.gather(torch.tensor([client_id]))["state"], 0), f"the shared state and {own}"
+
+    def thresholds_of(self, name: str) -> dict[str, float]:
+        """The threshold that serves a seen client, as it is kept, by its name; {} without any."""
+        if self.thresholds is None:
+            return {}
+        client_id = torch.tensor([self.facts.number_of(name)])
+        kept, _ = self.thresholds.completed(client_id, torch.full((1,), torch.inf, dtype=torch.float64))
+        return {name: float(kept[0])}
 
     def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
         """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.
@@ -370,7 +388,8 @@ class FederatedModule(LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         """The callbacks of the features, the same ones for every trainer: some count over several fits."""
         if not self.own_callbacks:
-            names = (name for one in self.settings.features for name in one.callbacks)
+            names = [name for one in self.settings.features for name in one.callbacks]
+            names += [] if self.settings.conformal is None else ["PredictionSets"]
             self.own_callbacks = [named("lit_fed.callbacks", name)() for name in names]
         return self.own_callbacks
 
@@ -410,7 +429,36 @@ class FederatedModule(LightningModule):
                 "a number"
             )
 
-    on_test_start = on_predict_start = on_validation_start
+    def on_test_start(self) -> None:
+        self.on_validation_start()
+        self.calibrate()
+
+    on_predict_start = on_test_start
+
+    def calibrate(self) -> None:
+        """Find the thresholds of prediction sets that the clients' present models need, unless they are known."""
+        if self.settings.conformal is not None:
+            self.thresholds = calibrated(self.trainer, self, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    @property
+    def calibration_fraction(self) -> float:
+        """Share of new clients' samples that decide their thresholds, as in the training; 0 without prediction sets.
+
+        Raises:
+            ConfigError: if the training set none apart.
+        """
+        if self.settings.conformal is None:
+            return 0.0
+        if self.thresholds is None:
+            raise ConfigError(
+                f"--model.conformal is {self.settings.conformal:g}, and the training of the checkpoint set no samples "
+                "apart; leave it out, or train with --data.calibration_fraction 0.2"
+            )
+        return self.thresholds.fraction
+
+    def _take_thresholds(self, stored: dict[str, Any]) -> None:
+        kept = stored["thresholds"]
+        self.thresholds = None if kept is None else Thresholds(**kept)
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
         self.measure(batch, "seen", split=self.trainer.datamodule.evaluation_split)  # type: ignore[attr-defined]
@@ -422,20 +470,37 @@ class FederatedModule(LightningModule):
         """Serve a block of clients, all seen or all unseen; () for a block without clients."""
         if not len(batch.client_ids):
             return ()
-        seen = int(batch.client_ids[0]) < self.facts.num_clients
-        predictions = serving.predict_block(
-            self.federation, batch, seen=seen, chosen=self.chosen_metrics,
-            responsibilities=self.trainer.datamodule.predicted.responsibilities,  # type: ignore[attr-defined]
-        )  # fmt: skip
+        responsibilities = self.trainer.datamodule.predicted.responsibilities  # type: ignore[attr-defined]
+        predictions = self.predicted(batch, chosen=self.chosen_metrics, responsibilities=responsibilities)
         self.tell("on_clients_served", len(batch.client_ids))
         return predictions
+
+    def predicted(self, block: ServingBlock, **options: Any) -> serving.BlockPredictions:
+        """Predictions of clients, all seen or all unseen; thresholds are their own, or else the shared one.
+
+        Args:
+            block: at least one client.
+            options: further arguments of `serving.predict_block`.
+        """
+        client_ids, kept = block.client_ids.cpu(), self.thresholds
+        if kept is not None and torch.isin(client_ids, kept.ids).all():
+            block = block._replace(calibration=None)
+        seen = int(client_ids[0]) < self.facts.num_clients
+        found = serving.predict_block(self.federation, block, seen=seen, coverage=self.settings.conformal, **options)
+        if found.thresholds is None or kept is None:
+            return found
+        thresholds, owned = kept.completed(client_ids, found.thresholds)
+        return found._replace(thresholds=thresholds, owned=owned)
 
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry of lit_fed: identity, history and the facts for serving, which a fit does not change."""
         entry = self._entry or self.history.entry(self.federation, self.facts)
         spent = self.history.spent(self.federation, self.settings.features)
-        checkpoint[CHECKPOINT_KEY] = entry | {"results": dict(self.results), "spent": spent}
+        thresholds = None if self.thresholds is None else self.thresholds._asdict()
+        checkpoint[CHECKPOINT_KEY] = entry | {
+            "results": dict(self.results), "spent": spent, "thresholds": thresholds,
+        }  # fmt: skip
         if (secret := self.federation.terms.secret) is not None:
             checkpoint[CHECKPOINT_KEY]["noise"] = secret.name_beside(*content_of(checkpoint))
 
@@ -453,6 +518,7 @@ class FederatedModule(LightningModule):
         self._take_stored_rate(checkpoint.get(CHECKPOINT_KEY))
         self._loaded_from = "the checkpoint" if self._trainer is None else f"--ckpt_path {self._trainer.ckpt_path}"
         self.results = self.history.restore(checkpoint, self.federation, self.settings.features, self._trainer)
+        self._take_thresholds(checkpoint[CHECKPOINT_KEY])
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Take the states of a checkpoint.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core import conformal
 from lit_fed.core.likelihood import Likelihood
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Population
+from lit_fed.core.types import SPLITS, Population
 from lit_fed.data.data_sets.base import MOST_CLASSES
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
@@ -262,6 +263,14 @@ class Predictions(Protocol):
     def posteriors(self) -> Tensor | None:
         """Responsibilities of the components, [n, M]; None: not asked."""
 
+    @property
+    def thresholds(self) -> Tensor | None:
+        """Thresholds of prediction sets, [C]; None: not asked."""
+
+    @property
+    def owned(self) -> Tensor | None:
+        """Whether a threshold is by the client's own samples, [C] bool."""
+
 
 def prediction_table(
     served: Predictions, names: Mapping[int, str], facts: TrainingFacts, source: pd.DataFrame | None = None
@@ -282,7 +291,8 @@ def prediction_table(
         as those of texts, have the probabilities of their label and of the prediction alone, `p_label` and
         `p_prediction`; next tokens of texts are words instead of numbers, and positions that do not count have no row.
         Of masks `label` and `prediction` are arrays [height, width], and `accuracy` is the share of
-        labelled pixels that are predicted. Responsibilities are `q_0` … `q_{M-1}`.
+        labelled pixels that are predicted. Responsibilities are `q_0` … `q_{M-1}`. With thresholds, `set` holds the
+        names of classes with `|` between them, and `lower` and `upper` the ends of intervals.
     """
     target = facts.target
     masks = isinstance(target, Segmentation)
@@ -298,6 +308,7 @@ def prediction_table(
     parts = {} if source is None else {str(name): cells.to_numpy() for name, cells in source.items()}
     if served.posteriors is not None:
         parts |= {f"q_{m}": q.numpy() for m, q in enumerate(served.posteriors.unbind(1))}
+    parts |= _regions(served, target, facts.class_names, taken=parts)
     columns |= {name: cells.repeat(length) for name, cells in parts.items()}
     if target.positions and not masks:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
@@ -355,6 +366,30 @@ def _class_columns(served: Predictions, target: Target, class_names: tuple[str, 
     return columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)}
 
 
+def _regions(
+    served: Predictions, target: Target, class_names: tuple[str, ...] | None, taken: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Columns of prediction sets, or of the ends of intervals; {} without thresholds or samples.
+
+    Raises:
+        ConfigError: if a column of the table has such a name.
+    """
+    if served.thresholds is None or not len(served.labels):
+        return {}
+    names = ("lower", "upper") if target.continuous else ("set",)
+    if found := set(names) & set(taken):
+        raise ConfigError(
+            f"--keep {min(found)}: --model.conformal writes a column of this name; rename it in the table"
+        )
+    each = served.thresholds.repeat_interleave(served.sizes)
+    if target.continuous:
+        ends = conformal.intervals(target, served.log_prob, each)
+        return {name: end.numpy() for name, end in zip(names, ends, strict=True)}
+    held = conformal.sets(served.log_prob, each).numpy()
+    called = np.array(class_names or [str(one) for one in range(held.shape[1])], dtype=object)
+    return {"set": np.array(["|".join(called[row]) for row in held], dtype=object)}
+
+
 def source_columns(
     client_ids: Tensor, clients: Population, split: str, cells: pd.DataFrame | None
 ) -> pd.DataFrame | None:
@@ -363,13 +398,13 @@ def source_columns(
     Args:
         client_ids: the clients whose samples are predicted, ascending.
         clients: the population.
-        split: `train`, `val` or `test`.
+        split: name of the split.
         cells: columns of all rows of the table; None: none.
 
     Raises:
         ConfigError: if samples were left out of the split, so that rows are not known, or a name is taken.
     """
-    place = ("train", "val", "test").index(split)
+    place = SPLITS.index(split)
     own, rows = clients.splits[place], None if clients.rows is None else clients.rows[place]
     if rows is None or len(rows) != own.num_samples:
         if cells is not None:

@@ -31,7 +31,7 @@ __all__ = ["save_adapters", "save_client"]
 
 def save_client(
     path: Path, format: str, federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor,
-    client: str = "", *, raw_columns: bool = False,
+    client: str = "", sets: dict[str, Any] | None = None, *, raw_columns: bool = False,
 ) -> PersonalModel | None:  # fmt: skip
     """Write a client's personal model in a format of `export`; returns it, but for `peft`."""
     if format == "peft":
@@ -42,7 +42,7 @@ def save_client(
     if format == "lightning":
         save_lightning(path, federation, state, example, client)
         return None
-    model = traced_model(federation, facts, state, example, client)
+    model = traced_model(federation, facts, state, example, client, sets)
     if raw_columns:
         model.take_columns(facts.columns)
     save_program(model, path, format)

@@ -107,7 +107,7 @@ def test_clients_who_adapted_on_all_that_they_have_leave_a_header_alone(target):
 
 
 # ---------------------------------------------------------------------- labels that are vectors
-CLIENTS = {"client_ids": torch.tensor([4, 5]), "sizes": torch.tensor([1, 1]), "posteriors": None}
+CLIENTS = {"client_ids": torch.tensor([4, 5]), "sizes": torch.tensor([1, 1]), "posteriors": None, "thresholds": None}
 
 
 def test_each_label_has_its_columns():

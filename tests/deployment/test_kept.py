@@ -1,6 +1,7 @@
 """What a node keeps of a finished training: its clients are served from it, and from nothing else."""
 
 import json
+import math
 import pickle
 import shutil
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from lit_fed.command_line.deployed import main
 from lit_fed.core.fine_tuning import FineTuning
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Sequences
+from lit_fed.data import ClientFolder
 from lit_fed.deployment.kept import KeptTraining
 from lit_fed.deployment.node_training import NodeData
 from lit_fed.errors import ConfigError
@@ -109,6 +111,42 @@ def test_commands_of_a_node(algorithm, serving, folders, tmp_path, monkeypatch, 
         found = torch.export.load(out).module()(torch.from_numpy(x)).detach()
         wanted = said.loc[said["client"] == name, ["p_0", "p_1", "p_2"]]
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_sets_of_a_node_are_by_its_own_samples(folders, tmp_path, monkeypatch, capsys):
+    """Those of a simulation where a client has enough of them; else nothing is shared, and a line says so."""
+    options = {"rounds": 2, "calibration_fraction": 0.4}
+    alone = module_of(FedEM(), conformal=0.8)
+    one = fit(tmp_path / "alone", ClientFolder(str(folders["all"])), alone, **options)
+    clients = pd.read_csv(one / "clients.csv").set_index("client")
+    module = module_of(FedEM(), conformal=0.8)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module, val_fraction=0.0, **options)
+    assert "made there, by `lit-fed client predict`" in capsys.readouterr().err
+    assert math.isinf(module.thresholds.shared)
+    assert module.thresholds.fraction == 0.4, "for clients that the server's checkpoint serves"
+    monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))
+    own = ["--config", "run.yaml", "--data.root", str(folders["ben"]), "--states", str(tmp_path / "states/ben")]
+    client.run_client(["predict", *own, "--output", str(tmp_path / "p.csv")], None)
+    table = pd.read_csv(tmp_path / "p.csv")
+    for name, rows in table.groupby("client"):
+        p, held = rows.filter(regex="^p_").to_numpy(), rows["set"].astype(str)
+        wanted = 1 - p <= clients.loc[name, "threshold"]
+        assert held.tolist() == ["|".join(map(str, np.flatnonzero(row))) for row in wanted]
+    client.run_client(["export", *own, "--client", "b2", "--output", str(tmp_path / "b2.pt2")], None)
+    notes = {"about.json": ""}
+    torch.export.load(tmp_path / "b2.pt2", extra_files=notes)
+    found = json.loads(notes["about.json"])["sets"]["thresholds"]
+    assert found == {"b2": pytest.approx(clients.loc["b2", "threshold"], abs=1e-6)}
+    few = node_folders(tmp_path / "few", {"ben": ["b1"]}, least=9)
+    module = module_of(FedEM(), conformal=0.9)
+    fit(tmp_path / "run", InProcessFederation(InProcess(make_nodes(few, tmp_path / "s", settings=module.settings))),
+        module, **options)  # fmt: skip
+    own = ["--config", "run.yaml", "--data.root", str(few["ben"]), "--states", str(tmp_path / "s/ben")]
+    monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))
+    client.run_client(["predict", *own, "--output", str(tmp_path / "f.csv")], None)
+    assert (pd.read_csv(tmp_path / "f.csv")["set"] == "0|1|2").all()
+    assert "1 of 1 clients have fewer than 9 calibration samples and no threshold" in capsys.readouterr().out
 
 
 def test_files_are_named_after_clients(trained):

@@ -41,8 +41,9 @@ from lit_fed.data.populations.splits import (
     SplitKind,
     classes_of,
     divided_rows,
+    set_calibration_apart,
     split_of,
-    with_validation,
+    with_part,
 )
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import few
@@ -68,6 +69,7 @@ def build_populations(
     split: SplitKind = "random",
     test_seed: int | None = None,
     exclude: Sequence[str] = (),
+    calibration_fraction: float = 0.0,
 ) -> tuple[Population, Population | None]:
     """Load a data set and divide it into clients and splits.
 
@@ -84,20 +86,24 @@ def build_populations(
         test_seed: seed of the partition, the unseen clients and the test samples; None: `seed`.
         exclude: names of clients that are left out before anything is learned or drawn; those of a partition are left
             out of its clients.
+        calibration_fraction: share of the training samples that are left, set apart for thresholds.
 
     Returns:
         Seen clients, and unseen clients or None; both in the order of the data set.
     """
-    _check_fractions(val_fraction, test_fraction, unseen_fraction)
-    _check_parties(dataset, val_fraction, unseen_fraction)
-    division = Division(val_fraction, test_fraction, seed, test_seed, split)
+    _check_fractions(val_fraction, test_fraction, unseen_fraction, calibration_fraction)
+    _check_parties(dataset, val_fraction, unseen_fraction, calibration_fraction)
+    division = Division(val_fraction, test_fraction, seed, test_seed, split, calibration_fraction)
     unseen: Population | None = None
     encode: Encode | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
         _check_time(dataset, None, split)
         loaded = _without_clients(exclude, *dataset.load()) if exclude else dataset.load()
-        seen, unseen = with_validation(*loaded, val_fraction, seed, stratified=split == "stratified")
+        seen, unseen = with_part(*loaded, "val", val_fraction, seed, stratified=split == "stratified")
+        seen, unseen = with_part(
+            seen, unseen, "calibration", calibration_fraction, seed, stratified=split == "stratified"
+        )
     elif isinstance(dataset, PooledDataSet):
         samples = dataset.load()
         _check_time(dataset, samples, split)
@@ -285,17 +291,21 @@ def _vectors(y_train: Tensor) -> VectorRegression:
     return VectorRegression(shape[1])
 
 
-def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
-    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction, "unseen_fraction": unseen_fraction}
+def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float, calibration: float) -> None:
+    fractions = {
+        "val_fraction": val_fraction, "test_fraction": test_fraction, "unseen_fraction": unseen_fraction,
+        "calibration_fraction": calibration,
+    }  # fmt: skip
     for name, value in fractions.items():
         require(0 <= value < 1, f"{name} = {value}; choose a number from 0 up to, but not including, 1")
     total = val_fraction + test_fraction
     require(total < 1, f"val_fraction + test_fraction = {total:g} leaves nothing to train on; choose less than 1")
 
 
-def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float) -> None:
+def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float, calibration: float) -> None:
     """Refuse to hold out rows or parties if the parties hold features of the same rows."""
-    for name, value in (("val_fraction", val_fraction), ("unseen_fraction", unseen_fraction)):
+    held_out = {"val_fraction": val_fraction, "unseen_fraction": unseen_fraction, "calibration_fraction": calibration}
+    for name, value in held_out.items():
         require(
             value == 0 or dataset.divided_by == "samples",
             f"{name} = {value}: the parties of {type(dataset).__name__} hold features of the same rows, and "
@@ -392,17 +402,19 @@ def _divide_pool(
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
     labels = classes_of(samples.y) if division.split == "stratified" else None
-    rows = divided_rows(parts, samples.split, division, labels, samples.groups, samples.order)
+    drawn = divided_rows(parts, samples.split, division, labels, samples.groups, samples.order)
+    rows, apart = set_calibration_apart(drawn, division, labels, samples.groups, samples.order)
     if labels is not None:
         _say_rare_classes(parts, labels, 1 + (division.val_fraction > 0) + (division.test_fraction > 0))
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    train, val, test = (split_of(x, y, column, dataset.normalisation) for column in columns)
+    columns = [list(column) for column in zip(*rows, strict=True)] + ([] if apart is None else [apart])
+    train, val, test, *calibration = (split_of(x, y, column, dataset.normalisation) for column in columns)
     origin = None if samples.files is None else tuple(torch.from_numpy(np.concatenate(column)) for column in columns)
     names = _client_names(samples, partition, parts)
     return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names,
         stored_type=str(samples.x.dtype) if samples.stored_type is None else samples.stored_type,
         inputs=samples.inputs, rows=origin, files=samples.files,
+        calibration=calibration[0] if calibration else None,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_fed.core.segmentation import Segmentation
 from lit_fed.core.targets import IGNORED, Binary, Multiclass, Regression, Sequences, Target
-from lit_fed.core.types import Population, Split
+from lit_fed.core.types import SPLITS, Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet, Normalisation, say
 from lit_fed.data.data_sets.columns import TableColumns
 from lit_fed.data.populations.drawn_clients import DrawnSplit
@@ -452,7 +452,7 @@ def all_splits(
         (kind, name, population, looked_at(split) if samples else split)
         for kind, population in (("seen", seen), ("unseen", unseen))
         if population is not None
-        for name, split in (("train", population.train), ("val", population.val), ("test", population.test))
+        for name, split in zip(SPLITS, population.splits, strict=False)
     ]
 
 

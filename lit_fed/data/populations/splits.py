@@ -29,8 +29,8 @@ from lit_fed.data.data_sets.base import (
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
-    "Division", "SplitKind", "SplitRows", "classes_of", "cut_validation", "divided_rows", "numbers_of", "split_counts",
-    "split_of", "split_rows", "stored_split", "with_validation",
+    "Division", "SplitKind", "SplitRows", "classes_of", "cut_part", "divided_rows", "numbers_of",
+    "set_calibration_apart", "split_counts", "split_of", "split_rows", "stored_split", "with_part",
 ]  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Division(NamedTuple):
     seed: int = 0
     test_seed: int | None = None  # of the test samples; None: `seed`
     split: SplitKind = "random"
+    calibration_fraction: float = 0.0  # of the training samples that are left
 
     @property
     def seed_of_clients(self) -> int:
@@ -80,7 +81,7 @@ def split_counts(num_samples: int, val_fraction: float, test_fraction: float) ->
 
 def split_rows(
     rows: np.ndarray, val_fraction: float, test_fraction: float, seed: int, client_id: int,
-    labels: np.ndarray | None = None,
+    labels: np.ndarray | None = None, purpose: str = "split",
 ) -> SplitRows:  # fmt: skip
     """Shuffle a client's samples and cut them into splits.
 
@@ -94,8 +95,9 @@ def split_rows(
         seed: seed of the splits.
         client_id: selects the random stream.
         labels: class of each row [n], for stratified splits; None: they are random.
+        purpose: selects the random stream, too.
     """
-    shuffled = rows[_shuffled(len(rows), generator(seed, 0, client_id, "split"), labels)]
+    shuffled = rows[_shuffled(len(rows), generator(seed, 0, client_id, purpose), labels)]
     num_train, num_val, _ = split_counts(len(rows), val_fraction, test_fraction)
     return SplitRows(*np.split(shuffled, [num_train, num_train + num_val]))
 
@@ -165,6 +167,22 @@ def divided_rows(
     ]
 
 
+def set_calibration_apart(
+    drawn: list[SplitRows], division: Division, labels: np.ndarray | None = None, groups: np.ndarray | None = None,
+    order: np.ndarray | None = None,
+) -> tuple[list[SplitRows], list[np.ndarray] | None]:  # fmt: skip
+    """Set a share of each client's training samples apart; arguments as of `divided_rows`. None: none is wanted."""
+    if not division.calibration_fraction:
+        return drawn, None
+    counts = [split_counts(len(one.train), division.calibration_fraction, 0.0)[1] for one in drawn]
+    is_time = division.split == "time"
+    rest, apart = _set_apart(
+        [one.train for one in drawn], counts, (division.seed, CALIBRATION), labels, order if is_time else groups,
+        "times" if is_time else "persons",
+    )  # fmt: skip
+    return [one._replace(train=train) for one, train in zip(drawn, rest, strict=True)], apart
+
+
 Units = Literal["persons", "times", "last"]
 """Units that are drawn whole: persons, the same at all clients; times of a client, by chance or the last ones."""
 
@@ -226,70 +244,86 @@ def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation
     )
 
 
-def with_validation(
-    seen: Population, unseen: Population | None, val_fraction: float, seed: int, *, stratified: bool = False
+Part = Literal["val", "calibration"]
+"""Samples that are cut from the training samples."""
+
+CALIBRATION = "calibration samples"
+"""Purpose of the stream that draws them."""
+
+
+def with_part(
+    seen: Population, unseen: Population | None, part: Part, fraction: float, seed: int, *, stratified: bool = False
 ) -> tuple[Population, Population | None]:
-    """Cut validation samples from the training samples if the data set has no validation split.
+    """Cut samples from the training samples; validation samples only if the data set has none of its own.
 
     Args:
         seen: the training clients.
         unseen: clients held out of training, or None.
-        val_fraction: share of each client's training samples for validation.
+        part: what they are for.
+        fraction: share of each client's training samples.
         seed: seed of the splits.
         stratified: by labels.
     """
     own_validation = any(population.val.num_samples for population in (seen, unseen) if population is not None)
-    if val_fraction == 0 or own_validation:
+    if fraction == 0 or (part == "val" and own_validation):
         return seen, unseen
     first_unseen = seen.train.num_clients  # unseen clients continue the numbering of streams
-    seen = cut_validation(seen, val_fraction, seed, range(first_unseen), stratified=stratified)
+    seen = cut_part(seen, part, fraction, seed, range(first_unseen), stratified=stratified)
     if unseen is not None:
         streams = range(first_unseen, first_unseen + unseen.train.num_clients)
-        unseen = cut_validation(unseen, val_fraction, seed, streams, stratified=stratified)
+        unseen = cut_part(unseen, part, fraction, seed, streams, stratified=stratified)
     return seen, unseen
 
 
-def cut_validation(
-    population: Population, val_fraction: float, seed: int, client_ids: Sequence[int], *, stratified: bool = False
-) -> Population:
-    """Move a share of each client's training samples to the validation split.
+def cut_part(
+    population: Population, part: Part, fraction: float, seed: int, client_ids: Sequence[int], *,
+    stratified: bool = False,
+) -> Population:  # fmt: skip
+    """Move a share of each client's training samples to another split.
 
     Args:
         population: T clients.
-        val_fraction: share of each client's training samples for validation.
+        part: the split.
+        fraction: share of each client's training samples.
         seed: seed of the splits.
         client_ids: number of each client's random stream, T.
         stratified: by labels.
     """
-    train = population.train
+    train, purpose = population.train, "split" if part == "val" else CALIBRATION
     if isinstance(train, DrawnSplit):
-        return _draw_validation(population, train, val_fraction, seed, client_ids)
+        return _draw_part(population, train, part, purpose, fraction, seed, client_ids)
     labels = classes_of(train.y.numpy()) if stratified else None
     rows = [
         split_rows(
-            np.arange(start, end), val_fraction, 0.0, seed, client_id, None if labels is None else labels[start:end]
+            np.arange(start, end), fraction, 0.0, seed, client_id, None if labels is None else labels[start:end],
+            purpose,
         )
         for client_id, (start, end) in zip(client_ids, pairwise(train.offsets.tolist()), strict=True)
-    ]
+    ]  # fmt: skip
     x, y = train.x.numpy(), train.y.numpy()
-    new_train, new_val = split_of(x, y, [r.train for r in rows]), split_of(x, y, [r.val for r in rows])
-    return population._replace(train=new_train, val=new_val)
+    new_train, cut = split_of(x, y, [r.train for r in rows]), split_of(x, y, [r.val for r in rows])
+    return _with(population, new_train, part, cut)
 
 
-def _draw_validation(
-    population: Population, train: DrawnSplit, val_fraction: float, seed: int, client_ids: Sequence[int]
-) -> Population:
-    """`cut_validation` for samples generated on demand: each split keeps its own rows of the generated samples."""
+def _draw_part(
+    population: Population, train: DrawnSplit, part: Part, purpose: str, fraction: float, seed: int,
+    client_ids: Sequence[int],
+) -> Population:  # fmt: skip
+    """`cut_part` for samples generated on demand: each split keeps its own rows of the generated samples."""
     sizes = train.sizes.tolist()
 
     def rows(position: int) -> SplitRows:
-        return split_rows(np.arange(sizes[position]), val_fraction, 0.0, seed, client_ids[position])
+        return split_rows(np.arange(sizes[position]), fraction, 0.0, seed, client_ids[position], purpose=purpose)
 
-    counts = torch.tensor([split_counts(size, val_fraction, 0.0)[:2] for size in sizes])
-    return population._replace(
-        train=train.rows(lambda position: rows(position).train, counts[:, 0]),
-        val=train.rows(lambda position: rows(position).val, counts[:, 1]),
-    )
+    counts = torch.tensor([split_counts(size, fraction, 0.0)[:2] for size in sizes])
+    new_train = train.rows(lambda position: rows(position).train, counts[:, 0])
+    cut = train.rows(lambda position: rows(position).val, counts[:, 1])
+    return _with(population, new_train, part, cut)
+
+
+def _with(population: Population, train: Split, part: Part, cut: Split) -> Population:
+    changed: dict[str, Any] = {"train": train, part: cut}
+    return population._replace(**changed)
 
 
 def _part(num_samples: int, fraction: float, most: int) -> int:
