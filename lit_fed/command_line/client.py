@@ -241,7 +241,7 @@ def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
     from lit_fed.deployment.kept_verdict import kept_verdict
     from lit_fed.metrics.verdict import in_words
-    from lit_fed.training.output import check_table_file, write_table
+    from lit_fed.training.output import check_table_file, prediction_table, write_table
 
     paths = [None if one is None else check_table_file(one) for one in (given.output, given.predictions)]
     folders = _folders(given)
@@ -250,8 +250,10 @@ def _say_verdict(given: Namespace, load: Callable[[], ModuleType]) -> None:
         for run, config in given.training + given.alone[-1:]
     }
     with owner_only(True):
-        tables = kept_verdict(trainings)
-        sys.stdout.write(f"{tables[0].to_string(index=False)}\n{in_words(tables[0])}\n")
+        table, served = kept_verdict(trainings)
+        sys.stdout.write(f"{table.to_string(index=False)}\n{in_words(table)}\n")
+        last = list(trainings.values())[-1]
+        tables = table, pd.concat([prediction_table(one, last.names, last.facts) for one in served], ignore_index=True)
         for path, table in zip(paths, tables, strict=True):
             if path is not None:
                 write_table(table, path)

@@ -12,14 +12,13 @@ from lit_fed.deployment.kept import KeptTraining
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.verdict import EVIDENCE, probabilities, verdict_row
 from lit_fed.system.packages import DataFrame, pd
-from lit_fed.training.output import prediction_table
 from lit_fed.wrappers.blend import held_out, negative_log_likelihood, stacked, why_not
 
 __all__ = ["kept_verdict"]
 
 
 class Served(NamedTuple):
-    """Predictions for the test samples of a client, in the form of `prediction_table`."""
+    """Predictions for the test samples of a client, in the form of `lit_fed.training.output.Predictions`."""
 
     client_ids: Tensor  # [1]
     sizes: Tensor  # [1]
@@ -30,7 +29,7 @@ class Served(NamedTuple):
     owned: None = None
 
 
-def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, DataFrame]:
+def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, list[Served]]:
     """Each seen client's weights of several trainings, and its gain over the last one.
 
     As for private runs, nothing is estimated from the samples of several clients.
@@ -39,7 +38,7 @@ def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, Data
         trainings: by the names of their weights; the last one is of Local.
 
     Returns:
-        A row for each client, and a row for each of its test samples with the prediction that serves it.
+        A row for each client, and the predictions that serve them, by the numbers of the last training.
 
     Raises:
         ConfigError: naming a training that no blend serves, or if no client has validation and test samples.
@@ -71,12 +70,10 @@ def kept_verdict(trainings: Mapping[str, KeptTraining]) -> tuple[DataFrame, Data
         mixture = found if chance > EVIDENCE else alone
         mixed, by_itself = (target.mix(one, outputs) for one in (mixture, alone))
         served, own = (target.score(one, y)[1] for one in (mixed, by_itself))
-        number = numbers[client]
-        shown = Served(torch.tensor([number]), torch.tensor([len(y)]), y, mixed)
-        predicted.append(prediction_table(shown, {number: client}, one.facts))
+        predicted.append(Served(torch.tensor([numbers[client]]), torch.tensor([len(y)]), y, mixed))
         weights = {f"pi_{name}": weight for name, weight in zip(trainings, mixture.tolist(), strict=True)}
         rows.append(verdict_row(client, target, served, own, mixture, chance) | {"num_val": len(labels)} | weights)
-    return pd.DataFrame(rows), pd.concat(predicted, ignore_index=True)
+    return pd.DataFrame(rows), predicted
 
 
 def _predicted(trainings: Iterable[KeptTraining], split: str) -> dict[str, tuple[Tensor, Tensor]]:

@@ -172,8 +172,10 @@ def test_masks_are_written_as_classes(tmp_path, files, written):
 def test_classes_beyond_a_byte_take_two(tmp_path):
     labels = torch.tensor([[299, 0]])
     log_prob = torch.nn.functional.one_hot(labels, 300).float().log()
-    one = SimpleNamespace(client_ids=torch.tensor([4]), sizes=torch.tensor([1]), posteriors=None, labels=labels,
-                          log_prob=log_prob)  # fmt: skip
+    one = SimpleNamespace(
+        client_ids=torch.tensor([4]), sizes=torch.tensor([1]), posteriors=None, thresholds=None, labels=labels,
+        log_prob=log_prob,
+    )  # fmt: skip
     write_predictions(
         prediction_table(one, NAMED, facts(Segmentation(300), label_shape=(1, 2))), tmp_path / "p.parquet"
     )

@@ -87,7 +87,7 @@ def test_what_an_algorithm_or_data_do_not_have():
 class Texts:
     """Predictions of 2 texts of 2 tokens among 30."""
 
-    client_ids, sizes, posteriors = torch.tensor([0]), torch.tensor([2]), None
+    client_ids, sizes, posteriors, thresholds = torch.tensor([0]), torch.tensor([2]), None, None
     labels = torch.tensor([[3, 29], [-100, 0]])
     log_prob = torch.full((2, 2, 30), 0.01).scatter(2, torch.tensor([[[3], [5]], [[3], [0]]]), 0.71).log()
 
