@@ -449,7 +449,7 @@ def matched_rows(record: Mapping[str, Record]) -> Iterator[list[str]]:
         name, _, key = place.partition("/")
         setting = HEART if name == "heart" else PFLLIB[name]
         cells = [f"{one[kind]:.2f}" if kind in one else "" for kind in ("ours", "theirs", "without")]
-        changes = [f"{one['moved']:.2f}", f"{one['apart']:.0e}"]
+        changes = [f"{one['moved']:.2f}", f"{one['apart']:.0e}"] if one["moved"] else ["none is shared", ""]
         yield [setting.label, setting.methods[key].label, str(one["rounds"]), *changes, *cells]
 
 
@@ -458,7 +458,9 @@ def _cause(record: Mapping[str, Any], place: str) -> str:
     if one is None:
         return "start and batches (not run on the same)"
     dropped = ", and the last batch of a pass, which they drop" if "without" in one else ""
-    return f"start and batches (with the same: {one['apart']:.0e}){dropped}"
+    equal = f"accuracies {abs(one['ours'] - one['theirs']):.2f} apart" if not one["moved"] else ""  # nothing is shared
+    same = equal or f"{one['apart']:.0e}"
+    return f"start and batches (with the same: {same}){dropped}"
 
 
 def _records(name: str, setting: Setting, key: str) -> list[Record]:

@@ -106,7 +106,7 @@ def test_the_page_is_what_the_records_give():
 def test_on_the_same_batches_ours_and_theirs_are_one_model(place):
     one = RECORD["matched"][place]
     assert one["apart"] < 1e-5
-    assert one["moved"] > 1000 * one["apart"]
+    assert one["moved"] > 1000 * one["apart"] or (place.endswith("/local") and one["moved"] == 0)  # nothing is shared
     assert one.get("ours", 0) == pytest.approx(one.get("theirs", 0), abs=1e-4)
 
 
