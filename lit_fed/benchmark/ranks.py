@@ -34,7 +34,8 @@ def average_ranks(sources: Mapping[str, Sequence[Scores]]) -> tuple[dict[str, fl
     each = [
         np.mean([rankdata([-scores[name] for name in names]) for scores in tasks], axis=0) for tasks in sources.values()
     ]
-    ranks = zip(names, np.mean(each, axis=0).tolist(), strict=True)
+    means = np.mean(each, axis=0).round(9)  # pages show the same digits whatever the order of the sum
+    ranks = zip(names, means.tolist(), strict=True)
     return dict(sorted(ranks, key=lambda one: one[1])), critical_difference(len(names), len(each))
 
 

@@ -241,7 +241,7 @@ FOLDERS = {
     "a file": (touch("file"), lambda root: ClientFolder(str(root / "file")), ("no such folder",)),
     "name too long": (touch(), lambda root: ClientFolder(f"{root}/{'x' * 5000}"), ("too long", "…", "another path")),
     "path too long": (touch(), lambda root: ClientFolder(f"{root}{'/xxxxxxx' * 700}"), ("too long", "…")),
-    "zero byte": (touch(), lambda root: ClientFolder(f"{root}/\0"), ("null byte", "--data.dataset.root")),
+    "zero byte": (touch(), lambda root: ClientFolder(f"{root}/\0"), ("embedded null", "--data.dataset.root")),
     "home of nobody": (touch(), lambda root: ClientFolder("~no-such-user/data"), ("home", "--data.dataset.root")),
     "loop": (lambda root: (root / "l").symlink_to(root / "l"), lambda root: ClientFolder(str(root / "l")), ("links",)),
     "empty": (touch(), lambda root: ClientFolder(str(root)), ("neither a folder 'seen'", "add one")),

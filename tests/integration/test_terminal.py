@@ -81,7 +81,7 @@ def test_help_of_fit_begins_with_twelve_options(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = said(["fit", "--help"])
     assert len(re.findall(r"^  -", page, re.MULTILINE)) == len(FIRST_HOUR) == 12
-    assert "\n12 options to begin with:\n  -c CONFIG, --config CONFIG" in page
+    assert re.search(r"\n12 options to begin with:\n  -c( CONFIG)?, --config CONFIG", page)  # the first until 3.12
     assert all(f"--{name}" in page for name in FIRST_HOUR)
     assert len(page.splitlines()) < 80 < 400 < len(said(["fit", "--help", "all"]).splitlines())
     for rest in re.findall(r"fit (--.*?)(?:,|;|$)", page[page.index("\nall options:") :], re.MULTILINE):
