@@ -209,17 +209,22 @@ def _times_fedavg(results: Sequence[Results], name: str, column: str) -> str:
     return f"{np.nanmedian(ratios):.1f}" if ratios and not np.isnan(ratios).all() else ""
 
 
+def _points(score: float) -> str:
+    """A score x 100; of models that extrapolate badly its order of magnitude."""
+    return f"{100 * score:.1f}" if abs(score) < 1000 else f"{100 * score:.0e}"
+
+
 def task_table(result: Results) -> list[str]:
     """A line for each algorithm, the best first; its paired difference to the best."""
     head = ["algorithm", "seen", "worst decile", "unseen", "below Local", "below FedAvg+", "MB", "CPU s", "behind"]
     lines = []
     for name, (row, gap, *below) in result.standings.items():
         told = "" if gap is None else str(gap) if gap.is_clear else f"{gap}, not clear"
-        seen = f"{100 * row.mean:.1f}" + ("" if math.isnan(row.spread) else f" ± {100 * row.spread:.1f}")
+        seen = _points(row.mean) + ("" if math.isnan(row.spread) else f" ± {_points(row.spread)}")
         seen += f" ({row.diverged} of {len(result.task.cuts)} cuts diverged)" if row.diverged else ""
         shares = ["" if math.isnan(one) else f"{100 * one:.0f} %" for one in below]
         costs = [f"{row.megabytes:.2f}", f"{row.seconds:.1f}"]
-        numbers = ["" if math.isnan(one) else f"{100 * one:.1f}" for one in (row.decile, row.unseen[2])]
+        numbers = ["" if math.isnan(one) else _points(one) for one in (row.decile, row.unseen[2])]
         lines.append([linked(name).replace("../../", "../../../"), seen, *numbers, *shares, *costs, told])
     return grid(head, lines)
 
