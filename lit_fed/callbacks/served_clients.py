@@ -122,7 +122,8 @@ def served_in_words(served: ServedClients, data: NewClients, without_samples: st
     total, measured = int(served.sizes.sum()), int(served.sizes[data.labelled].sum())
     said = f"served: {len(served.sizes)} clients, with {data.unseen.train.num_samples} samples to adapt on; "
     said += f"{total} samples predicted, {measured} of them measured\n"
-    if bare := int((data.unseen.train.sizes == 0).sum()):
+    own = data.unseen.train.ids is not None  # the states that they were trained to
+    if bare := 0 if own else int((data.unseen.train.sizes == 0).sum()):
         said += f"{bare} of them have no labelled samples and are served by {without_samples}\n"
     if data.held_out:
         said += (

@@ -133,14 +133,17 @@ class SequentialTrainer:
     def losses(self, ctx: Context, shared: Tree, algorithm: Algorithm, data: ClientData) -> Tensor | None:
         """The algorithm's `shared_losses` of one client's samples, [N, M], or None."""
         x, y, mask = data.all_x, data.all_y, data.mask
+        number = len(y)
+        if not number:  # some layers refuse an empty batch: a row of zeros in place of none
+            x, y, mask = (one.new_zeros(1, *one.shape[1:]) for one in (x, y, mask))
         index, parts = torch.arange(len(y), device=mask.device), []
-        for lo in range(0, max(len(y), 1), self.rows_per_pass):
+        for lo in range(0, len(y), self.rows_per_pass):
             rows = slice(lo, lo + self.rows_per_pass)
             losses = algorithm.shared_losses(ctx, shared, Batch(x[rows], y[rows], index[rows], mask[rows]))
             if losses is None:
                 return None
             parts.append(losses)
-        return torch.cat(parts)
+        return torch.cat(parts)[:number]
 
     def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[tuple[str, Batch]]:
         """The batch of each local step, with the name of its stage."""

@@ -259,14 +259,16 @@ class VectorizedTrainer:
             hi = min(lo + self.rows_per_pass, total)
             some = rows[lo:hi] if isinstance(rows, Tensor) else slice(rows.start + lo, rows.start + hi)
             try:
-                x = self._gather(data.x, some)
+                x, y = self._gather(data.x, some), data.y[some]
+                if not total:  # some layers refuse an empty batch: a row of zeros in place of none
+                    x, y = (one.new_zeros(1, *one.shape[1:]) for one in (data.x, data.y))
                 index, mask = torch.arange(len(x), device=x.device), torch.ones(len(x), device=x.device)
-                losses = job.algorithm.shared_losses(job.ctx, job.shared, Batch(x, data.y[some], index, mask))
+                losses = job.algorithm.shared_losses(job.ctx, job.shared, Batch(x, y, index, mask))
             except Exception as error:
                 raise _blame(job, "losses", error) from error
             if losses is None:
                 return None, starts
-            parts.append(losses.T)
+            parts.append(losses[: hi - lo].T)
         return torch.cat(parts, dim=1), starts
 
     # ------------------------------------------------------------------ prediction

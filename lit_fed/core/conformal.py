@@ -15,7 +15,7 @@ Symbols:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -32,12 +32,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def check_target(target: Target, coverage: float) -> None:
-    """Refuse labels that are neither one class nor one number.
+def check_target(target: Target, coverage: float, class_names: Sequence[str] | None = None) -> None:
+    """Refuse labels that are neither one class nor one number, and names of classes that a column could not hold.
 
     Raises:
-        ConfigError: naming the labels.
+        ConfigError: naming the labels, or a class.
     """
+    for name in class_names or ():
+        if "|" in name:
+            raise ConfigError(
+                f"--model.conformal is {coverage:g}, whose sets are written as a|b; rename class {name!r}"
+            )
     if target.positions or not isinstance(target, Binary | Multiclass | Regression | Poisson | LogNormal):
         raise ConfigError(
             f"--model.conformal is {coverage:g}, and labels are {target.name} ({type(target).__name__}): sets and "

@@ -47,6 +47,7 @@ from lit_fed.data.populations.checks import (
 from lit_fed.data.populations.splits import Division, cut_part, divided_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
+from lit_fed.system.names import few
 
 __all__ = ["HELD_OUT", "NewClients"]
 
@@ -204,7 +205,7 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
     assert samples.owner is not None
     assert samples.names is not None
     assert samples.labelled is not None
-    clients = []
+    clients, empty = list[ClientArrays](), list[str]()
     parts = [np.flatnonzero(samples.owner == number) for number in range(len(samples.names))]
     for name, rows in zip(samples.names, divided_rows(parts, samples.split, Division(0.0, held_out)), strict=True):
         place, train, test = f"{source}: client {name!r}", np.sort(rows.train), np.sort(rows.test)
@@ -214,8 +215,14 @@ def _divided(samples: Samples, held_out: float, source: str) -> list[ClientArray
             known = set(samples.labelled[test])
             require(len(known) == 1, f"{place}: only some of its test samples have a label; label all or none")
             arrays |= {"x_test": samples.x[test]} | ({"y_test": samples.y[test]} if True in known else {})
+        if not arrays:
+            empty.append(name)
+            continue
         files = None if samples.files is None else samples.files[test]
         clients.append(ClientArrays(name, arrays, dict.fromkeys(SPLITS, place), files=files))
+    if empty:
+        say(f"--clients {source}: clients without a sample are left out: {few(empty)}")
+    require(bool(clients), f"--clients {source}: no client has a sample; fill the files in")
     return clients
 
 

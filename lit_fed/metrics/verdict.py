@@ -121,9 +121,10 @@ def in_words(table: pd.DataFrame) -> str:
     kinds = (f"{(table['verdict'] == one).sum()} {said}" for one, said in KINDS.items())
     before, after = (table[f"{metric}_{one}"].mean() for one in ("alone", "served"))
     mean = mean_gain(table["gain"].to_numpy(float))
+    clear = "" if mean.low > 0 or mean.high < 0 else ", so that a gain of all together cannot be told"
     return (
         f"joining: {metric} {before:.4g} alone, {after:.4g} as served, a gain of {mean.mean:.3g} "
-        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients; {', '.join(kinds)}"
+        f"[{mean.low:.3g}, {mean.high:.3g}] on average over {len(table)} clients{clear}; {', '.join(kinds)}"
     )
 
 

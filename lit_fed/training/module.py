@@ -223,7 +223,7 @@ class FederatedModule(LightningModule):
             store: the store of the seen clients; None: a new one with their states.
         """
         if self.settings.conformal is not None:
-            check_target(facts.target, self.settings.conformal)
+            check_target(facts.target, self.settings.conformal, facts.class_names)
         self.facts, self.target, self.is_built = facts, facts.target, True
         self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
         warm = self.history.warm_start

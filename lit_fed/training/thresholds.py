@@ -29,7 +29,8 @@ class Thresholds(NamedTuple):
 
     Attributes:
         coverage: 1 − α.
-        fraction: `--data.calibration_fraction`.
+        fraction: share of later clients' training samples that decide their thresholds: `--data.calibration_fraction`,
+            or 0 if the training kept persons or times together, which these clients' data do not name.
         served: digest of what served the clients; other models or other adaptation need other thresholds.
         shared: threshold of all samples together; infinite if it was not formed.
         ids: ascending numbers of clients, [m] int64.
@@ -92,7 +93,8 @@ def calibrated(trainer: Trainer | None, module: Any, data: Any) -> Thresholds:
         return known  # type: ignore[no-any-return]
     if trainer is None or not isinstance(data, FederatedDataModule):
         return Thresholds(coverage, 0.0 if known is None else known.fraction, served.hexdigest())
-    found = Thresholds(coverage, data.calibration_fraction, served.hexdigest())
+    units = data.split == "time" or getattr(data.dataset, "group_column", None) is not None
+    found = Thresholds(coverage, 0.0 if units else data.calibration_fraction, served.hexdigest())
     seen = data.populations[0]
     if isinstance(federation.client_trainer, serving.MeasuresElsewhere) or seen.calibration is None:
         return found
@@ -136,11 +138,11 @@ def said_of(coverage: float | None, served: Sequence[Predictions]) -> str:
     if not len(others):
         return ""
     least = conformal.fewest(coverage)
-    said = f"{len(others):,} of {len(owned):,} clients have fewer than {least} calibration samples"
+    said = f"{len(others):,} of {len(owned):,} clients have no threshold by {least} calibration samples of their own"
     if not others.isinf().any():
         return f"{said}; the shared threshold {float(others[0]):.4g} serves them\n"
     return (
-        f"{said} and no threshold: their sets hold all classes, their intervals all numbers. A shared one is not "
-        "formed in private trainings, on nodes or from too few samples, nor kept for another --model.conformal or "
-        "--model.serving than the training's\n"
+        f"{said}, and there is no shared one: their sets hold all classes, their intervals all numbers. None is formed "
+        "in private trainings, on nodes or from too few samples, nor kept for another --model.conformal or "
+        "--model.serving than the training's; `test`, `predict` and `export`, which read the training's data, find it\n"
     )

@@ -146,7 +146,10 @@ def test_sets_of_a_node_are_by_its_own_samples(folders, tmp_path, monkeypatch, c
     monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))
     client.run_client(["predict", *own, "--output", str(tmp_path / "f.csv")], None)
     assert (pd.read_csv(tmp_path / "f.csv")["set"] == "0|1|2").all()
-    assert "1 of 1 clients have fewer than 9 calibration samples and no threshold" in capsys.readouterr().out
+    assert (
+        "1 of 1 clients have no threshold by 9 calibration samples of their own, and there is no shared one"
+        in capsys.readouterr().out
+    )
 
 
 def test_files_are_named_after_clients(trained):

@@ -194,3 +194,21 @@ def test_private_runs_show_no_sample(monkeypatch):
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-3)
     _, module, data = fitted(FedAvg(), sampling="poisson", privacy=privacy)
     assert not shown(monkeypatch, module, data)
+
+
+def test_samples_of_thresholds_name_their_files_beside_unseen_clients(root, tmp_path):
+    """The clients are selected from those that were read: the origin of each split is, too."""
+    for client in ("ann", "bob"):
+        for number in range(12):
+            picture(tmp_path / f"data/seen/{client}/{'ab'[number % 2]}/{number}.png", 20 * number)
+            picture(tmp_path / f"data/unseen/cy/{'ab'[number % 2]}/{number}.png", 20 * number)
+    fit = ["fit", *images(tmp_path / "data"), "--model.algorithm", "FedAvg", "--model.network", "Linear",
+           "--data.calibration_fraction", "0.3", "--model.conformal", "0.6", "--trainer.max_epochs", "1",
+           "--trainer.default_root_dir", str(tmp_path)]  # fmt: skip
+    assert run(fit).returncode == 0
+    last = str(folder(tmp_path, "FedAvg") / "checkpoints/last.ckpt")
+    done = run(["predict", "--ckpt_path", last, "--split", "calibration", "--output", str(tmp_path / "p.csv")])
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "p.csv")
+    assert table["file"].str.startswith("seen/").all()
+    assert table["file"].is_unique

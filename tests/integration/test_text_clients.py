@@ -1,10 +1,13 @@
 """Clients of text files: trained, predicted in words, and served later from the same forms of files."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from running import folder, run
+
+from lit_fed.cli import main
 
 pytest.importorskip("datasets")
 
@@ -98,3 +101,33 @@ def test_texts_after_a_training_on_others(chats, tmp_path):
     done = personalized(last, chats / "later", tmp_path / "out")
     assert done.returncode == 2
     assert "has files of texts, and the checkpoint was not trained on such; pass a folder with a .npz" in done.stderr
+
+
+def test_a_later_client_with_texts_to_predict_alone_is_served_and_an_empty_one_is_left_out(
+    tmp_path, monkeypatch, capsys
+):
+    """A transformer has no pass for an empty batch: the mean mixture serves this client as any other."""
+    monkeypatch.chdir(tmp_path)
+    for who, line in {"ann": "the tide is high.", "bo": "a ship sails.", "README": "no client"}.items():
+        Path("notes").mkdir(exist_ok=True)
+        Path(f"notes/{who}.{'md' if who == 'README' else 'txt'}").write_text("\n".join(6 * [line]))
+    main([
+        "fit", "--data.dataset", "HuggingFace", "--data.dataset.path", "notes", "--data.dataset.next_token", "true",
+        "--data.dataset.max_length", "8", "--data.batch_size", "2", "--model.algorithm", "FedEM",
+        "--model.algorithm.num_components", "2", "--model.network", "HuggingFaceCausalLM",
+        "--model.network.config",
+        "{model_type: gpt2, n_embd: 8, n_layer: 1, n_head: 2, vocab_size: 257, n_positions: 8}", "--trainer.max_epochs",
+        "1", "--trainer.accelerator", "cpu",
+        "--name", "notes",
+    ])  # fmt: skip
+    assert pd.read_csv("runs/notes/version_0/clients.csv")["client"].tolist() == ["ann", "bo"]
+    Path("later/gil").mkdir(parents=True)
+    Path("later/gil/test.txt").write_text("the tide")
+    Path("later/hal.txt").write_text("")
+    capsys.readouterr()
+    main(["personalize", "--ckpt_path", "runs/notes/version_0/checkpoints/last.ckpt", "--clients", "later",
+          "--output", "served", "--trainer.accelerator", "cpu"])  # fmt: skip
+    said = capsys.readouterr()
+    assert "clients without a sample are left out: hal" in said.err
+    assert "served by the mean mixture" in said.out
+    assert len(pd.read_csv("served/predictions.csv")) > 0

@@ -12,8 +12,11 @@ from quiet import quiet_trainer
 
 from lit_fed import FederatedDataModule, FederatedModule, Poisson, client_table, export, personal_model, personalize
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.cli import main
 from lit_fed.core import conformal
+from lit_fed.core.conformal import check_target
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.targets import Multiclass
 from lit_fed.core.types import SPLITS
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
@@ -232,7 +235,7 @@ def test_new_clients_have_thresholds_of_their_own_or_the_shared_one(run, tmp_pat
     covered = predictions.groupby("client")["covered"].mean()
     assert np.allclose(table["coverage"], covered[table.index])
     assert (
-        f"2 of 3 clients have fewer than 9 calibration samples; the shared threshold {module.thresholds.shared:.4g}"
+        f"2 of 3 clients have no threshold by 9 calibration samples of their own; the shared threshold {module.thresholds.shared:.4g}"
         in (capsys.readouterr().out)
     )
 
@@ -242,7 +245,10 @@ def test_another_coverage_than_the_trainings_has_no_shared_threshold(run, tmp_pa
     assert np.isfinite(table.loc["anna", "threshold"])
     assert np.isinf(table.loc["ben", "threshold"])
     assert table.loc["ben", "set_size"] == 3
-    assert "1 of 2 clients have fewer than 4 calibration samples and no threshold" in capsys.readouterr().out
+    assert (
+        "1 of 2 clients have no threshold by 4 calibration samples of their own, and there is no shared one"
+        in capsys.readouterr().out
+    )
 
 
 def test_seen_clients_keep_their_thresholds(run, tmp_path):
@@ -371,3 +377,37 @@ def test_a_column_of_the_table_is_not_replaced(tmp_path):
 
 def test_a_set_holds_every_class_without_a_threshold():
     assert conformal.sets(torch.tensor([[-1e4, 0.0]]), torch.tensor([math.inf])).all()
+
+
+def test_new_clients_of_a_training_by_persons_take_the_shared_threshold(tmp_path, monkeypatch):
+    """Their tables do not name persons, and rows of one person on both sides would make sets too small."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+
+    def table(names):
+        frames = [
+            pd.DataFrame({"site": name, "person": [f"{name}{row // 2}" for row in range(60)], "x": rng.normal(size=60)})
+            for name in names
+        ]
+        whole = pd.concat(frames)
+        return whole.assign(y=whole["x"] + rng.normal(size=len(whole)))
+
+    table("abc").to_csv("old.csv", index=False)
+    table("d").drop(columns="person").to_csv("new.csv", index=False)
+    main(["fit", "--data.dataset", "Table", "--data.dataset.path", "old.csv", "--data.dataset.client_column", "site",
+          "--data.dataset.label_column", "y", "--data.dataset.group_column", "person", "--data.calibration_fraction",
+          "0.3", "--model.conformal", "0.8", "--model.algorithm", "FedAvg", "--trainer.max_epochs", "2", "--name", "p",
+          "--trainer.accelerator", "cpu"])  # fmt: skip
+    seen = pd.read_csv("runs/p/version_0/clients.csv")
+    assert seen["own_threshold"].all()
+    main(["personalize", "--ckpt_path", "runs/p/version_0/checkpoints/last.ckpt", "--clients", "new.csv", "--output",
+          "served", "--trainer.accelerator", "cpu"])  # fmt: skip
+    (row,) = pd.read_csv("served/clients.csv").to_dict("records")
+    assert not row["own_threshold"]
+    assert row["threshold"] not in set(seen["threshold"])
+    assert np.isfinite(row["threshold"])
+
+
+def test_a_class_whose_name_would_make_sets_ambiguous_is_refused():
+    with pytest.raises(ConfigError, match=r"whose sets are written as a\|b; rename class 'a\|b'"):
+        check_target(Multiclass(num_classes=2), 0.9, ("a", "a|b"))

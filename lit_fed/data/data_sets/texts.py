@@ -41,6 +41,9 @@ TOKENS = "tokens "
 
 ENDINGS = (".txt", ".jsonl")
 
+BESIDE = {"readme.md", "readme.txt", "license", "license.txt", "thumbs.db", "desktop.ini"}
+"""Names, in small letters, of files beside clients' texts that are no client."""
+
 OF_HUBS = {*ROLES, "data"}
 """Names that files and folders of a data set have on hubs, which are those of no clients."""
 
@@ -71,10 +74,15 @@ def text_clients(root: Path) -> TextClients | None:
 
 
 def _clients_in(folder: Path) -> dict[str, list[Path]] | None:
-    """Files by client, each a file or a folder of files; None if there are files of another kind."""
+    """Files by client, each a file or a folder of files; None if there are files of another kind.
+
+    Notes and thumbnails beside them, `BESIDE`, are no data.
+    """
     clients: dict[str, list[Path]] = {}
     for one in sorted(folder.glob("[!.]*")):
         files = sorted(one.glob("[!.]*")) if one.is_dir() else [one]
+        if one.name.lower() in BESIDE:
+            continue
         if any(file.suffix not in ENDINGS or not file.is_file() for file in files):
             return None
         clients.setdefault(one.name if one.is_dir() else one.stem, []).extend(files)
@@ -92,7 +100,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: no UTF-8 text ({error}); save it as UTF-8") from error
     if file.suffix != ".jsonl":
-        return [{TEXT: line} for line in whole.splitlines() if line.strip()]
+        return [{TEXT: line} for line in whole.split("\n") if line.strip()]
     rows, form = [], f'one object {{"{TEXT}": …}} or {{"{CHAT}": [{{"role": …, "content": …}}, …]}}'
     for number, line in enumerate(whole.split("\n"), 1):  # texts may hold other ends of lines
         if not line.strip():

@@ -223,7 +223,11 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     positions = torch.from_numpy(client_ids)
     names = [population.names[client_id] for client_id in client_ids]
     groups = None if population.groups is None else population.groups[positions]
-    rows = None if population.rows is None else tuple(population.rows_of(split, positions) for split in range(3))
+    rows = (
+        None
+        if population.rows is None
+        else tuple(population.rows_of(split, positions) for split in range(len(population.rows)))
+    )
     chosen = population.with_splits(lambda split: split.subset(positions))
     return chosen._replace(names=names, groups=groups, rows=rows)
 

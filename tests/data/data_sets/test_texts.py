@@ -64,7 +64,7 @@ def test_a_client_is_a_file_or_a_folder_of_files(tmp_path):
     found = {name: [] for name in samples.names}
     for row, owner in zip(samples.x, samples.owner, strict=True):
         found[samples.names[owner]].append(words(row))
-    assert found == {"ann": ["one", "two", "three"], "bob": ["four\u2028five", "six"], "cy": ["seven", "eight"]}
+    assert found == {"ann": ["one", "two\x0bthree"], "bob": ["four\u2028five", "six"], "cy": ["seven", "eight"]}
     assert samples.split is None
 
 
