@@ -234,10 +234,8 @@ def test_new_clients_have_thresholds_of_their_own_or_the_shared_one(run, tmp_pat
     ]
     covered = predictions.groupby("client")["covered"].mean()
     assert np.allclose(table["coverage"], covered[table.index])
-    assert (
-        f"2 of 3 clients have no threshold by 9 calibration samples of their own; the shared threshold {module.thresholds.shared:.4g}"
-        in (capsys.readouterr().out)
-    )
+    said = "2 of 3 clients have no threshold by 9 calibration samples of their own; the shared threshold"
+    assert f"{said} {module.thresholds.shared:.4g}" in capsys.readouterr().out
 
 
 def test_another_coverage_than_the_trainings_has_no_shared_threshold(run, tmp_path, capsys):
