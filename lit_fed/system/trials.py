@@ -158,7 +158,7 @@ class CoreExecutor(ThreadPoolExecutor):
         known = cores()
         self._cores = [known[number % len(known)] for number in range(processes)]
         self._pools = [_process_on(core) for core in self._cores]
-        self._free = deque(range(processes))
+        self._free, self._starting = deque(range(processes)), threading.Lock()
 
     def submit(self, call: Any, /, *args: Any, **options: Any) -> Future[Any]:
         """Make the call in the next free process."""
@@ -167,7 +167,9 @@ class CoreExecutor(ThreadPoolExecutor):
     def _in_process(self, call: Callable[[], Any]) -> Any:
         number = self._free.popleft()
         try:
-            return self._pools[number].submit(call).result()
+            with self._starting:  # the first call starts a process: one thread at a time
+                made = self._pools[number].submit(call)
+            return made.result()
         except (BrokenExecutor, SystemExit) as error:  # killed, or Lightning's answer to SIGTERM
             self._pools[number] = _process_on(self._cores[number])
             raise BrokenExecutor("its process was ended from outside, for want of memory, say") from error
