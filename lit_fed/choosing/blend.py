@@ -27,9 +27,10 @@ from lit_fed.core.targets import Target
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.metrics.summary import RunSummary
 from lit_fed.metrics.verdict import EVIDENCE, in_words, probabilities, verdict_row
 from lit_fed.rounds import FederatedRounds
-from lit_fed.system.files import given_path, quote
+from lit_fed.system.files import given_path, owner_only, quote
 from lit_fed.system.packages import pd
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.finished_runs import find_run
@@ -61,6 +62,9 @@ OWN = ("algorithm", "solver", "serving", "init_seeds")
 
 SAMPLING = ("clients_per_round", "client_sampling")
 """Settings of the section `data` in which runs may differ."""
+
+COSTS = ("seconds", "comm/total_bytes_up", "comm/total_bytes_down")
+"""Entries of a summary that are those of the runs together."""
 
 TEMPERATURES = torch.logspace(-2, 2, 33, base=2, dtype=torch.float64)
 """Temperatures that are tried for a candidate."""
@@ -419,6 +423,12 @@ class _BlendCLI(FederatedCLI):
     def after_fit(self) -> None:
         """Measure the test split, and print who serves whom."""
         self.trainer.test(self.model, datamodule=self.datamodule)
+        folder = results_folder(self.trainer)
+        assert folder is not None
+        summary, each = RunSummary.read(folder), [RunSummary.read(one.folder).entries for one in self.runs]
+        summary.entries |= {key: sum(one.get(key, 0) for one in each) for key in COSTS}  # its own round sends nothing
+        with owner_only(any(one.settings.is_private for one in self.taken.modules)):
+            summary.write(folder)
         weights = self.taken.found
         largest = weights.mixture.argmax(1)
         rows = [
@@ -429,8 +439,6 @@ class _BlendCLI(FederatedCLI):
         if weights.chance is not None:
             given = self.taken.modules[-1], federated(self.model), self.datamodule, weights.mixture, weights.chance
             table = _verdict(*given)
-            folder = results_folder(self.trainer)
-            assert folder is not None
             write_table(table, folder / "verdict.csv")
             print_line(in_words(table))
         print_rows("weights", ("column", "run", "common", "largest of clients"), rows, words=2)

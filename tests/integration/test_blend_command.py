@@ -61,6 +61,10 @@ def test_it_is_a_run_whose_columns_are_weights_of_the_runs(runs, blend):
         assert one in done.stdout
     assert "component" not in done.stdout
     entries = json.loads((place / "summary.json").read_text())
+    _, folders = runs
+    each = [json.loads((one / "summary.json").read_text()) for one in folders]
+    for cost in ("seconds", "comm/total_bytes_up", "comm/total_bytes_down"):  # those of the runs together
+        assert entries[cost] == pytest.approx(sum(one[cost] for one in each))
     assert entries["test/seen/accuracy"] == pytest.approx(
         float(
             np.average(
