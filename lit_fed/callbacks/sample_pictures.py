@@ -49,7 +49,7 @@ def sample_pictures(module: FederatedModule, data: FederatedDataModule) -> Any |
 
 
 def _first_samples(clients: Population) -> ServingBlock | None:
-    """A block of the first test samples; None if nobody has one."""
+    """A block of the first test samples; None if there are none."""
     sizes = clients.test.sizes[clients.positions]
     first = clients.positions[sizes > 0][:SHOWN]
     places = sorted((place, one) for one in first.tolist() for place in range(int(clients.test.sizes[one])))[:SHOWN]

@@ -127,7 +127,7 @@ def write_report(
         metric: the metric to report; None: the first that all runs have.
         names: names of the rows; None: the differences between the runs.
         by: column of `predictions.csv` by which samples are grouped; None: they are not.
-        like: name of a client whose nearest clients by mixture weights are shown; None: of nobody.
+        like: name of a client whose nearest clients by mixture weights are shown; None: none are.
         anonymous: leave out the names of clients, and the settings, which may name them.
         different_data: accept runs on different data.
 
