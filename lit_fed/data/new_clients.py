@@ -31,7 +31,7 @@ from lit_fed.data.data_sets.client_folder import (
     to_population,
 )
 from lit_fed.data.data_sets.hugging_face import HuggingFace
-from lit_fed.data.data_sets.image_folder import ImageFolder, visible_entries
+from lit_fed.data.data_sets.image_folder import SUFFIXES, ImageFolder, visible_entries
 from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.data_sets.texts import text_clients
@@ -158,7 +158,13 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
     if text_clients(root) is not None:
         return _texts(root, facts, npz)
     clients = read_files(root, (), ARRAYS, () if facts.inputs is None else facts.inputs.names)
-    if not clients and any(entry.is_dir() for entry in visible_entries(root)):
+    entries = [] if clients else visible_entries(root)
+    for entry in entries:
+        require(
+            entry.is_dir() or entry.suffix.lower() not in SUFFIXES,
+            f"--clients {entry}: an image that belongs to no client; move it into a folder named by its client",
+        )
+    if any(entry.is_dir() for entry in entries):
         return _pictures(root, facts, npz)
     require(bool(clients), f"--clients {root}: no .npz file in it; save one for each client, or pass its subfolder")
     if facts.inputs is None:

@@ -111,7 +111,7 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen, seen=data.unseen.train.ids is not None)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        check_calibration(self.settings.conformal, data)
+        check_calibration(self.settings.conformal, data, fits=stage == "fit")
         num_rounds = rounds_of_fit(self.trainer) if stage == "fit" else 1
         if stage == "fit":
             self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)

@@ -57,14 +57,16 @@ class Thresholds(NamedTuple):
         return torch.where(own.isinf(), self.shared, own), ~own.isinf()
 
 
-def check_calibration(coverage: float | None, data: FederatedDataModule) -> None:
-    """Refuse a coverage without samples for thresholds, and such samples without a coverage.
+def check_calibration(coverage: float | None, data: FederatedDataModule, *, fits: bool) -> None:
+    """Refuse a coverage without samples for thresholds or of labels without sets; in a fit samples without a coverage.
 
     Raises:
-        ConfigError: naming both settings.
+        ConfigError: naming the settings.
     """
     fraction = data.calibration_fraction
-    if coverage is None and fraction:
+    if coverage is not None:
+        conformal.check_target(data.target, coverage, data.populations[0].class_names)
+    if coverage is None and fraction and fits:
         raise ConfigError(
             f"--data.calibration_fraction is {fraction:g}, and only --model.conformal reads these samples; give "
             "--model.conformal 0.9, or leave it out"

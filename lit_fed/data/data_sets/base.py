@@ -426,8 +426,8 @@ def say_resized(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None
         first, last, wanted = (f"{width} x {height}" for width, height in (others[0], others[-1], size))
         number = sum(one != size for one in sizes)
         say(
-            f"{number:,} of {len(sizes):,} pictures are scaled to {wanted} pixels, the image_size of the data set, "
-            f"from {first}{'' if first == last else f' … {last}'}"
+            f"{number:,} of {len(sizes):,} pictures are scaled to {wanted} pixels, from "
+            f"{first}{'' if first == last else f' … {last}'}; the training's {PLACE}.image_size sets the size"
         )
 
 
