@@ -70,6 +70,7 @@ class NewClients(LightningDataModule):
         seen: they took part in the training, and are numbered as there.
         calibration_fraction: share of their training samples that decide their thresholds; those of seen clients, which
             trained on these samples, are in the checkpoint.
+        fewest: number of samples that a threshold takes; a client whose share is smaller keeps all for its model.
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
@@ -92,6 +93,7 @@ class NewClients(LightningDataModule):
         *,
         seen: bool = False,
         calibration_fraction: float = 0.0,
+        fewest: int = 1,
     ) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
@@ -118,7 +120,7 @@ class NewClients(LightningDataModule):
         check_names([one.name for one in clients], "clients")
         later = to_population(clients)
         if calibration_fraction and not seen:
-            later = cut_part(later, "calibration", calibration_fraction, 0, range(len(clients)))
+            later = cut_part(later, "calibration", calibration_fraction, 0, range(len(clients)), least=fewest)
         if isinstance(facts.target, Segmentation):
             later, _ = with_foreground(later, None, facts.target.ignored, facts.target.num_classes)
         self.unseen = flat_population(later)

@@ -73,8 +73,8 @@ def check_calibration(coverage: float | None, data: FederatedDataModule, *, fits
         )
     if coverage is not None and not fraction:
         raise ConfigError(
-            f"--model.conformal is {coverage:g}, and no samples are set apart for its thresholds; give "
-            "--data.calibration_fraction 0.2"
+            f"--model.conformal is {coverage:g}, and no samples are set apart for its thresholds; train with "
+            "--data.calibration_fraction 0.2, or leave it out"
         )
 
 

@@ -277,7 +277,7 @@ def with_part(
 
 def cut_part(
     population: Population, part: Part, fraction: float, seed: int, client_ids: Sequence[int], *,
-    stratified: bool = False,
+    stratified: bool = False, least: int = 1,
 ) -> Population:  # fmt: skip
     """Move a share of each client's training samples to another split.
 
@@ -288,34 +288,37 @@ def cut_part(
         seed: seed of the splits.
         client_ids: number of each client's random stream, T.
         stratified: by labels.
+        least: a client whose share is fewer samples keeps them all.
     """
     train, purpose = population.train, "split" if part == "val" else CALIBRATION
+    sizes = train.sizes.tolist()
+    fractions = [fraction if split_counts(size, fraction, 0.0)[1] >= least else 0.0 for size in sizes]
     if isinstance(train, DrawnSplit):
-        return _draw_part(population, train, part, purpose, fraction, seed, client_ids)
+        return _draw_part(population, train, part, purpose, fractions, seed, client_ids)
     labels = classes_of(train.y.numpy()) if stratified else None
     rows = [
         split_rows(
-            np.arange(start, end), fraction, 0.0, seed, client_id, None if labels is None else labels[start:end],
-            purpose,
+            np.arange(start, end), share, 0.0, seed, client_id, None if labels is None else labels[start:end], purpose
         )
-        for client_id, (start, end) in zip(client_ids, pairwise(train.offsets.tolist()), strict=True)
-    ]  # fmt: skip
+        for client_id, share, (start, end) in zip(client_ids, fractions, pairwise(train.offsets.tolist()), strict=True)
+    ]
     x, y = train.x.numpy(), train.y.numpy()
     new_train, cut = split_of(x, y, [r.train for r in rows]), split_of(x, y, [r.val for r in rows])
     return _with(population, new_train, part, cut)
 
 
 def _draw_part(
-    population: Population, train: DrawnSplit, part: Part, purpose: str, fraction: float, seed: int,
+    population: Population, train: DrawnSplit, part: Part, purpose: str, fractions: Sequence[float], seed: int,
     client_ids: Sequence[int],
 ) -> Population:  # fmt: skip
     """`cut_part` for samples generated on demand: each split keeps its own rows of the generated samples."""
     sizes = train.sizes.tolist()
 
     def rows(position: int) -> SplitRows:
-        return split_rows(np.arange(sizes[position]), fraction, 0.0, seed, client_ids[position], purpose=purpose)
+        size, share = sizes[position], fractions[position]
+        return split_rows(np.arange(size), share, 0.0, seed, client_ids[position], purpose=purpose)
 
-    counts = torch.tensor([split_counts(size, fraction, 0.0)[:2] for size in sizes])
+    counts = torch.tensor([split_counts(*one, 0.0)[:2] for one in zip(sizes, fractions, strict=True)])
     new_train = train.rows(lambda position: rows(position).train, counts[:, 0])
     cut = train.rows(lambda position: rows(position).val, counts[:, 1])
     return _with(population, new_train, part, cut)
