@@ -10,6 +10,7 @@ FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -157,8 +158,9 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
         return read_later(root, facts.columns, facts.class_names)
     more = "" if facts.columns is None else ", or a table with the columns of the training's"
     require(root.is_dir(), f"--clients {root}: no such folder; pass {npz}{more}")
-    if text_clients(root) is not None:
-        return _texts(root, facts, npz)
+    texts = text_clients(root)
+    if texts is not None and (facts.texts is not None or not texts.others):
+        return _texts(root, texts.others, facts, npz)
     clients = read_files(root, (), ARRAYS, () if facts.inputs is None else facts.inputs.names)
     entries = [] if clients else visible_entries(root)
     for entry in entries:
@@ -179,12 +181,13 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
     return packed(clients, facts.inputs, length)
 
 
-def _texts(root: Path, facts: TrainingFacts, npz: str) -> Samples:
+def _texts(root: Path, others: Sequence[Path], facts: TrainingFacts, npz: str) -> Samples:
     known = facts.texts
     if known is None:
         raise ConfigError(
             f"--clients {root}: has files of texts, and the checkpoint was not trained on such; pass {npz}"
         )
+    require(not others, f"--clients {root}: {few(one.name for one in others)} beside texts; move them away")
     reader = HuggingFace(str(root), num_classes=max(facts.target.num_classes, 2), **known._asdict())
     samples = reader.later(facts.class_names, continuous=facts.target.continuous)
     require(

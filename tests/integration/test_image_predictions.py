@@ -115,9 +115,8 @@ def test_several_sizes_are_named_from_the_smallest_to_the_largest(tmp_path, caps
         picture(tmp_path / f"ann/{'ab'[number % 2]}/{number}.png", 0, size)
     ImageFolder(str(tmp_path), image_size=8).load()
     assert (
-        "3 of 4 pictures are scaled to 8 x 8 pixels, from 4 x 9 … 30 x 20; the training's --data.dataset.image_size sets "
-        "the size\n"
-        in capsys.readouterr().err
+        "3 of 4 pictures are scaled to 8 x 8 pixels, from 4 x 9 … 30 x 20; the training's "
+        "--data.dataset.image_size sets the size\n" in capsys.readouterr().err
     )
 
 

@@ -70,7 +70,7 @@ class Samples(NamedTuple):
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, if known
-    split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test, if the data assign splits
+    split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test; -1: by fractions; None: all
     unseen: tuple[str, ...] = ()  # names of natural clients held out of training
     encode: Encode | None = None  # converts `x` to inputs after the split
     stored_type: str | None = (

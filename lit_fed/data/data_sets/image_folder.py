@@ -244,7 +244,10 @@ class ImageFolder(PooledDataSet):
         """Class names by label; unknown folders, and unless `may_lack` classes without images, are refused."""
         held = {name for client in found for name, pictures in client.items() if pictures}
         there = {name for client in found for name in client}
-        require(may_lack or bool(held), f"{root}: no image ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}")
+        require(
+            may_lack or bool(held),
+            f"{root}: no image ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}",
+        )
         require(
             not {IMAGES, MASKS} <= there or self.classes is not None,
             f"{root}: the folders {IMAGES} and {MASKS} would be classes; give --data.dataset.layout masks",

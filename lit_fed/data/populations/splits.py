@@ -133,7 +133,8 @@ def divided_rows(
 
     Args:
         parts: sample indices of each client.
-        split: [n] 0 training, 1 validation, 2 test, as the data set assigns samples; None: it does not.
+        split: [n] 0 training, 1 validation, 2 test, as the data set assigns samples, -1 where it leaves a client to the
+            shares; None: it leaves all.
         division: shares for the splits to which the data set assigns no sample, and their seeds.
         labels: classes [n], for stratified splits.
         groups: the person of each sample [n].
@@ -141,21 +142,24 @@ def divided_rows(
     """
     shares = {1: division.val_fraction, 2: division.test_fraction}
     val, test = (0.0 if split is not None and (split == one).any() else share for one, share in shares.items())
-    own = [[part if split is None else part[split[part] == one] for one in (0, 1, 2)] for part in parts]
+    each = [(val, test)] * len(parts)
     if split is None:
         own = [[part, part[:0], part[:0]] for part in parts]
-    elif not val and not test:
-        return [SplitRows(*each) for each in own]
+    else:
+        own = [[part[split[part].clip(0) == one] for one in (0, 1, 2)] for part in parts]
+        each = [tuple(shares.values()) if (split[part] < 0).any() else (val, test) for part in parts]
+        if not any(map(any, each)):
+            return [SplitRows(*rows) for rows in own]
     units, is_time = (order, True) if division.split == "time" else (groups, False)
     kinds: tuple[Units, Units] = ("last", "times") if is_time else ("persons", "persons")
     free = [rows for rows, _, _ in own]
     if units is None and division.test_seed is None:
         drawn = [
-            split_rows(rows, val, test, division.seed, client, None if labels is None else labels[rows])
+            split_rows(rows, *each[client], division.seed, client, None if labels is None else labels[rows])
             for client, rows in enumerate(free)
         ]
     else:
-        counts = [split_counts(len(rows), val, test) for rows in free]
+        counts = [split_counts(len(rows), *one) for rows, one in zip(free, each, strict=True)]
         _, of_val, of_test = zip(*counts, strict=True)
         streams = (division.seed_of_clients, "test samples"), (division.seed, "validation samples")
         rest, tested = _set_apart(free, of_test, streams[0], labels, units, kinds[0])
