@@ -316,10 +316,9 @@ class _Served(NamedTuple):
     def one(self, client: str) -> One:
         """What serves the first client, whose name is given, or with `all` any of them."""
         each = {
-            name: threshold
+            name: pair
             for block in self.blocks
-            if block.thresholds is not None
-            for name, threshold in zip(self.names_in(block), block.thresholds.tolist(), strict=True)
+            for name, pair in zip(self.names_in(block), block.thresholds_and_owned, strict=False)
         }
         sets = described(self.facts.target, self.coverage, each)
         return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example, client, sets

@@ -269,6 +269,13 @@ class BlockPredictions(NamedTuple):
     thresholds: Tensor | None = None  # [C] float64 of prediction sets, infinite without enough samples; None: not asked
     owned: Tensor | None = None  # [C] bool, whether a threshold is by the client's own samples
 
+    @property
+    def thresholds_and_owned(self) -> list[tuple[float, bool]]:
+        """The threshold of each client, and whether it is by the client's own samples; [] if not asked."""
+        if self.thresholds is None or self.owned is None:
+            return []
+        return list(zip(self.thresholds.tolist(), self.owned.tolist(), strict=True))
+
     def conformal_scores(self, target: Target) -> Sequence[Tensor]:
         """The score of each sample, [n_c] float64 of each client; see `lit_fed.core.conformal`."""
         if not len(self.labels):

@@ -133,13 +133,14 @@ def size_name(target: Target) -> str:
     return "width" if target.continuous else "set_size"
 
 
-def described(target: Target, coverage: float | None, thresholds: Mapping[str, float]) -> dict[str, Any]:
+def described(target: Target, coverage: float | None, thresholds: Mapping[str, tuple[float, bool]]) -> dict[str, Any]:
     """The entry `sets` in the description of a program; {} without a coverage.
 
     Args:
         target: the target.
         coverage: of sets or intervals.
-        thresholds: by the name of the client; an infinite one, which JSON lacks, is null: no class is left out.
+        thresholds: by the name of the client, and whether its own samples decided it; an infinite one, which JSON
+            lacks, is null: no class is left out.
     """
     if coverage is None:
         return {}
@@ -150,5 +151,6 @@ def described(target: Target, coverage: float | None, thresholds: Mapping[str, f
     else:
         lower = "max(0, value - threshold)" if isinstance(target, Poisson) else "value - threshold"
         rule = f"{lower} to value + threshold"
-    legal = {name: one if math.isfinite(one) else None for name, one in thresholds.items()}
-    return {"sets": {"coverage": coverage, "rule": rule, "thresholds": legal}}
+    legal = {name: one if math.isfinite(one) else None for name, (one, _) in thresholds.items()}
+    own = {name: is_own for name, (_, is_own) in thresholds.items()}
+    return {"sets": {"coverage": coverage, "rule": rule, "thresholds": legal, "own_threshold": own}}

@@ -27,7 +27,7 @@ from lit_fed.system.files import given_path
 from lit_fed.system.packages import hub_or_cache, optional_package
 
 __all__ = [
-    "CHAT", "NUM_BYTE_TOKENS", "ROLES", "TEXT", "TOKENS", "TextClients", "Texts", "byte_tokens", "is_chat",
+    "CHAT", "NUM_BYTE_TOKENS", "ROLES", "TEXT", "TOKENS", "TextClients", "Texts", "byte_tokens", "encoding", "is_chat",
     "next_tokens", "read_lines", "split_of", "text_clients", "texts_of", "token_lists", "vocabulary", "vocabulary_size",
     "word_tokens",
 ]  # fmt: skip
@@ -205,6 +205,25 @@ class Texts(NamedTuple):
                 known = _tokenizer(self.tokenizer)
             each = ["" if one < 0 else _word(known, one) for one in numbers.tolist()]
         return np.array(each, dtype=object)[places]
+
+
+def encoding(texts: Texts | None, stored_type: str) -> dict[str, str | None]:
+    """How texts become the inputs of a training, in words for files; {} if its inputs are no texts.
+
+    Args:
+        texts: of the training; None: its labels are of another kind, or it read no texts.
+        stored_type: see `Samples`.
+    """
+    if texts is None and not stored_type.startswith(TOKENS):
+        return {}
+    if stored_type == vocabulary(None) if texts is None else texts.tokenizer is None:
+        return {"tokenizer": None, "encoding": "UTF-8 bytes, byte b as b + 1, truncated or padded with 0"}
+    name = None if texts is None else str(texts.tokenizer)
+    if name is not None and given_path(name, PLACE).is_dir():
+        name = Path(name).name  # paths of this machine stay here
+    special = "without" if texts is not None and texts.next_token else "with"
+    said = f"token ids {special} special tokens, of chats those of the template, truncated or padded"
+    return {"tokenizer": name, "encoding": said}
 
 
 def _byte_in_words(token: int) -> str:

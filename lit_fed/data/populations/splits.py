@@ -147,7 +147,7 @@ def divided_rows(
         own = [[part, part[:0], part[:0]] for part in parts]
     else:
         own = [[part[split[part].clip(0) == one] for one in (0, 1, 2)] for part in parts]
-        each = [tuple(shares.values()) if (split[part] < 0).any() else (val, test) for part in parts]
+        each = [(shares[1], shares[2]) if (split[part] < 0).any() else (val, test) for part in parts]
         if not any(map(any, each)):
             return [SplitRows(*rows) for rows in own]
     units, is_time = (order, True) if division.split == "time" else (groups, False)
