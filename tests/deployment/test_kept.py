@@ -136,8 +136,9 @@ def test_sets_of_a_node_are_by_its_own_samples(folders, tmp_path, monkeypatch, c
     client.run_client(["export", *own, "--client", "b2", "--output", str(tmp_path / "b2.pt2")], None)
     notes = {"about.json": ""}
     torch.export.load(tmp_path / "b2.pt2", extra_files=notes)
-    found = json.loads(notes["about.json"])["sets"]["thresholds"]
-    assert found == {"b2": pytest.approx(clients.loc["b2", "threshold"], abs=1e-6)}
+    found = json.loads(notes["about.json"])["sets"]
+    assert found["thresholds"] == {"b2": pytest.approx(clients.loc["b2", "threshold"], abs=1e-6)}
+    assert found["own_threshold"] == {"b2": True}
     few = node_folders(tmp_path / "few", {"ben": ["b1"]}, least=9)
     module = module_of(FedEM(), conformal=0.9)
     fit(tmp_path / "run", InProcessFederation(InProcess(make_nodes(few, tmp_path / "s", settings=module.settings))),

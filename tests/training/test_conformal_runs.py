@@ -270,6 +270,7 @@ def test_programs_hold_their_threshold(run, tmp_path, client, capsys):
     program = torch.export.load(tmp_path / "c.pt2", extra_files=notes).module()
     sets = json.loads(notes["about.json"])["sets"]
     assert sets == alone.about["sets"] == personal_model(trainer, module, data, client=client).about["sets"]
+    assert sets["own_threshold"] == {client: client == "a"}
     table = predicted(run)
     mine = table[table["client"] == client]
     x = data.seen.test.client(int(mine["client_id"].iloc[0])).x
@@ -282,6 +283,7 @@ def test_a_program_of_all_clients_names_the_threshold_of_each(run, tmp_path):
     model = export(trainer, module, data, client="all", output=str(tmp_path / "all"))
     clients = client_table(trainer).set_index("client")
     assert model.about["sets"]["thresholds"] == clients["threshold"].to_dict()
+    assert model.about["sets"]["own_threshold"] == clients["own_threshold"].to_dict()
 
 
 def test_fine_tuned_serving_has_thresholds_of_the_tuned_models(run, tmp_path):
