@@ -9,7 +9,7 @@ from federated_round import facts
 
 from lit_fed.core.targets import IGNORED, Multiclass
 from lit_fed.data import HuggingFace, build_populations
-from lit_fed.data.data_sets.texts import NUM_BYTE_TOKENS, Texts, read_lines, text_clients
+from lit_fed.data.data_sets.texts import NUM_BYTE_TOKENS, Texts, encoding, read_lines, text_clients
 from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
 
@@ -265,6 +265,27 @@ def test_a_client_with_test_samples_alone(tmp_path):
 def test_bytes_in_words():
     texts = Texts(None, 4, next_token=True, packed=False, prompt_column=None, label_column="")
     assert texts.words(np.array([105, 0, 196, 33, IGNORED])).tolist() == ["h", "<end>", "\\xc3", " ", ""]
+
+
+@pytest.mark.parametrize(
+    ("texts", "stored_type", "tokenizer", "said"),
+    [
+        ((None, 4, True, False, None, ""), "tokens of bytes", None, "UTF-8 bytes, byte b as b + 1, truncated"),
+        (("owner/words", 4, True, False, None, ""), "int64", "owner/words", "token ids without special tokens"),
+        (("FOLDER/words", 4, False, False, None, "label"), "tokens 12", "words", "token ids with special tokens"),
+        (None, "tokens of bytes", None, "UTF-8 bytes"),
+        (None, "tokens 12", None, "token ids with special tokens"),
+    ],
+)
+def test_how_texts_become_tokens_in_words(tmp_path, texts, stored_type, tokenizer, said):
+    """Of several labels the checkpoint does not name the tokenizer; the path of a folder is not told."""
+    (tmp_path / "words").mkdir()
+    if texts is not None:
+        texts = Texts(*[one.replace("FOLDER", str(tmp_path)) if isinstance(one, str) else one for one in texts])
+    found = encoding(texts, stored_type)
+    assert found["tokenizer"] == tokenizer
+    assert found["encoding"].startswith(said)
+    assert encoding(None, "int64") == {}
 
 
 def test_words_of_a_tokenizer(tokenizer):
