@@ -168,9 +168,9 @@ class MeasuresElsewhere(Protocol):
     """A client trainer that serves clients where their samples are and receives only sums."""
 
     def measure(
-        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
+        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None, sets: bool = False
     ) -> Iterator[tuple[Tensor, ClientScores]]:
-        """See `lit_fed.serving.measure`."""
+        """See `lit_fed.serving.measure`; with `sets` coverage and mean size of sets in place of chosen metrics."""
 
     def keep(self) -> None:
         """Let the machines of the clients keep what serving these needs, when a fit is over."""

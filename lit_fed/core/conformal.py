@@ -27,8 +27,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "check_target", "described", "fewest", "intervals", "nonconformity", "rank", "sets", "size_name", "sizes",
-    "threshold",
+    "check_target", "covered_and_size", "described", "fewest", "intervals", "nonconformity", "rank", "sets",
+    "size_name", "sizes", "threshold",
 ]  # fmt: skip
 
 
@@ -126,6 +126,27 @@ def sizes(target: Target, prediction: Tensor, thresholds: Tensor) -> Tensor:
         return sets(prediction, thresholds).sum(1, dtype=torch.float64)
     lower, upper = intervals(target, prediction, thresholds)
     return upper - lower
+
+
+def covered_and_size(
+    target: Target, num_samples: Tensor, y: Tensor, prediction: Tensor, thresholds: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Covered samples of each client, and the sum of its sets' sizes, [C] float64 each.
+
+    Args:
+        target: the target.
+        num_samples: samples of each client, [C] int64.
+        y: labels, client after client, [n].
+        prediction: from `Target.mix`, [n, ...].
+        thresholds: of each client, [C] float64.
+    """
+    covered, size = torch.zeros(2, len(num_samples), dtype=torch.float64)
+    if len(y):
+        owner = torch.arange(len(num_samples)).repeat_interleave(num_samples)
+        each = thresholds[owner]
+        covered.index_add_(0, owner, (nonconformity(target, prediction, y) <= each).double())
+        size.index_add_(0, owner, sizes(target, prediction, each))
+    return covered, size
 
 
 def size_name(target: Target) -> str:

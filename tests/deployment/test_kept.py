@@ -121,8 +121,12 @@ def test_sets_of_a_node_are_by_its_own_samples(folders, tmp_path, monkeypatch, c
     clients = pd.read_csv(one / "clients.csv").set_index("client")
     module = module_of(FedEM(), conformal=0.8)
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
-    fit(tmp_path / "run", InProcessFederation(transport), module, val_fraction=0.0, **options)
-    assert "made there, by `lit-fed client predict`" in capsys.readouterr().err
+    two = fit(tmp_path / "run", InProcessFederation(transport), module, val_fraction=0.0, **options)
+    assert "asked for; mean set size" in (said := capsys.readouterr().out)
+    assert said.count("thresholds: kept on the nodes") == 2
+    found = pd.read_csv(two / "clients.csv").set_index("client")
+    pd.testing.assert_frame_equal(found[["coverage", "set_size"]], clients[["coverage", "set_size"]])
+    assert not {"threshold", "own_threshold"} & {*found}, "they are quantiles of the clients' samples"
     assert math.isinf(module.thresholds.shared)
     assert module.thresholds.fraction == 0.4, "for clients that the server's checkpoint serves"
     monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))
