@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_fed.callbacks import report
 from lit_fed.core import tree
-from lit_fed.core.conformal import described
+from lit_fed.core.conformal import described, fewest
 from lit_fed.core.types import Population, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import ALL, FederatedDataModule, Predicted
@@ -316,10 +316,9 @@ class _Served(NamedTuple):
     def one(self, client: str) -> One:
         """What serves the first client, whose name is given, or with `all` any of them."""
         each = {
-            name: threshold
+            name: pair
             for block in self.blocks
-            if block.thresholds is not None
-            for name, threshold in zip(self.names_in(block), block.thresholds.tolist(), strict=True)
+            for name, pair in zip(self.names_in(block), block.thresholds_and_owned, strict=False)
         }
         sets = described(self.facts.target, self.coverage, each)
         return self.federation, self.facts, tree.index(self.blocks[0].states, 0), self.example, client, sets
@@ -379,7 +378,9 @@ def _unseen_clients(
     from lit_fed.data.new_clients import NewClients
 
     facts = module.restore_shared(ckpt_path, unknown)
-    data = NewClients(clients, facts, only, seen=seen, calibration_fraction=module.calibration_fraction)
+    coverage, fraction = module.settings.conformal, module.calibration_fraction
+    least = 1 if coverage is None else fewest(coverage)
+    data = NewClients(clients, facts, only, seen=seen, calibration_fraction=fraction, fewest=least)
     names = data.unseen.names if only is None else [only]
     if seen:
         ids, store = data.unseen.train.client_ids.tolist(), module.stored

@@ -168,9 +168,9 @@ class MeasuresElsewhere(Protocol):
     """A client trainer that serves clients where their samples are and receives only sums."""
 
     def measure(
-        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
+        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None, sets: bool = False
     ) -> Iterator[tuple[Tensor, ClientScores]]:
-        """See `lit_fed.serving.measure`."""
+        """See `lit_fed.serving.measure`; with `sets` coverage and mean size of sets in place of chosen metrics."""
 
     def keep(self) -> None:
         """Let the machines of the clients keep what serving these needs, when a fit is over."""
@@ -268,6 +268,13 @@ class BlockPredictions(NamedTuple):
     posteriors: Tensor | None = None  # [n, M] responsibilities of the components; None: not asked
     thresholds: Tensor | None = None  # [C] float64 of prediction sets, infinite without enough samples; None: not asked
     owned: Tensor | None = None  # [C] bool, whether a threshold is by the client's own samples
+
+    @property
+    def thresholds_and_owned(self) -> list[tuple[float, bool]]:
+        """The threshold of each client, and whether it is by the client's own samples; [] if not asked."""
+        if self.thresholds is None or self.owned is None:
+            return []
+        return list(zip(self.thresholds.tolist(), self.owned.tolist(), strict=True))
 
     def conformal_scores(self, target: Target) -> Sequence[Tensor]:
         """The score of each sample, [n_c] float64 of each client; see `lit_fed.core.conformal`."""

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from lit_fed import serving
 from lit_fed.callbacks.evaluation import log_results
-from lit_fed.core.conformal import size_name
+from lit_fed.core.conformal import covered_and_size, size_name
 from lit_fed.core.reduce import all_reduce
 from lit_fed.metrics.scores import client_statistics
 from lit_fed.metrics.summary import DIRECTION, RunSummary
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.thresholds import covered_and_size
 
 __all__ = ["PredictionSets"]
 
@@ -27,7 +26,8 @@ class PredictionSets(FederatedCallback):
     Keys: `test/seen/coverage`, the share of the test samples whose set holds the label, and `test/seen/set_size`, the
     mean number of classes in a set, or `test/seen/width` of intervals, with their statistics over clients; the same of
     unseen clients. `clients.csv` has both of each client, its `threshold`, infinite if there is none, and whether its
-    own samples decided it (`own_threshold`) or those of all clients.
+    own samples decided it (`own_threshold`) or those of all clients. Clients on nodes send both and keep their
+    thresholds.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,6 @@ class PredictionSets(FederatedCallback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module, (seen, unseen) = federated(pl_module), data_of(trainer).populations
-        if isinstance(module.federation.client_trainer, serving.MeasuresElsewhere):
-            self.notice_once("nodes", "prediction sets of clients on nodes are made there, by `lit-fed client predict`")
-            return
         self._measure(trainer, module, "seen", seen.num_measured)
         if unseen is not None:
             self._measure(trainer, module, "unseen", unseen.num_measured)
@@ -46,18 +43,30 @@ class PredictionSets(FederatedCallback):
         self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"], num_clients: int
     ) -> None:
         rows = torch.zeros(num_clients, 5, dtype=torch.float64, device=module.device)
+        elsewhere = module.federation.client_trainer
         with trainer.precision_plugin.val_step_context():
             for given in data_of(trainer).serving(population, "test"):
-                for block in serving.pieces(module.federation, trainer.strategy.batch_to_device(given)):
+                batch = trainer.strategy.batch_to_device(given)
+                if isinstance(elsewhere, serving.MeasuresElsewhere):
+                    for places, scores in elsewhere.measure(batch, seen=population == "seen", chosen=None, sets=True):
+                        means = torch.stack([*scores.metrics.values()], 1)
+                        rows[places, :3] = torch.cat([scores.samples[:, None], means * scores.samples[:, None]], 1)
+                    continue
+                for block in serving.pieces(module.federation, batch):
                     if len(block.client_ids):
                         found = module.predicted(block)
                         assert found.thresholds is not None
                         assert found.owned is not None
-                        each = found.sizes, *covered_and_size(found, module.target), found.thresholds, found.owned
+                        held = covered_and_size(
+                            module.target, found.sizes, found.labels, found.log_prob, found.thresholds
+                        )
+                        each = found.sizes, *held, found.thresholds, found.owned
                         rows[block.rows] = torch.stack([one.to(rows) for one in each], 1)
         samples, covered, sizes, threshold, own = all_reduce(rows).cpu().unbind(1)
         results = {"coverage": covered / samples, size_name(module.target): sizes / samples}
-        self._found[population] = results | {"samples": samples, "threshold": threshold, "own": own}
+        self._found[population] = results | {"samples": samples}
+        if not isinstance(elsewhere, serving.MeasuresElsewhere):
+            self._found[population] |= {"threshold": threshold, "own": own}
         for (name, values), larger in zip(results.items(), (None, False), strict=True):
             log_results(module, f"test/{population}", client_statistics(values, samples, name, larger_is_better=larger))
 
@@ -67,8 +76,9 @@ class PredictionSets(FederatedCallback):
     ) -> None:  # fmt: skip
         if (found := self._found.get(population)) is not None:
             names = "coverage", size_name(module.target), "threshold"
-            columns.update({name: found[name].tolist() for name in names})
-            columns["own_threshold"] = (found["own"] > 0).tolist()
+            columns.update({name: found[name].tolist() for name in names if name in found})
+            if "own" in found:
+                columns["own_threshold"] = (found["own"] > 0).tolist()
 
     def on_summary(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
         size = size_name(module.target)
@@ -79,9 +89,11 @@ class PredictionSets(FederatedCallback):
                 continue
             weights = found["samples"][held] / found["samples"][held].sum()
             covered, mean = (float((found[name][held] * weights).sum()) for name in ("coverage", size))
-            own, shared = found["own"] > 0, (found["own"] == 0) & found["threshold"].isfinite()
-            counts = int(own.sum()), int(shared.sum()), int((~own & ~shared).sum())
-            whose = ", ".join(f"{n} {name}" for n, name in zip(counts, ("own", "shared", "none"), strict=True) if n)
+            whose = "kept on the nodes"
+            if "own" in found:
+                own, shared = found["own"] > 0, (found["own"] == 0) & found["threshold"].isfinite()
+                counts = int(own.sum()), int(shared.sum()), int((~own & ~shared).sum())
+                whose = ", ".join(f"{n} {name}" for n, name in zip(counts, ("own", "shared", "none"), strict=True) if n)
             summary.lines.append(
                 f"{population} clients: {covered:.1%} of the test samples covered, {module.settings.conformal:.1%} "
                 f"asked for; mean {size.replace('_', ' ')} {mean:.4g}; thresholds: {whose}\n"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
-from lit_fed.core.conformal import size_name
+from lit_fed.core.conformal import covered_and_size, size_name
 from lit_fed.core.types import Tree
 from lit_fed.data.new_clients import HELD_OUT, NewClients
 from lit_fed.metrics.chosen import ChosenMetrics
@@ -21,7 +21,6 @@ from lit_fed.system.files import whole_file
 from lit_fed.system.packages import pd
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import prediction_table
-from lit_fed.training.thresholds import covered_and_size
 
 __all__ = ["ServedClients", "served_in_words", "unseen_tables"]
 
@@ -152,7 +151,7 @@ def _set_columns(served: ServedClients, data: NewClients, module: FederatedModul
     """Coverage, size of sets and threshold of each client; NaN without labels; {} without prediction sets."""
     if served.thresholds is None or served.owned is None:
         return {}
-    covered, size = covered_and_size(served, module.target)
+    covered, size = covered_and_size(module.target, served.sizes, served.labels, served.log_prob, served.thresholds)
     count = served.sizes.double()
     coverage = (covered / count).masked_fill(~data.labelled, torch.nan)
     means = {"coverage": coverage, size_name(module.target): size / count, "threshold": served.thresholds}

@@ -27,8 +27,8 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Target
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "check_target", "described", "fewest", "intervals", "nonconformity", "rank", "sets", "size_name", "sizes",
-    "threshold",
+    "check_target", "covered_and_size", "described", "fewest", "intervals", "nonconformity", "rank", "sets",
+    "size_name", "sizes", "threshold",
 ]  # fmt: skip
 
 
@@ -128,18 +128,40 @@ def sizes(target: Target, prediction: Tensor, thresholds: Tensor) -> Tensor:
     return upper - lower
 
 
+def covered_and_size(
+    target: Target, num_samples: Tensor, y: Tensor, prediction: Tensor, thresholds: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Covered samples of each client, and the sum of its sets' sizes, [C] float64 each.
+
+    Args:
+        target: the target.
+        num_samples: samples of each client, [C] int64.
+        y: labels, client after client, [n].
+        prediction: from `Target.mix`, [n, ...].
+        thresholds: of each client, [C] float64.
+    """
+    covered, size = torch.zeros(2, len(num_samples), dtype=torch.float64)
+    if len(y):
+        owner = torch.arange(len(num_samples)).repeat_interleave(num_samples)
+        each = thresholds[owner]
+        covered.index_add_(0, owner, (nonconformity(target, prediction, y) <= each).double())
+        size.index_add_(0, owner, sizes(target, prediction, each))
+    return covered, size
+
+
 def size_name(target: Target) -> str:
     """Key of the mean size in results."""
     return "width" if target.continuous else "set_size"
 
 
-def described(target: Target, coverage: float | None, thresholds: Mapping[str, float]) -> dict[str, Any]:
+def described(target: Target, coverage: float | None, thresholds: Mapping[str, tuple[float, bool]]) -> dict[str, Any]:
     """The entry `sets` in the description of a program; {} without a coverage.
 
     Args:
         target: the target.
         coverage: of sets or intervals.
-        thresholds: by the name of the client; an infinite one, which JSON lacks, is null: no class is left out.
+        thresholds: by the name of the client, and whether its own samples decided it; an infinite one, which JSON
+            lacks, is null: no class is left out.
     """
     if coverage is None:
         return {}
@@ -150,5 +172,6 @@ def described(target: Target, coverage: float | None, thresholds: Mapping[str, f
     else:
         lower = "max(0, value - threshold)" if isinstance(target, Poisson) else "value - threshold"
         rule = f"{lower} to value + threshold"
-    legal = {name: one if math.isfinite(one) else None for name, one in thresholds.items()}
-    return {"sets": {"coverage": coverage, "rule": rule, "thresholds": legal}}
+    legal = {name: one if math.isfinite(one) else None for name, (one, _) in thresholds.items()}
+    own = {name: is_own for name, (_, is_own) in thresholds.items()}
+    return {"sets": {"coverage": coverage, "rule": rule, "thresholds": legal, "own_threshold": own}}

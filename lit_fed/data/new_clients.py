@@ -10,6 +10,7 @@ FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from lit_fed.data.data_sets.client_folder import (
     to_population,
 )
 from lit_fed.data.data_sets.hugging_face import HuggingFace
-from lit_fed.data.data_sets.image_folder import ImageFolder, visible_entries
+from lit_fed.data.data_sets.image_folder import SUFFIXES, ImageFolder, visible_entries
 from lit_fed.data.data_sets.rows import is_table_file
 from lit_fed.data.data_sets.table import read_later
 from lit_fed.data.data_sets.texts import text_clients
@@ -71,6 +72,7 @@ class NewClients(LightningDataModule):
         seen: they took part in the training, and are numbered as there.
         calibration_fraction: share of their training samples that decide their thresholds; those of seen clients, which
             trained on these samples, are in the checkpoint.
+        fewest: number of samples that a threshold takes; a client whose share is smaller keeps all for its model.
 
     Attributes:
         labelled: whether each client has test labels, [T] bool.
@@ -93,6 +95,7 @@ class NewClients(LightningDataModule):
         *,
         seen: bool = False,
         calibration_fraction: float = 0.0,
+        fewest: int = 1,
     ) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
@@ -120,7 +123,7 @@ class NewClients(LightningDataModule):
         check_names([one.name for one in clients], "clients")
         later = to_population(clients)
         if calibration_fraction and not seen:
-            later = cut_part(later, "calibration", calibration_fraction, 0, range(len(clients)))
+            later = cut_part(later, "calibration", calibration_fraction, 0, range(len(clients)), least=fewest)
         if isinstance(facts.target, Segmentation):
             later, _ = with_foreground(later, None, facts.target.ignored, facts.target.num_classes)
         self.unseen = flat_population(later)
@@ -157,10 +160,17 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
         return read_later(root, facts.columns, facts.class_names)
     more = "" if facts.columns is None else ", or a table with the columns of the training's"
     require(root.is_dir(), f"--clients {root}: no such folder; pass {npz}{more}")
-    if text_clients(root) is not None:
-        return _texts(root, facts, npz)
+    texts = text_clients(root)
+    if texts is not None and (facts.texts is not None or not texts.others):
+        return _texts(root, texts.others, facts, npz)
     clients = read_files(root, (), ARRAYS, () if facts.inputs is None else facts.inputs.names)
-    if not clients and any(entry.is_dir() for entry in visible_entries(root)):
+    entries = [] if clients else visible_entries(root)
+    for entry in entries:
+        require(
+            entry.is_dir() or entry.suffix.lower() not in SUFFIXES,
+            f"--clients {entry}: an image that belongs to no client; move it into a folder named by its client",
+        )
+    if any(entry.is_dir() for entry in entries):
         return _pictures(root, facts, npz)
     require(bool(clients), f"--clients {root}: no .npz file in it; save one for each client, or pass its subfolder")
     if facts.inputs is None:
@@ -173,12 +183,13 @@ def _read(root: Path, facts: TrainingFacts) -> Samples | list[ClientArrays]:
     return packed(clients, facts.inputs, length)
 
 
-def _texts(root: Path, facts: TrainingFacts, npz: str) -> Samples:
+def _texts(root: Path, others: Sequence[Path], facts: TrainingFacts, npz: str) -> Samples:
     known = facts.texts
     if known is None:
         raise ConfigError(
             f"--clients {root}: has files of texts, and the checkpoint was not trained on such; pass {npz}"
         )
+    require(not others, f"--clients {root}: {few(one.name for one in others)} beside texts; move them away")
     reader = HuggingFace(str(root), num_classes=max(facts.target.num_classes, 2), **known._asdict())
     samples = reader.later(facts.class_names, continuous=facts.target.continuous)
     require(

@@ -171,7 +171,7 @@ class KeptTraining:
                     self.training.rounds, block, seen=kind == "seen", coverage=self.settings.conformal
                 )
 
-    def serve(self, client: int) -> tuple[Tree, Tensor, dict[str, float]]:
+    def serve(self, client: int) -> tuple[Tree, Tensor, dict[str, tuple[float, bool]]]:
         """The state that serves one client, without an axis of clients, one of its inputs [1, ...], its threshold.
 
         Args:
@@ -179,8 +179,8 @@ class KeptTraining:
         """
         (found,) = self.predict([client], "train")
         x = self.training.splits["seen" if client < self.facts.num_clients else "unseen"]["train"].client(client).x
-        each = [] if found.thresholds is None else found.thresholds.tolist()
-        return tree.index(found.states, 0), x[:1], dict(zip([self.names[client]], each, strict=False))
+        each = dict(zip([self.names[client]], found.thresholds_and_owned, strict=False))
+        return tree.index(found.states, 0), x[:1], each
 
     def _blocks(self, clients: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """Group clients as the test of the run does, with the population of each group."""

@@ -56,6 +56,9 @@ __all__ = [
 ]  # fmt: skip
 
 SPLITS = ("train", "val", "test")
+
+SETS = ("coverage", "size")
+"""Means over a client's samples that a node sends of prediction sets, in place of chosen metrics."""
 POPULATIONS = ("seen", "unseen")
 
 MOST_CLIENTS = 2**17
@@ -251,7 +254,7 @@ OF_ROUND = {
         "draws": optional(list_of(LARGE, MOST_NUMBERS)), "drawn_weight": optional(number(0)),
         "multiplicity": list_of(number(0, 2**53), MOST_CLIENTS),
     },
-    "measure": {"population": POPULATION, "split": one_of(*SPLITS)},
+    "measure": {"population": POPULATION, "split": one_of(*SPLITS), "sets": FLAG},
     "keep": {},
 }  # fmt: skip
 

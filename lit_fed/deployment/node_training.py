@@ -25,6 +25,7 @@ from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
+from lit_fed.core.conformal import covered_and_size
 from lit_fed.core.networks.start import digest_of
 from lit_fed.core.seeds import Secret
 from lit_fed.core.segmentation import flat_masks
@@ -36,7 +37,7 @@ from lit_fed.data.data_sets.texts import Texts
 from lit_fed.data.facts import TEXTS_FORM, TrainingFacts
 from lit_fed.data.populations.build import build_populations, select_clients
 from lit_fed.data.populations.splits import cut_part
-from lit_fed.deployment.messages import SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
+from lit_fed.deployment.messages import SETS, SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
 from lit_fed.deployment.wire import TYPES, Packet, checked_tree, digest_of_question
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.scores import ClientScores
@@ -286,7 +287,7 @@ class NodeTraining:
         self.server = InMemoryServer(session.shared, device)
         terms = session.terms._replace(of_clients=_of_clients(sent["solvers"], sent["ids"], facts.num_clients))
         self.rounds = FederatedRounds(session.algorithm, terms, self.server, session.choose)
-        self.chosen = choose_metrics(settings.metrics, facts.target)
+        self.chosen, self.coverage = choose_metrics(settings.metrics, facts.target), settings.conformal
         fractions = sent["val_fraction"], sent.get("calibration_fraction", 0.0)
         splits = data.numbered(sent["ids"], *fractions, sent["data_seed"])
         self.splits = {kind: {name: flat_masks(one) for name, one in each.items()} for kind, each in splits.items()}
@@ -402,7 +403,7 @@ class NodeTraining:
         """Serve clients and measure them: sums are returned, predictions and mixture weights stay here."""
         self.check(facts := packet.facts)
         clients, sent = self.prepare(packet)
-        scores = self.measured(clients, sent, facts["population"], facts["split"])
+        scores = (self.covered if facts["sets"] else self.measured)(clients, sent, facts["population"], facts["split"])
         return Packet({"clients": clients}, {"rows": [scores._replace(mixture=scores.mixture[:, :0]).rows()]})
 
     def measured(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> ClientScores:
@@ -413,6 +414,23 @@ class NodeTraining:
             for _, scores in serving.measure(self.rounds, block, seen=population == "seen", chosen=self.chosen)
         ]
         return tree.map_leaves(lambda *parts: torch.cat(parts), *found)  # type: ignore[no-any-return]
+
+    def covered(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> ClientScores:
+        """Results with the means of `SETS`, of sets by clients' own thresholds; arguments as of `blocks`.
+
+        Raises:
+            FormError: if the training has no prediction sets.
+        """
+        if self.coverage is None:
+            raise FormError("the question is of prediction sets, and the node's settings have no conformal")
+        target, parts = self.rounds.terms.task.target, []
+        for block in self.blocks(clients, sent, population, split):
+            one = serving.predict_block(self.rounds, block, seen=population == "seen", coverage=self.coverage)
+            assert one.thresholds is not None
+            held = covered_and_size(target, one.sizes, one.labels, one.log_prob, one.thresholds)
+            means = [each / one.scores.samples for each in held]
+            parts.append(one.scores._replace(metrics=dict(zip(SETS, means, strict=True))))
+        return tree.map_leaves(lambda *rows: torch.cat(rows), *parts)  # type: ignore[no-any-return]
 
     def blocks(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Iterator[ServingBlock]:
         """Blocks of clients that are sent the same; that is the server's shared state while a block is served.

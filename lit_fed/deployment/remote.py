@@ -23,6 +23,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import ClientResult, Message, Population, ServingBlock, Split, Tree
 from lit_fed.deployment.messages import (
+    SETS,
     SPLITS,
     Worked,
     kept_of_answer,
@@ -226,7 +227,7 @@ class RemoteTrainer:
         )
 
     def measure(
-        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
+        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None, sets: bool = False
     ) -> Iterator[tuple[Tensor, ClientScores]]:
         """Serve and measure clients on their nodes; their places [C] and results."""
         ids, rounds = block.client_ids.tolist(), self.rounds
@@ -237,8 +238,9 @@ class RemoteTrainer:
         assert population is not None
         split = next(name for name in SPLITS if getattr(population, name).to(block.data.x.device) is block.data)
         versions = rounds.store.gather(block.client_ids)["state"]["versions"].tolist() if seen else [-1] * len(ids)
-        common = {"kind": "measure", "phase": "adapt", "population": "seen" if seen else "unseen", "split": split}
-        names = [] if chosen is None else chosen.names
+        asked = {"population": "seen" if seen else "unseen", "split": split, "sets": sets}
+        common = {"kind": "measure", "phase": "adapt"} | asked
+        names = SETS if sets else () if chosen is None else chosen.names
         width = 3 + len(names)
         answers = self._ask(
             rounds.context("adapt"), rounds.shared, ids, common, {"versions": versions},

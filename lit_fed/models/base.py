@@ -24,6 +24,11 @@ __all__ = [
 
 OTHER = "choose another --model.network, or correct the data"
 
+TOKENS = (
+    "integers are token ids: choose a --model.network for them, HuggingFaceClassifier, or for next tokens CharLSTM or "
+    "HuggingFaceCausalLM; or store features as floats"
+)
+
 
 class Network(nn.Module, metaclass=ABCMeta):
     """A plain module built from the sizes of the data; other `nn.Module` classes are accepted, see `call_with_sizes`.
@@ -253,9 +258,8 @@ def zero_outputs(
                 f"{samples} ({_reason(error)}); parameters and inputs are float32: leave out casts of them, such as "
                 ".double() or .to(torch.bfloat16)"
             ) from error
-        tokens = "; integers are token ids, so store features as floats" if whole else ""
-        hint = "" if inputs else looks_transposed(input_shape, _channels_of(network))
-        raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {hint or OTHER}") from error
+        hint = TOKENS if whole else "" if inputs else looks_transposed(input_shape, _channels_of(network))
+        raise ConfigError(f"{samples} ({_reason(error)}); {hint or OTHER}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
             f"{type(network).__name__} returns {type(outputs).__name__}, not a tensor of outputs [B, K]; return only "

@@ -36,6 +36,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Leaves, ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
+from lit_fed.data.data_sets.texts import encoding
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import ALL
 from lit_fed.errors import ConfigError, notice
@@ -552,11 +553,15 @@ def mixture_of(task: Task, predict: Predict, example: Tensor, algorithm: str) ->
     return {f"component_{m}": (share, tree.index(served.models, m)) for m, share in shares if share}
 
 
-def save_mixture(folder: Path, mixture: dict[str, tuple[float, ModelState]], algorithm: str, client: str) -> None:
-    """Write `mixture.json`, the weights of several components."""
+def save_mixture(
+    folder: Path, mixture: dict[str, tuple[float, ModelState]], algorithm: str, client: str, sets: dict[str, Any] | None
+) -> None:
+    """Write `mixture.json`, the weights of several components, and `sets.json`, the entry `sets` of programs."""
     if len(mixture) > 1:
         about = {"client": client, "algorithm": algorithm, "weights": {name: one[0] for name, one in mixture.items()}}
         (folder / "mixture.json").write_text(json.dumps(about, indent=2) + "\n")
+    for name, content in (sets or {}).items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def network_of(task: Task, model: ModelState) -> nn.Module:
@@ -573,7 +578,7 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
     """Description of a model for its file."""
     target, normalisation = facts.target, facts.normalisation
     holds = getattr(innermost(federation.algorithm), "program_holds", None)
-    several = [] if facts.inputs is None else facts.inputs.inputs
+    several, texts = [] if facts.inputs is None else facts.inputs.inputs, encoding(facts.texts, facts.stored_type)
     given = [
         {"name": one.name, "shape": ["N", *one.shape], "type": one.kind.replace("uint8", "float32")} for one in several
     ]
@@ -593,6 +598,7 @@ def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, examp
             "classes": None if target.continuous else list(facts.class_names or range(target.num_classes)),
         }
         | ({"inputs": given} if given else {})
+        | ({"texts": texts | {"length": facts.input_shape[0]}} if texts else {})
         | ({} if holds is None else {"holds": holds})
     )
 

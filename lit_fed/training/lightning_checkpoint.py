@@ -21,7 +21,10 @@ from lit_fed.training.output import new_folder
 __all__ = ["save_lightning"]
 
 
-def save_lightning(path: Path, federation: FederatedRounds, state: Tree, example: Tensor, client: str = "") -> None:
+def save_lightning(
+    path: Path, federation: FederatedRounds, state: Tree, example: Tensor, client: str = "",
+    sets: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write `model.ckpt`, or of a mixture `component_m.ckpt` for each component, and their weights in `mixture.json`.
 
     Args:
@@ -30,6 +33,7 @@ def save_lightning(path: Path, federation: FederatedRounds, state: Tree, example
         state: this client's state, see `lit_fed.serving.serve`.
         example: inputs of the right shape and type, [B, ...].
         client: the client's name, for `mixture.json`.
+        sets: see `conformal.described`, for `sets.json`; None: there are none.
 
     Raises:
         ConfigError: if the network is no LightningModule, or the client's prediction is no mixture of models.
@@ -46,7 +50,7 @@ def save_lightning(path: Path, federation: FederatedRounds, state: Tree, example
         for name, (_, model) in mixture.items():
             file = partial / f"{name if len(mixture) > 1 else 'model'}.ckpt"
             write_atomically(file, _checkpoint(network_of(task, model), federation))
-        save_mixture(partial, mixture, federation.name, client)
+        save_mixture(partial, mixture, federation.name, client, sets)
 
 
 def _checkpoint(network: nn.Module, federation: FederatedRounds) -> bytes:

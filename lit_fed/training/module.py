@@ -111,7 +111,7 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen, seen=data.unseen.train.ids is not None)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        check_calibration(self.settings.conformal, data)
+        check_calibration(self.settings.conformal, data, fits=stage == "fit")
         num_rounds = rounds_of_fit(self.trainer) if stage == "fit" else 1
         if stage == "fit":
             self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
@@ -320,13 +320,13 @@ class FederatedModule(LightningModule):
         own = "the client's own" if store.has_trained(client_id) else "an initial one, since the client has not trained"
         return tree.index(store.gather(torch.tensor([client_id]))["state"], 0), f"the shared state and {own}"
 
-    def thresholds_of(self, name: str) -> dict[str, float]:
-        """The threshold that serves a seen client, as it is kept, by its name; {} without any."""
+    def thresholds_of(self, name: str) -> dict[str, tuple[float, bool]]:
+        """The threshold that serves a seen client and whether it is its own, by its name; {} without any."""
         if self.thresholds is None:
             return {}
         client_id = torch.tensor([self.facts.number_of(name)])
-        kept, _ = self.thresholds.completed(client_id, torch.full((1,), torch.inf, dtype=torch.float64))
-        return {name: float(kept[0])}
+        kept, own = self.thresholds.completed(client_id, torch.full((1,), torch.inf, dtype=torch.float64))
+        return {name: (float(kept[0]), bool(own[0]))}
 
     def next_round(self, data: FederatedDataModule, federation: FederatedRounds | None = None) -> list[ClientBlock]:
         """This rank's blocks of the next round: a cohort of the data, of which the federation may select some.

@@ -37,10 +37,10 @@ def save_client(
     if format == "peft":
         if raw_columns:
             raise ConfigError("--raw_columns is true, and --format peft writes adapters of texts; leave it out")
-        save_adapters(path, federation, state, example, client)
+        save_adapters(path, federation, state, example, client, sets)
         return None
     if format == "lightning":
-        save_lightning(path, federation, state, example, client)
+        save_lightning(path, federation, state, example, client, sets)
         return None
     model = traced_model(federation, facts, state, example, client, sets)
     if raw_columns:
@@ -49,7 +49,10 @@ def save_client(
     return model
 
 
-def save_adapters(path: Path, federation: FederatedRounds, state: Tree, example: Tensor, client: str = "") -> None:
+def save_adapters(
+    path: Path, federation: FederatedRounds, state: Tree, example: Tensor, client: str = "",
+    sets: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write the adapters that serve a client, `adapter_config.json` and `adapter_model.safetensors`.
 
     A mixture of several components has a folder `component_m` for each that counts, and their weights in
@@ -61,6 +64,7 @@ def save_adapters(path: Path, federation: FederatedRounds, state: Tree, example:
         state: this client's state, see `lit_fed.serving.serve`.
         example: any inputs of the right shape and type, [B, ...].
         client: the client's name, for `mixture.json`.
+        sets: see `conformal.described`, for `sets.json`; None: there are none.
 
     Raises:
         ConfigError: if the network is none of transformers with adapters, the client's prediction is no mixture of
@@ -84,7 +88,7 @@ def save_adapters(path: Path, federation: FederatedRounds, state: Tree, example:
                 base.save_pretrained(partial / "base")
         for name, (_, model) in mixture.items():
             _save(partial / name if len(mixture) > 1 else partial, _library(task, model), settings)
-        save_mixture(partial, mixture, federation.name, client)
+        save_mixture(partial, mixture, federation.name, client, sets)
 
 
 # ------------------------------------------------------------------ files

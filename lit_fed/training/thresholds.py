@@ -15,13 +15,12 @@ from lit_fed import serving
 from lit_fed.core import conformal
 from lit_fed.core.conformal import threshold
 from lit_fed.core.reduce import all_reduce
-from lit_fed.core.targets import Target
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.training.history import plain_settings
 from lit_fed.training.output import Predictions
 
-__all__ = ["Thresholds", "calibrated", "check_calibration", "covered_and_size", "said_of"]
+__all__ = ["Thresholds", "calibrated", "check_calibration", "said_of"]
 
 
 class Thresholds(NamedTuple):
@@ -57,22 +56,24 @@ class Thresholds(NamedTuple):
         return torch.where(own.isinf(), self.shared, own), ~own.isinf()
 
 
-def check_calibration(coverage: float | None, data: FederatedDataModule) -> None:
-    """Refuse a coverage without samples for thresholds, and such samples without a coverage.
+def check_calibration(coverage: float | None, data: FederatedDataModule, *, fits: bool) -> None:
+    """Refuse a coverage without samples for thresholds or of labels without sets; in a fit samples without a coverage.
 
     Raises:
-        ConfigError: naming both settings.
+        ConfigError: naming the settings.
     """
     fraction = data.calibration_fraction
-    if coverage is None and fraction:
+    if coverage is not None:
+        conformal.check_target(data.target, coverage, data.populations[0].class_names)
+    if coverage is None and fraction and fits:
         raise ConfigError(
             f"--data.calibration_fraction is {fraction:g}, and only --model.conformal reads these samples; give "
             "--model.conformal 0.9, or leave it out"
         )
     if coverage is not None and not fraction:
         raise ConfigError(
-            f"--model.conformal is {coverage:g}, and no samples are set apart for its thresholds; give "
-            "--data.calibration_fraction 0.2"
+            f"--model.conformal is {coverage:g}, and no samples are set apart for its thresholds; train with "
+            "--data.calibration_fraction 0.2, or leave it out"
         )
 
 
@@ -114,19 +115,6 @@ def calibrated(trainer: Trainer | None, module: Any, data: Any) -> Thresholds:
         ids=seen.train.client_ids[seen.positions],
         own=torch.tensor([threshold(one, coverage) for one in scores.split(sizes)], dtype=torch.float64),
     )
-
-
-def covered_and_size(served: Predictions, target: Target) -> tuple[Tensor, Tensor]:
-    """Covered samples of each client, and the sum of its sets' sizes, [C] float64 each."""
-    covered, size = torch.zeros(2, len(served.client_ids), dtype=torch.float64)
-    if len(served.labels):
-        assert served.thresholds is not None
-        owner = torch.arange(len(covered)).repeat_interleave(served.sizes)
-        each = served.thresholds[owner]
-        hits = conformal.nonconformity(target, served.log_prob, served.labels) <= each
-        covered.index_add_(0, owner, hits.double())
-        size.index_add_(0, owner, conformal.sizes(target, served.log_prob, each))
-    return covered, size
 
 
 def said_of(coverage: float | None, served: Sequence[Predictions]) -> str:

@@ -104,8 +104,9 @@ def test_classes_and_numbers_are_not(target):
 
 
 def test_a_description_says_what_an_infinite_threshold_is():
-    found = conformal.described(Poisson(), 0.9, {"a": 2.0, "b": math.inf})
+    found = conformal.described(Poisson(), 0.9, {"a": (2.0, True), "b": (math.inf, False)})
     assert found["sets"]["thresholds"] == {"a": 2.0, "b": None}
+    assert found["sets"]["own_threshold"] == {"a": True, "b": False}
     assert found["sets"]["rule"] == "max(0, value - threshold) to value + threshold"
     assert conformal.described(Poisson(), None, {}) == {}
 

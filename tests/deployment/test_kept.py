@@ -121,8 +121,12 @@ def test_sets_of_a_node_are_by_its_own_samples(folders, tmp_path, monkeypatch, c
     clients = pd.read_csv(one / "clients.csv").set_index("client")
     module = module_of(FedEM(), conformal=0.8)
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
-    fit(tmp_path / "run", InProcessFederation(transport), module, val_fraction=0.0, **options)
-    assert "made there, by `lit-fed client predict`" in capsys.readouterr().err
+    two = fit(tmp_path / "run", InProcessFederation(transport), module, val_fraction=0.0, **options)
+    assert "asked for; mean set size" in (said := capsys.readouterr().out)
+    assert said.count("thresholds: kept on the nodes") == 2
+    found = pd.read_csv(two / "clients.csv").set_index("client")
+    pd.testing.assert_frame_equal(found[["coverage", "set_size"]], clients[["coverage", "set_size"]])
+    assert not {"threshold", "own_threshold"} & {*found}, "they are quantiles of the clients' samples"
     assert math.isinf(module.thresholds.shared)
     assert module.thresholds.fraction == 0.4, "for clients that the server's checkpoint serves"
     monkeypatch.setattr(client, "settings_in", lambda configs, load: (module.settings, None))
@@ -136,8 +140,9 @@ def test_sets_of_a_node_are_by_its_own_samples(folders, tmp_path, monkeypatch, c
     client.run_client(["export", *own, "--client", "b2", "--output", str(tmp_path / "b2.pt2")], None)
     notes = {"about.json": ""}
     torch.export.load(tmp_path / "b2.pt2", extra_files=notes)
-    found = json.loads(notes["about.json"])["sets"]["thresholds"]
-    assert found == {"b2": pytest.approx(clients.loc["b2", "threshold"], abs=1e-6)}
+    found = json.loads(notes["about.json"])["sets"]
+    assert found["thresholds"] == {"b2": pytest.approx(clients.loc["b2", "threshold"], abs=1e-6)}
+    assert found["own_threshold"] == {"b2": True}
     few = node_folders(tmp_path / "few", {"ben": ["b1"]}, least=9)
     module = module_of(FedEM(), conformal=0.9)
     fit(tmp_path / "run", InProcessFederation(InProcess(make_nodes(few, tmp_path / "s", settings=module.settings))),

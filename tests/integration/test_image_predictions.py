@@ -81,6 +81,20 @@ def test_later_clients_name_their_files(done, root, tmp_path):
     assert pd.read_csv(tmp_path / "o/predictions.csv")["file"].tolist() == ["dan/8.png", "dan/9.png"]
 
 
+def test_a_later_client_may_have_images_without_a_class_alone(done, root, tmp_path):
+    where = done[1] / "checkpoints/last.ckpt"
+    for number in (3, 4):
+        picture(tmp_path / f"new/eve/{number}.png", 40 * number)
+    said = run(
+        ["personalize", "--ckpt_path", str(where), "--clients", str(tmp_path / "new"), "--output", str(tmp_path / "o")]
+    )
+    assert said.returncode == 0, said.stderr
+    assert "have no labelled samples and are served by the mean mixture of the seen clients" in said.stdout
+    table = pd.read_csv(tmp_path / "o/predictions.csv")
+    assert table["file"].tolist() == ["eve/3.png", "eve/4.png"]
+    assert table["prediction"].isin(["dark", "light"]).all()
+
+
 def test_an_excluded_client_leaves_the_files_of_the_others(root):
     data = FederatedDataModule(
         ImageFolder(str(root / "all"), image_size=8, channels=1), exclude_clients="ann", num_clients=None
@@ -92,7 +106,7 @@ def test_an_excluded_client_leaves_the_files_of_the_others(root):
 
 def test_scaled_pictures_are_counted_once(done):
     said = done[0].stderr
-    wanted = "3 of 30 pictures are scaled to 8 x 8 pixels, the image_size of the data set, from 16 x 10"
+    wanted = "3 of 30 pictures are scaled to 8 x 8 pixels, from 16 x 10; the training's --data.dataset.image_size"
     assert said.count("are scaled") == said.count(wanted) == 1
 
 
@@ -101,8 +115,8 @@ def test_several_sizes_are_named_from_the_smallest_to_the_largest(tmp_path, caps
         picture(tmp_path / f"ann/{'ab'[number % 2]}/{number}.png", 0, size)
     ImageFolder(str(tmp_path), image_size=8).load()
     assert (
-        "3 of 4 pictures are scaled to 8 x 8 pixels, the image_size of the data set, from 4 x 9 … 30 x 20\n"
-        in capsys.readouterr().err
+        "3 of 4 pictures are scaled to 8 x 8 pixels, from 4 x 9 … 30 x 20; the training's "
+        "--data.dataset.image_size sets the size\n" in capsys.readouterr().err
     )
 
 

@@ -56,6 +56,20 @@ def said_in(path):
     return said.str.replace(r"w[4-9] ", "w4 ", regex=True).to_dict()  # each chat has another second word
 
 
+def test_a_program_says_how_texts_become_tokens(trained, tmp_path):
+    import torch
+
+    out = str(tmp_path / "ann.pt2")
+    assert run(["export", "--ckpt_path", str(trained), "--client", "ann", "--output", out]).returncode == 0
+    notes = {"about.json": ""}
+    program = torch.export.load(out, extra_files=notes).module()
+    found = json.loads(notes["about.json"])["texts"]
+    assert (found["tokenizer"], found["length"]) == ("words", 6)
+    assert program(torch.zeros(3, 6, dtype=torch.int64)).shape[:2] == (3, 6)
+    with pytest.raises(RuntimeError, match="to be equal to 6"):
+        program(torch.zeros(3, 5, dtype=torch.int64))
+
+
 def test_predictions_are_words(trained, tmp_path):
     assert run(["predict", "--ckpt_path", str(trained), "--output", str(tmp_path / "p.csv")]).returncode == 0
     assert said_in(tmp_path / "p.csv") == {("ann", 0): "w1 w4 <bot> w3", ("bob", 0): "w1 w4 <bot> w3"}

@@ -59,7 +59,7 @@ def test_networks_that_fit_are_left_as_they_are(network, input_shape, input_type
         (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (2, 7), ["it should return [B, 2, 7]"]),
         (CharLSTM((5,), 7, hidden_size=4), (5,), FLOAT, (5, 7), ["CharLSTM reads tokens", "torch.float32"]),
         (MLP((5,), 7), (5,), FLOAT, (5, 7), ["MLP returns [B, 7]", "it should return [B, 5, 7]"]),
-        (MLP((5,), 7), (5,), TOKENS, (7,), ["MLP cannot read samples [5] of torch.int64"]),
+        (MLP((5,), 7), (5,), TOKENS, (7,), ["MLP cannot read samples [5] of torch.int64", "HuggingFaceCausalLM"]),
         (LeNet5((1, 16, 16), 3), (1, 20, 20), FLOAT, (3,), ["LeNet5 cannot read samples [1, 20, 20]"]),
     ],
 )

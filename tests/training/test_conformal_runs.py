@@ -226,7 +226,7 @@ def later(run, clients, out, conformal=0.9, **options):
 def test_new_clients_have_thresholds_of_their_own_or_the_shared_one(run, tmp_path, capsys):
     table, predictions, module = later(run, folder(tmp_path / "new", anna=60, ben=20, carl=0), tmp_path)
     assert table["own_threshold"].tolist() == [True, False, False]
-    assert table["num_train"].tolist() == [42, 14, 0]  # 0.3 of them are set apart
+    assert table["num_train"].tolist() == [42, 20, 0]  # 0.3 of them are set apart where these are 9 or more
     assert table["threshold"].tolist()[1:] == [run[0].thresholds.shared] * 2
     assert table.loc["anna", "threshold"] not in (module.thresholds.shared, math.inf)
     predictions["covered"] = [
@@ -270,6 +270,7 @@ def test_programs_hold_their_threshold(run, tmp_path, client, capsys):
     program = torch.export.load(tmp_path / "c.pt2", extra_files=notes).module()
     sets = json.loads(notes["about.json"])["sets"]
     assert sets == alone.about["sets"] == personal_model(trainer, module, data, client=client).about["sets"]
+    assert sets["own_threshold"] == {client: client == "a"}
     table = predicted(run)
     mine = table[table["client"] == client]
     x = data.seen.test.client(int(mine["client_id"].iloc[0])).x
@@ -282,6 +283,7 @@ def test_a_program_of_all_clients_names_the_threshold_of_each(run, tmp_path):
     model = export(trainer, module, data, client="all", output=str(tmp_path / "all"))
     clients = client_table(trainer).set_index("client")
     assert model.about["sets"]["thresholds"] == clients["threshold"].to_dict()
+    assert model.about["sets"]["own_threshold"] == clients["own_threshold"].to_dict()
 
 
 def test_fine_tuned_serving_has_thresholds_of_the_tuned_models(run, tmp_path):
@@ -334,13 +336,18 @@ def test_a_coverage_is_a_share(value):
 
 
 def test_thresholds_need_samples(tmp_path):
-    with pytest.raises(ConfigError, match=r"no samples are set apart .*; give --data.calibration_fraction 0.2"):
+    with pytest.raises(ConfigError, match=r"no samples are set apart .*; train with --data.calibration_fraction 0.2"):
         fitted(tmp_path, data=data_of(calibration_fraction=0.0))
 
 
-def test_samples_need_a_reader(tmp_path):
+def test_samples_need_a_reader(run, tmp_path):
     with pytest.raises(ConfigError, match=r"--data.calibration_fraction is 0.3, .*; give --model.conformal 0.9"):
         fitted(tmp_path, conformal=None)
+    plain = FederatedModule(FedEM(num_components=2), LocalSolver(lr=0.1), conformal=None)
+    table = quiet_trainer(1, tmp_path).predict(plain, datamodule=data_of(), ckpt_path=last_of(run[2]))
+    wanted = predicted(run)
+    assert "set" not in table
+    pd.testing.assert_frame_equal(table, wanted[table.columns])
 
 
 @pytest.mark.parametrize("value", [1.0, -0.2])
@@ -351,9 +358,10 @@ def test_a_fraction_is_a_share(value):
 
 def test_labels_of_another_kind_are_refused_before_training(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(2, 20, 3)).astype(np.float32)
-    data = FederatedDataModule.from_clients({"a": (x, y), "b": (x, y)}, calibration_fraction=0.3)
-    with pytest.raises(ConfigError, match=r"--model.conformal is 0.9, and labels are vectorregression"):
-        fitted(tmp_path, FedAvg(), data=data)
+    for fraction in (0.3, 0.0):  # the labels are named ahead of samples that would not help
+        data = FederatedDataModule.from_clients({"a": (x, y), "b": (x, y)}, calibration_fraction=fraction)
+        with pytest.raises(ConfigError, match=r"--model.conformal is 0.9, and labels are vectorregression"):
+            fitted(tmp_path, FedAvg(), data=data)
 
 
 def test_a_checkpoint_without_calibration_serves_no_sets(tmp_path):

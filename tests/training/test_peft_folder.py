@@ -44,8 +44,8 @@ def built(algorithm, network=LANGUAGE, **options):
     return module, torch.randint(WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(0))
 
 
-def saved(module, x, path, state=()):
-    assert save_client(path, "peft", module.federation, module.facts, state, x, "anna") is None
+def saved(module, x, path, state=(), sets=None):
+    assert save_client(path, "peft", module.federation, module.facts, state, x, "anna", sets) is None
     return path
 
 
@@ -68,6 +68,13 @@ def test_components_of_a_mixture_are_folders_with_weights(tmp_path):
         expected = module.algorithm.log_prob(ctx, module.shared, state, x, outputs).exp()
     torch.testing.assert_close(torch.stack(each, 1), outputs[:, [0, 2]], rtol=0, atol=1e-5)
     torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-5)
+
+
+def test_a_folder_has_the_sets_of_programs(tmp_path):
+    module, x = built(FedAvg())
+    sets = {"coverage": 0.9, "rule": "…", "thresholds": {"anna": 0.4}, "own_threshold": {"anna": True}}
+    folder = saved(module, x, tmp_path / "anna", sets={"sets": sets})
+    assert json.loads((folder / "sets.json").read_text()) == sets
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Samples(NamedTuple):
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, if known
-    split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test, if the data assign splits
+    split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test; -1: by fractions; None: all
     unseen: tuple[str, ...] = ()  # names of natural clients held out of training
     encode: Encode | None = None  # converts `x` to inputs after the split
     stored_type: str | None = (
@@ -426,8 +426,8 @@ def say_resized(sizes: Sequence[tuple[int, int]], size: tuple[int, int]) -> None
         first, last, wanted = (f"{width} x {height}" for width, height in (others[0], others[-1], size))
         number = sum(one != size for one in sizes)
         say(
-            f"{number:,} of {len(sizes):,} pictures are scaled to {wanted} pixels, the image_size of the data set, "
-            f"from {first}{'' if first == last else f' … {last}'}"
+            f"{number:,} of {len(sizes):,} pictures are scaled to {wanted} pixels, from "
+            f"{first}{'' if first == last else f' … {last}'}; the training's {PLACE}.image_size sets the size"
         )
 
 

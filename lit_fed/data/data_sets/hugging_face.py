@@ -51,6 +51,7 @@ from lit_fed.data.data_sets.texts import (
     byte_tokens,
     next_tokens,
     read_lines,
+    split_of,
     text_clients,
     texts_of,
     token_lists,
@@ -169,7 +170,21 @@ class HuggingFace(PooledDataSet):
 
     def load(self) -> Samples:
         """All rows of the chosen splits, split after split."""
-        return self._samples(self._parts(self._opened()), self._labels)
+        samples, clients = self._samples(self._parts(self._opened()), self._labels), self._clients()
+        if clients is None or samples.split is None:
+            return samples
+        assert samples.names is not None
+        named = [any(split_of(name, one) for one in clients.files[name]) for name in samples.names]
+        if all(named):
+            return samples
+        whose, rest = (
+            [name for name, one in zip(samples.names, named, strict=True) if one is kept] for kept in (True, False)
+        )
+        say(
+            f"{PLACE}.path {self.path}: files of {few(whose)} are splits by their names, such as test.txt; the samples "
+            f"of {few(rest)} are divided by --data.test_fraction and val_fraction"
+        )
+        return samples._replace(split=np.where(np.array(named)[samples.owner], samples.split, -1))
 
     @property
     def texts(self) -> Texts | None:
@@ -238,7 +253,11 @@ class HuggingFace(PooledDataSet):
         return () if clients is None else clients.unseen
 
     def _clients(self) -> TextClients | None:
-        """The clients of a folder of text files; None if a column names them, or the data are others."""
+        """The clients of a folder of text files; None if a column names them, or the folder has other files."""
+        found = self._texts_found()
+        return None if found is None or found.others else found
+
+    def _texts_found(self) -> TextClients | None:
         folder = given_path(self.path, "--data.dataset.path")
         return text_clients(folder) if self.client_column is None and folder.is_dir() else None
 
@@ -265,7 +284,15 @@ class HuggingFace(PooledDataSet):
             place = str(folder) if folder.is_dir() else self.path
             _check_card(folder, option)
             with hub_or_cache(folder.is_dir()):
-                return datasets.load_dataset(place, self.name, revision=self.revision)
+                opened = datasets.load_dataset(place, self.name, revision=self.revision)
+            if (mixed := self._texts_found()) is not None:
+                parts = list(opened.values())
+                others, held = few(one.name for one in mixed.others), ", ".join(parts[0].column_names)
+                say(
+                    f"{option}: texts of {few(mixed.files)} stand beside {others}, so they are no clients: `datasets` "
+                    f"reads {sum(map(len, parts)):,} rows with {held}; move the others away to make each text a client"
+                )
+            return opened
         except ConfigError:
             raise
         except Exception as error:  # of the network, the hub, its files, or Arrow
@@ -439,19 +466,20 @@ def _dataset_of(clients: TextClients, datasets: Any, root: Path) -> dict[str, An
     """The lines of clients' text files as data sets by split, with a column of clients; also those without a line."""
     names = sorted(clients.files)
     found: dict[str, list[dict[str, Any]]] = {}
-    fields = dict.fromkeys((TEXT, FILE))
+    fields, forms = dict.fromkeys((TEXT, FILE)), dict[str, Path]()
     for owner, name in enumerate(names):
         for file in clients.files[name]:
-            role = file.stem if file.stem in ROLES and file.parent.name == name else "train"
             lines = read_lines(file)
-            found.setdefault(role, []).extend({**line, FILE: owner} for line in lines)
+            found.setdefault(split_of(name, file) or "train", []).extend({**line, FILE: owner} for line in lines)
             fields |= dict.fromkeys(key for line in lines for key in line)
+            forms = {CHAT if CHAT in line else TEXT: file for line in lines} | forms
     rows = {role: some for role, some in found.items() if some}
     require(bool(rows), f"{root}: no text in it; {FORMS}")
     if CHAT in fields:
         del fields[TEXT]
-        mixed = any(CHAT not in row for some in rows.values() for row in some)
-        require(not mixed, f"{root}: some lines hold {CHAT}, others {TEXT}; give all clients one of both")
+        require(
+            TEXT not in forms, f"{forms[CHAT]} holds {CHAT}, and {forms.get(TEXT)} {TEXT}; give all clients one of both"
+        )
     datasets.disable_progress_bars()
     whole = datasets.Dataset.from_dict(
         {name: [row.get(name) for some in rows.values() for row in some] for name in fields}

@@ -189,4 +189,4 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
             sizes.append(image.size)
     if size is not None:
         say_resized(sizes, (size[1], size[0]))
-    return stacked_samples(arrays, places, fix="set --data.dataset.image_size")
+    return stacked_samples(arrays, places, fix='to scale all images give --data.dataset.image_size "[32, 32]"')

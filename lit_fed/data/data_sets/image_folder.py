@@ -44,7 +44,7 @@ from lit_fed.data.data_sets.image_labels import (
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, require_file, whole_file
 
-__all__ = ["ImageFolder", "visible_entries"]
+__all__ = ["SUFFIXES", "ImageFolder", "visible_entries"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 OF_THE_SYSTEM = {"thumbs.db", "desktop.ini"}
@@ -194,15 +194,19 @@ class ImageFolder(PooledDataSet):
             {one.name: _pictures_in(one) for one in _folders(client, CLIENTS, self.layout, alone=not later)}
             for client in clients
         ]
-        class_names = self._class_names(found, root)
-        paths, labels, owner = _listed(found, class_names)
-        for client, pictures in zip(clients, found, strict=True):
-            require(any(pictures.values()), f"{client}: no image of a class; add {class_names[0]}/*.png, or remove it")
         bare = [
             (path, number)
             for number, client in enumerate(clients if later else [])
             for path in _pictures_in(client, beside_classes=True)
         ]
+        class_names = self._class_names(found, root, may_lack=bool(bare))
+        paths, labels, owner = _listed(found, class_names)
+        without_class = {number for _, number in bare}
+        for number, (client, pictures) in enumerate(zip(clients, found, strict=True)):
+            require(
+                number in without_class or any(pictures.values()),
+                f"{client}: no image of a class; add {class_names[0]}/*.png, or remove it",
+            )
         return _Found(paths, labels, class_names, owner, names, unseen, bare)
 
     @property
@@ -214,29 +218,36 @@ class ImageFolder(PooledDataSet):
         """Images of clients, with masks or targets beside them; of later clients, those without one are unlabelled."""
         found, masks = [], []
         for client in clients:
-            for name in (IMAGES, MASKS) if self.layout == "masks" else (IMAGES,):
+            # a later client may have images alone; a folder of another name may hold its masks
+            bare = later and visible_entries(client) == [client / IMAGES]
+            for name in (IMAGES, MASKS) if self.layout == "masks" and not bare else (IMAGES,):
                 require(
                     (client / name).is_dir(), f"{client}: no folder {name}; layout {self.layout} reads {self._says}"
                 )
             found.append(_pictures_in(client / IMAGES))
             require(bool(found[-1]), f"{client / IMAGES}: no image of this client; add some, or remove the folder")
-            masks += _pictures_in(client / MASKS) if self.layout == "masks" else []
+            masks += _pictures_in(client / MASKS) if self.layout == "masks" and not bare else []
         there = set(masks)
         each = [(path, owner) for owner, pictures in enumerate(found) for path in pictures]
         if self.layout == "masks":
             check_masks([path for path, _ in each], masks, may_lack=later)
-        bare = [one for one in each if later and mask_of(one[0]) not in there]
+        unlabelled = [one for one in each if later and mask_of(one[0]) not in there]
         each = [one for one in each if not later or mask_of(one[0]) in there]
         paths = [path for path, _ in each]
         targets = read_targets(paths) if self.layout == "targets" else None
         names = None if self.classes is None else names_of(self.classes)
-        return _Found(paths, targets, names, np.array([owner for _, owner in each], dtype=np.int64), bare=bare)
+        return _Found(paths, targets, names, np.array([owner for _, owner in each], dtype=np.int64), bare=unlabelled)
 
-    def _class_names(self, found: list[dict[str, list[Path]]], root: Path) -> tuple[str, ...]:
-        """Class names by label; unknown folders and classes without images are refused."""
+    def _class_names(
+        self, found: list[dict[str, list[Path]]], root: Path, *, may_lack: bool = False
+    ) -> tuple[str, ...]:
+        """Class names by label; unknown folders, and unless `may_lack` classes without images, are refused."""
         held = {name for client in found for name, pictures in client.items() if pictures}
         there = {name for client in found for name in client}
-        require(bool(held), f"{root}: no image ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}")
+        require(
+            may_lack or bool(held),
+            f"{root}: no image ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}",
+        )
         require(
             not {IMAGES, MASKS} <= there or self.classes is not None,
             f"{root}: the folders {IMAGES} and {MASKS} would be classes; give --data.dataset.layout masks",

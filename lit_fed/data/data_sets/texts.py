@@ -4,6 +4,8 @@ ROOT/<client>.txt       each line is a text
 ROOT/<client>.jsonl     in each line {"text": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}, with further
                         fields, such as a label
 ROOT/<client>/*         such files of one client; those named like splits, as train.txt and test.jsonl, are these splits
+
+If files of some clients are splits, the samples of the others are divided by the fractions of the data module.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from lit_fed.system.files import given_path
 from lit_fed.system.packages import hub_or_cache, optional_package
 
 __all__ = [
-    "CHAT", "NUM_BYTE_TOKENS", "ROLES", "TEXT", "TOKENS", "TextClients", "Texts", "byte_tokens", "is_chat",
-    "next_tokens", "read_lines", "text_clients", "texts_of", "token_lists", "vocabulary", "vocabulary_size",
+    "CHAT", "NUM_BYTE_TOKENS", "ROLES", "TEXT", "TOKENS", "TextClients", "Texts", "byte_tokens", "encoding", "is_chat",
+    "next_tokens", "read_lines", "split_of", "text_clients", "texts_of", "token_lists", "vocabulary", "vocabulary_size",
     "word_tokens",
 ]  # fmt: skip
 
@@ -54,39 +56,56 @@ class TextClients(NamedTuple):
 
     files: dict[str, list[Path]]
     unseen: tuple[str, ...] = ()
+    others: tuple[Path, ...] = ()  # files of another kind beside them
 
 
 def text_clients(root: Path) -> TextClients | None:
-    """The clients of a folder of text files; None if it holds others, or files of splits.
+    """The clients of a folder of text files; None without texts, or with files of splits alone.
 
     Raises:
-        ConfigError: naming a client that is both seen and unseen.
+        ConfigError: naming a client that is both seen and unseen, or two entries of the name of one client.
     """
     if not (root / "seen").is_dir():
         found = _clients_in(root)
-        return None if found is None or found.keys() <= OF_HUBS else TextClients(found)
-    each = [_clients_in(root / name) if (root / name).is_dir() else {} for name in ("seen", "unseen")]
-    if not each[0] or each[1] is None:
+        return found if found.files.keys() - OF_HUBS else None
+    seen, unseen = (_clients_in(root / name) for name in ("seen", "unseen"))
+    if not seen.files:
         return None
-    both = sorted(each[0].keys() & each[1].keys())
+    both = sorted(seen.files.keys() & unseen.files.keys())
     require(not both, f"{root}: client {both[:1]} is both seen and unseen; remove one of them")
-    return TextClients(each[0] | each[1], tuple(each[1]))
+    return TextClients(seen.files | unseen.files, tuple(unseen.files), seen.others + unseen.others)
 
 
-def _clients_in(folder: Path) -> dict[str, list[Path]] | None:
-    """Files by client, each a file or a folder of files; None if there are files of another kind.
+def _clients_in(folder: Path) -> TextClients:
+    """Files by client, each a file or a folder of files, and files of another kind.
 
     Notes and thumbnails beside them, `BESIDE`, are no data.
     """
     clients: dict[str, list[Path]] = {}
+    others, twice = list[Path](), list[tuple[Path, Path]]()
+    entries: dict[str, Path] = {}
     for one in sorted(folder.glob("[!.]*")):
-        files = sorted(one.glob("[!.]*")) if one.is_dir() else [one]
         if one.name.lower() in BESIDE:
             continue
-        if any(file.suffix not in ENDINGS or not file.is_file() for file in files):
-            return None
-        clients.setdefault(one.name if one.is_dir() else one.stem, []).extend(files)
-    return clients
+        name = one.name if one.is_dir() else one.stem
+        for file in sorted(one.glob("[!.]*")) if one.is_dir() else [one]:
+            if file.suffix not in ENDINGS or not file.is_file():
+                others.append(file)
+                continue
+            clients.setdefault(name, []).append(file)
+            if (first := entries.setdefault(name, one)) != one and name not in OF_HUBS:
+                twice.append((first, one))
+    if twice and not others:
+        first, one = twice[0]
+        raise ConfigError(
+            f"{first} and {one} both name client {first.stem!r}; rename one, or move both into one folder"
+        )
+    return TextClients(clients, others=tuple(others))
+
+
+def split_of(client: str, file: Path) -> str | None:
+    """The split that a client's file is by its name; None: it is all of the client's samples, or some of them."""
+    return file.stem if file.stem in ROLES and file.parent.name == client else None
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -186,6 +205,25 @@ class Texts(NamedTuple):
                 known = _tokenizer(self.tokenizer)
             each = ["" if one < 0 else _word(known, one) for one in numbers.tolist()]
         return np.array(each, dtype=object)[places]
+
+
+def encoding(texts: Texts | None, stored_type: str) -> dict[str, str | None]:
+    """How texts become the inputs of a training, in words for files; {} if its inputs are no texts.
+
+    Args:
+        texts: of the training; None: its labels are of another kind, or it read no texts.
+        stored_type: see `Samples`.
+    """
+    if texts is None and not stored_type.startswith(TOKENS):
+        return {}
+    if stored_type == vocabulary(None) if texts is None else texts.tokenizer is None:
+        return {"tokenizer": None, "encoding": "UTF-8 bytes, byte b as b + 1, truncated or padded with 0"}
+    name = None if texts is None else str(texts.tokenizer)
+    if name is not None and given_path(name, PLACE).is_dir():
+        name = Path(name).name  # paths of this machine stay here
+    special = "without" if texts is not None and texts.next_token else "with"
+    said = f"token ids {special} special tokens, of chats those of the template, truncated or padded"
+    return {"tokenizer": name, "encoding": said}
 
 
 def _byte_in_words(token: int) -> str:

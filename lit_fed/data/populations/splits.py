@@ -133,7 +133,8 @@ def divided_rows(
 
     Args:
         parts: sample indices of each client.
-        split: [n] 0 training, 1 validation, 2 test, as the data set assigns samples; None: it does not.
+        split: [n] 0 training, 1 validation, 2 test, as the data set assigns samples, -1 where it leaves a client to the
+            shares; None: it leaves all.
         division: shares for the splits to which the data set assigns no sample, and their seeds.
         labels: classes [n], for stratified splits.
         groups: the person of each sample [n].
@@ -141,21 +142,24 @@ def divided_rows(
     """
     shares = {1: division.val_fraction, 2: division.test_fraction}
     val, test = (0.0 if split is not None and (split == one).any() else share for one, share in shares.items())
-    own = [[part if split is None else part[split[part] == one] for one in (0, 1, 2)] for part in parts]
+    each = [(val, test)] * len(parts)
     if split is None:
         own = [[part, part[:0], part[:0]] for part in parts]
-    elif not val and not test:
-        return [SplitRows(*each) for each in own]
+    else:
+        own = [[part[split[part].clip(0) == one] for one in (0, 1, 2)] for part in parts]
+        each = [(shares[1], shares[2]) if (split[part] < 0).any() else (val, test) for part in parts]
+        if not any(map(any, each)):
+            return [SplitRows(*rows) for rows in own]
     units, is_time = (order, True) if division.split == "time" else (groups, False)
     kinds: tuple[Units, Units] = ("last", "times") if is_time else ("persons", "persons")
     free = [rows for rows, _, _ in own]
     if units is None and division.test_seed is None:
         drawn = [
-            split_rows(rows, val, test, division.seed, client, None if labels is None else labels[rows])
+            split_rows(rows, *each[client], division.seed, client, None if labels is None else labels[rows])
             for client, rows in enumerate(free)
         ]
     else:
-        counts = [split_counts(len(rows), val, test) for rows in free]
+        counts = [split_counts(len(rows), *one) for rows, one in zip(free, each, strict=True)]
         _, of_val, of_test = zip(*counts, strict=True)
         streams = (division.seed_of_clients, "test samples"), (division.seed, "validation samples")
         rest, tested = _set_apart(free, of_test, streams[0], labels, units, kinds[0])
@@ -277,7 +281,7 @@ def with_part(
 
 def cut_part(
     population: Population, part: Part, fraction: float, seed: int, client_ids: Sequence[int], *,
-    stratified: bool = False,
+    stratified: bool = False, least: int = 1,
 ) -> Population:  # fmt: skip
     """Move a share of each client's training samples to another split.
 
@@ -288,34 +292,37 @@ def cut_part(
         seed: seed of the splits.
         client_ids: number of each client's random stream, T.
         stratified: by labels.
+        least: a client whose share is fewer samples keeps them all.
     """
     train, purpose = population.train, "split" if part == "val" else CALIBRATION
+    sizes = train.sizes.tolist()
+    fractions = [fraction if split_counts(size, fraction, 0.0)[1] >= least else 0.0 for size in sizes]
     if isinstance(train, DrawnSplit):
-        return _draw_part(population, train, part, purpose, fraction, seed, client_ids)
+        return _draw_part(population, train, part, purpose, fractions, seed, client_ids)
     labels = classes_of(train.y.numpy()) if stratified else None
     rows = [
         split_rows(
-            np.arange(start, end), fraction, 0.0, seed, client_id, None if labels is None else labels[start:end],
-            purpose,
+            np.arange(start, end), share, 0.0, seed, client_id, None if labels is None else labels[start:end], purpose
         )
-        for client_id, (start, end) in zip(client_ids, pairwise(train.offsets.tolist()), strict=True)
-    ]  # fmt: skip
+        for client_id, share, (start, end) in zip(client_ids, fractions, pairwise(train.offsets.tolist()), strict=True)
+    ]
     x, y = train.x.numpy(), train.y.numpy()
     new_train, cut = split_of(x, y, [r.train for r in rows]), split_of(x, y, [r.val for r in rows])
     return _with(population, new_train, part, cut)
 
 
 def _draw_part(
-    population: Population, train: DrawnSplit, part: Part, purpose: str, fraction: float, seed: int,
+    population: Population, train: DrawnSplit, part: Part, purpose: str, fractions: Sequence[float], seed: int,
     client_ids: Sequence[int],
 ) -> Population:  # fmt: skip
     """`cut_part` for samples generated on demand: each split keeps its own rows of the generated samples."""
     sizes = train.sizes.tolist()
 
     def rows(position: int) -> SplitRows:
-        return split_rows(np.arange(sizes[position]), fraction, 0.0, seed, client_ids[position], purpose=purpose)
+        size, share = sizes[position], fractions[position]
+        return split_rows(np.arange(size), share, 0.0, seed, client_ids[position], purpose=purpose)
 
-    counts = torch.tensor([split_counts(size, fraction, 0.0)[:2] for size in sizes])
+    counts = torch.tensor([split_counts(*one, 0.0)[:2] for one in zip(sizes, fractions, strict=True)])
     new_train = train.rows(lambda position: rows(position).train, counts[:, 0])
     cut = train.rows(lambda position: rows(position).val, counts[:, 1])
     return _with(population, new_train, part, cut)

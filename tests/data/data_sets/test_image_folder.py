@@ -1,6 +1,7 @@
 """Folders of pictures, made up here."""
 
 import os
+import shutil
 import struct
 import zlib
 
@@ -327,6 +328,25 @@ def test_clients_who_come_later(tmp_path):
     np.testing.assert_allclose(unseen.test.x[0] * 255, np.asarray(picture(2)).transpose(2, 0, 1), rtol=1e-6)
 
 
+def test_later_clients_without_a_class(tmp_path):
+    """All of their images are predicted, beside clients with classes and alone."""
+    write(tmp_path, {"dora": 3, "emil": {"cow": 2}})
+    unseen = newcomers(tmp_path)
+    assert (unseen.train.sizes.tolist(), unseen.test.sizes.tolist()) == ([0, 2], [3, 0])
+    (tmp_path / "emil").rename(tmp_path.with_name("emil"))
+    unseen = newcomers(tmp_path)
+    assert (unseen.train.sizes.tolist(), unseen.test.sizes.tolist()) == ([0], [3])
+    assert unseen.test.x.shape == (3, 3, 8, 8)
+
+
+def test_an_image_of_no_client_is_refused(tmp_path):
+    write(tmp_path, {"emil": {"cow": 2}})
+    for root, name in ((tmp_path, "0.PNG"), (tmp_path / "emil/cow", "0.png")):
+        picture(1).save(root / name)
+        with pytest.raises(ConfigError, match=rf"{root / name}: an image that belongs to no client; move it into"):
+            newcomers(root)
+
+
 @pytest.mark.parametrize(
     ("tree", "known", "words"),
     [
@@ -400,6 +420,13 @@ def test_clients_who_come_later_with_masks(tmp_path):
     (later / "dora/masks").rename(later / "dora/labels")
     with pytest.raises(ConfigError, match="dora: no folder masks; layout masks reads ROOT/<client>/images"):
         NewClients(str(later), facts)
+    shutil.rmtree(later / "dora/labels")
+    alone = NewClients(str(later), facts).unseen
+    (later / "dora/masks").mkdir()
+    empty = NewClients(str(later), facts).unseen
+    assert alone.train.num_samples == empty.train.num_samples == 0
+    assert alone.test.num_samples == 4
+    assert torch.equal(alone.test.x, empty.test.x)
 
 
 def test_a_mask_turns_and_scales_with_its_photograph(tmp_path):

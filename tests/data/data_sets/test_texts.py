@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from federated_round import facts
 
-from lit_fed.core.targets import IGNORED
+from lit_fed.core.targets import IGNORED, Multiclass
 from lit_fed.data import HuggingFace, build_populations
-from lit_fed.data.data_sets.texts import NUM_BYTE_TOKENS, Texts, read_lines, text_clients
+from lit_fed.data.data_sets.texts import NUM_BYTE_TOKENS, Texts, encoding, read_lines, text_clients
+from lit_fed.data.new_clients import NewClients
 from lit_fed.errors import ConfigError
 
 pytest.importorskip("datasets")
@@ -81,6 +83,45 @@ def test_splits_of_a_client_and_clients_that_never_train(tmp_path):
     write(root / "unseen/ann.txt", "twice")
     with pytest.raises(ConfigError, match=r"client \['ann'\] is both seen and unseen"):
         HuggingFace(str(root), next_token=True).load()
+
+
+def test_clients_without_files_of_splits_are_divided_by_fractions(tmp_path, capsys):
+    """Beside clients with test samples of their own; a line names both."""
+    for name in ("ann/train.txt", "bob.txt", "cy/a.txt", "dan/train.txt"):
+        write(tmp_path / name, *(f"{name} {one}" for one in range(10)))
+    write(tmp_path / "ann/test.txt", "first", "second", "third")
+    data = HuggingFace(str(tmp_path), next_token=True, max_length=20)
+    for test_seed in (None, 1):
+        seen, _ = build_populations(data, test_fraction=0.2, val_fraction=0.1, test_seed=test_seed)
+        sizes = {name: [one.sizes[place] for one in seen.splits] for place, name in enumerate(seen.names)}
+        assert sizes == {"ann": [9, 1, 3], "bob": [7, 1, 2], "cy": [7, 1, 2], "dan": [9, 1, 0]}
+        assert [words(one.tolist()) for one in seen.test.client(0).x] == ["first", "second", "third"]
+    assert "files of ann, dan are splits by their names, such as test.txt; the samples of bob, cy are divided by" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_name_of_two_clients_is_refused(tmp_path):
+    write(tmp_path / "ann.txt", "one")
+    write(tmp_path / "ann/a.txt", "two")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/ann and {tmp_path}/ann.txt both name client 'ann'; rename one"):
+        HuggingFace(str(tmp_path), next_token=True).load()
+
+
+def test_other_files_beside_texts_are_said(tmp_path, capsys):
+    """As is what `datasets` reads; clients that come later are refused."""
+    write(tmp_path / "ann.txt", "one", "two")
+    write(tmp_path / "bob.txt", "three")
+    write(tmp_path / "scan.pdf", "%PDF")
+    samples = HuggingFace(str(tmp_path), next_token=True).load()
+    assert (samples.owner, len(samples.x)) == (None, 3)
+    assert (
+        f"--data.dataset.path {tmp_path}: texts of ann, bob stand beside scan.pdf, so they are no clients: `datasets` "
+        "reads 3 rows with text; move the others away to make each text a client\n"
+    ) in capsys.readouterr().err
+    known = facts(Multiclass(NUM_BYTE_TOKENS), (8,))._replace(texts=HuggingFace(next_token=True).texts)
+    with pytest.raises(ConfigError, match=rf"--clients {tmp_path}: scan.pdf beside texts; move them away"):
+        NewClients(str(tmp_path), known)
 
 
 def test_labels_are_fields(tmp_path):
@@ -160,7 +201,7 @@ def test_chats_of_a_saved_data_set(tmp_path, tokenizer):
     [
         (None, [chat("good")], ("column 'messages' holds chats", "has no chat template; give a tokenizer with one")),
         (TEMPLATE, [{"messages": [{"role": "nobody", "content": ""}]}], ("chat template refuses it (nobody speaks)",)),
-        (TEMPLATE, [chat("bad"), {"text": "bad"}], ("some lines hold messages, others text",)),
+        (TEMPLATE, [chat("bad"), {"text": "bad"}], ("ann.jsonl holds messages, and ", "ann.jsonl text")),
     ],
 )
 def test_chats_that_cannot_be_read(tmp_path, tokenizer, template, lines, parts):
@@ -224,6 +265,27 @@ def test_a_client_with_test_samples_alone(tmp_path):
 def test_bytes_in_words():
     texts = Texts(None, 4, next_token=True, packed=False, prompt_column=None, label_column="")
     assert texts.words(np.array([105, 0, 196, 33, IGNORED])).tolist() == ["h", "<end>", "\\xc3", " ", ""]
+
+
+@pytest.mark.parametrize(
+    ("texts", "stored_type", "tokenizer", "said"),
+    [
+        ((None, 4, True, False, None, ""), "tokens of bytes", None, "UTF-8 bytes, byte b as b + 1, truncated"),
+        (("owner/words", 4, True, False, None, ""), "int64", "owner/words", "token ids without special tokens"),
+        (("FOLDER/words", 4, False, False, None, "label"), "tokens 12", "words", "token ids with special tokens"),
+        (None, "tokens of bytes", None, "UTF-8 bytes"),
+        (None, "tokens 12", None, "token ids with special tokens"),
+    ],
+)
+def test_how_texts_become_tokens_in_words(tmp_path, texts, stored_type, tokenizer, said):
+    """Of several labels the checkpoint does not name the tokenizer; the path of a folder is not told."""
+    (tmp_path / "words").mkdir()
+    if texts is not None:
+        texts = Texts(*[one.replace("FOLDER", str(tmp_path)) if isinstance(one, str) else one for one in texts])
+    found = encoding(texts, stored_type)
+    assert found["tokenizer"] == tokenizer
+    assert found["encoding"].startswith(said)
+    assert encoding(None, "int64") == {}
 
 
 def test_words_of_a_tokenizer(tokenizer):

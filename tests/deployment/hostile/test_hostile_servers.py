@@ -112,6 +112,8 @@ MEASURE = {
     "population: of others": facts(population="unseen"),
     "split: unknown": facts(split="__class__"),
     "split: a list": facts(split=["test"]),
+    "sets: a number": facts(sets=1),
+    "sets: of a training without": facts(sets=True),
 }  # fmt: skip
 
 KEEP = {"clients: one is left out": facts(clients=[2], versions=[-1])}
