@@ -35,6 +35,7 @@ GONE: dict[str, str] = {
     "model.secure_aggregation.masks": "leave it out; masks of one process hid nothing and changed no number",
     "model.privacy.second_clip_norm": "leave it out; clip_norm bounds all that a client sends",
     "model.privacy.noise_scale": "leave it out; all of the noise is added, and ε is that of the run",
+    "trainer.callbacks.every_n_evaluations": "leave it out; unseen clients are measured in every evaluation",
     "data.public": "leave it out; no algorithm trains on samples of the server any more",
     "model.algorithm.alpha_lr": "leave it out; α of APFL takes the learning rate of the models",
     "model.algorithm.alpha_decay": "leave it out; APFL has no penalty on α",
@@ -44,6 +45,7 @@ GONE: dict[str, str] = {
     "model.algorithm.square": "leave it out; the squares are those of the round's change, as in the paper",
     "model.algorithm.personal_l2": "leave it out; --model.solver.weight_decay is on all leaves",
     "model.algorithm.most_models": "leave it out; a client of FedeRiCo predicts with all models, as in the paper",
+    "model.algorithm.refresh_at_eval": "leave it out; the local variable of a seen client is that of its last round",
     "model.algorithm.redrawn_duals": "leave it out; GADMM keeps the multipliers after a new draw",
     **dict.fromkeys(
         ["model.algorithm.unseen_epochs", "model.personal_unseen_epochs"],
@@ -74,6 +76,8 @@ UNSET: dict[str, dict[str, Any]] = {
     **{name: {"personal_l2": 0.0, "unseen_epochs": 1} for name in ("FedSim", "FedAlt")},
     "FedeRiCo": {"most_models": None},
     "GADMM": {"redrawn_duals": "warm", "unseen_epochs": 1},
+    "SurrogateOptimization": {"refresh_at_eval": False},
+    "UnseenClientEvaluation": {"every_n_evaluations": 1},
     "ClientPrivacy": {"second_clip_norm": None, "noise_scale": 1.0},
 }
 """Classes with options that are gone, and what these had to be for today's class to be the same."""

@@ -23,7 +23,7 @@ from local_norm import local_norm
 from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
-from lit_fed.algorithms import FedAvg, FedEM, FedProx, OfficialFedEM, PFedMe, SurrogateOptimization
+from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimization
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
@@ -86,8 +86,8 @@ def test_with_the_mixture_surrogate_it_is_fedem(solver, target, network, aggrega
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_unseen_clients_fit_their_weights_as_in_fedem(steps, client_trainer):
-    ours = SurrogateOptimization(MixtureSurrogate(3), unseen_steps=steps, refresh_at_eval=True)
-    fedem = OfficialFedEM(3, em_steps=steps, shuffle_per_component=False)
+    ours = SurrogateOptimization(MixtureSurrogate(3), unseen_steps=steps)
+    fedem = FedEM(3, em_steps=steps)
     train, unseen = make_clients(SIZES), make_clients([5, 1, 2], seed=9, first_id=len(SIZES))
     ours, fedem = (run_rounds(one, client_trainer, train) for one in (ours, fedem))
     assert distance(ours.serve(unseen, seen=False), fedem.serve(unseen, seen=False)) < 1e-12
