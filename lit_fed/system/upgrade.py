@@ -46,6 +46,7 @@ GONE: dict[str, str] = {
     "model.algorithm.personal_l2": "leave it out; --model.solver.weight_decay is on all leaves",
     "model.algorithm.most_models": "leave it out; a client of FedeRiCo predicts with all models, as in the paper",
     "model.algorithm.refresh_at_eval": "leave it out; the local variable of a seen client is that of its last round",
+    "model.algorithm.copy_weight": "leave it out; form copies of MixtureADMM is gone, jacobi is the other parallel one",
     "model.algorithm.redrawn_duals": "leave it out; GADMM keeps the multipliers after a new draw",
     **dict.fromkeys(
         ["model.algorithm.unseen_epochs", "model.personal_unseen_epochs"],
@@ -61,7 +62,7 @@ GONE: dict[str, str] = {
 
 TRAINED_AS_IN_A_ROUND = [
     "Ditto", "FML", "FedAMP", "FedAS", "FedCP", "FedDBE", "FedPAC", "FedPer", "FedProto", "FedRoD", "FedSALoRA",
-    "FedU", "GPFL", "HeurFedAMP", "L2GD", "L2SGDPlus", "LGFedAvg", "Local", "MixtureADMM", "MixtureDCA", "PFedHN",
+    "FedU", "GPFL", "HeurFedAMP", "L2GD", "L2SGDPlus", "LGFedAvg", "Local", "MixtureDCA", "PFedHN",
     "PFedHNPC", "PFedMe", "PersonalParts", "ProxAvg",
 ]  # fmt: skip
 """What had `unseen_epochs`, 1 by default, beside those of `UNSET`."""
@@ -76,6 +77,7 @@ UNSET: dict[str, dict[str, Any]] = {
     **{name: {"personal_l2": 0.0, "unseen_epochs": 1} for name in ("FedSim", "FedAlt")},
     "FedeRiCo": {"most_models": None},
     "GADMM": {"redrawn_duals": "warm", "unseen_epochs": 1},
+    "MixtureADMM": {"copy_weight": None, "unseen_epochs": 1},
     "SurrogateOptimization": {"refresh_at_eval": False},
     "UnseenClientEvaluation": {"every_n_evaluations": 1},
     "ClientPrivacy": {"second_clip_norm": None, "noise_scale": 1.0},
