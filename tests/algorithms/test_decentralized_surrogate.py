@@ -10,7 +10,6 @@ from federated_round import (
     distance,
     make_clients,
     make_task,
-    reordered,
     run_rounds,
     same_bits,
     small_mlp,
@@ -19,9 +18,9 @@ from references.decentralized_surrogate_numpy import decentralized_round, identi
 from references.dfedem_numpy import metropolis
 from references.surrogate_optimization_numpy import mixture, moreau
 
-from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, SurrogateOptimization
+from lit_fed.algorithms import DecentralizedSurrogate, DFedEM
 from lit_fed.core import tree
-from lit_fed.core.graphs.topology import ErdosRenyi, GraphFile, PathGraph, Ring, adjacency
+from lit_fed.core.graphs.topology import ErdosRenyi, PathGraph, Ring
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
 from lit_fed.errors import ConfigError
@@ -119,25 +118,6 @@ def test_one_exact_step_gives_each_the_mixed_proximal_points(trainer):
         assert distance(federation.shared.parameters, mixed) < 1e-12
 
 
-@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0), IdentitySurrogate()], ids=repr)
-def test_samples_weigh_a_clients_surrogate(surrogate, trainer):
-    """After one step on all samples the mean of the clients is that with a server, whatever the graph."""
-    solver = LocalSolver(lr=0.3, local_steps=1)
-    options = {
-        "train": make_clients(SIZES), "solver": solver, "batch_size": 0, "rounds": 1, "weighting": "samples",
-        "trainer": trainer,
-    }  # fmt: skip
-    algorithm = DecentralizedSurrogate(surrogate, **CHAIN)
-    server, weighted = (run_rounds(one, **options) for one in (SurrogateOptimization(surrogate), algorithm))
-    alike = run_rounds(algorithm, **(options | {"weighting": None}))
-    assert (alike.weighting, SurrogateOptimization(MixtureSurrogate()).participation.weighting) == (
-        "uniform",
-        "samples",
-    )
-    assert distance(weighted.shared.mean, server.shared.models) < 1e-12
-    assert distance(alike.shared.mean, server.shared.models) > 1e-3
-
-
 # ---------------------------------------------------------------------- who takes part
 @pytest.mark.parametrize(("surrogate", "num_models"), [(MixtureSurrogate(4), 4), (MoreauSurrogate(), 1)], ids=str)
 def test_all_models_go_along_each_edge_in_both_directions(surrogate, num_models, client_trainer):
@@ -145,22 +125,6 @@ def test_all_models_go_along_each_edge_in_both_directions(surrogate, num_models,
     for cohort, edges in (([0, 1, 2, 3], 6), ([0, 1, 3], 2), ([0, 2], 0)):
         federation.round(cohort)
         assert federation.bits.tolist() == [edges * num_models * 5 * 64] * 2
-
-
-def test_clients_under_other_numbers(tmp_path, client_trainer):
-    order = torch.tensor([2, 0, 3, 1])  # new client k is the old client order[k]
-    new = {old: k for k, old in enumerate(order.tolist())}
-    (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
-    train = make_clients(SIZES)
-    renamed = reordered(train, order)
-    graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
-    options = {"trainer": client_trainer, "batch_size": 0}
-    old, other = (
-        run_rounds(DecentralizedSurrogate(MixtureSurrogate(2), **how), train=data, **options)
-        for how, data in ((CHAIN, train), (graph, renamed))
-    )
-    assert distance(tree.index(old.shared.each, order), other.shared.each) < 1e-12
-    assert distance(tree.index(old.states.local, order), other.states.local) < 1e-12
 
 
 # ---------------------------------------------------------------------- what it tells, and settings
@@ -184,13 +148,6 @@ def test_all_clients_start_alike_or_apart():
         assert (rows(federation) == rows(federation)[0]).all() == common
     assert algorithm.num_models == 2
     assert DecentralizedSurrogate() == DecentralizedSurrogate(MixtureSurrogate(3))
-
-
-def test_the_picture_is_the_mixing_matrix():
-    federation = Federation(DecentralizedSurrogate(**CHAIN), make_clients(SIZES))
-    found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
-    expected = metropolis(adjacency(PathGraph(), 4, 0, 0).numpy())
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-15)
 
 
 def test_wrong_settings_are_named_before_training():

@@ -6,7 +6,6 @@ from federated_round import (
     MULTICLASS,
     REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
@@ -27,7 +26,6 @@ from lit_fed.core import tree
 from lit_fed.core.graphs.mixing import mixing_matrix, second_eigenvalue
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, Star, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 
@@ -243,21 +241,6 @@ def test_an_unseen_client_takes_e_steps_on_the_mean(em_steps, client_trainer):
         np.testing.assert_allclose(predictions[one].exp().numpy(), predict(mean, pi, x), rtol=0, atol=1e-10)
     assert served.mixture[2].tolist() == [1 / 3] * 3
     assert served.client_id.tolist() == [4, 5, 6]
-
-
-@pytest.mark.parametrize(("em_steps", "expected"), [(1, [0.605138, 0.394862]), (2, [0.670185, 0.329815])])
-def test_an_unseen_client_by_hand(em_steps, expected, client_trainer):
-    """Losses (0.1, 2.3) and (1.2, 0.4) of two samples under the models 0 and 1, without a bias."""
-    roots = torch.tensor([[0.1, 2.3], [1.2, 0.4]], dtype=torch.float64).mul(2).sqrt()  # a loss is ½(wx − y)²
-    x, y = roots[:, 1] - roots[:, 0], -roots[:, 0]
-    task = make_task(REGRESSION, 1, Scale)
-    federation = Federation(DFedEM(2, em_steps=em_steps), make_clients([2, 2], 1, REGRESSION), task)
-    models = tree.map_leaves(lambda leaf: torch.tensor([[0.0], [1.0]]).to(leaf), federation.shared.mean)
-    federation.shared = federation.shared._replace(mean=models)
-    unseen = Split(x[:, None], y, torch.tensor([0, 2]), first_id=2)
-    federation.trainer = client_trainer
-    served = federation.serve(unseen, seen=False)
-    torch.testing.assert_close(served.mixture[0], torch.tensor(expected).double(), rtol=0, atol=5e-7)
 
 
 # ---------------------------------------------------------------------- what it tells, and settings

@@ -9,7 +9,6 @@ from federated_round import (
     flat,
     make_clients,
     make_task,
-    perturbed,
     run_rounds,
     same_bits,
     small_mlp,
@@ -18,7 +17,6 @@ from references.ditto_numpy import ditto_round, train
 from references.logistic import predict
 
 from lit_fed.algorithms import Ditto, FedAvg, Local
-from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 
@@ -90,32 +88,6 @@ def test_kept_optimizers_are_those_of_fedavg_and_local(client_trainer):
 
 
 # ---------------------------------------------------------------------- two quadratics
-def test_one_step_with_the_inverse_of_the_pull_starts_from_the_received_model(client_trainer):
-    """η_v·λ = 1: v = w − η_v·∇f(v), whatever v was; with λ → ∞ v is the received w."""
-    data = make_clients(SIZES)
-    gaps = []
-    for lam in (1e2, 1e3):
-        options = {"solver": LocalSolver(local_steps=1), "batch_size": 0}
-        federation = Federation(Ditto(lam, 1 / lam), data, trainer=client_trainer, **options)
-        federation.states = perturbed(federation.states, 1.0)
-        received = federation.shared.models
-        _, gradient = zip(
-            *(
-                federation.task.full_gradient(tree.index(federation.states, one), data.client(one))
-                for one in range(len(SIZES))
-            ),
-            strict=True,
-        )
-        federation.round()
-        for one in range(len(SIZES)):
-            own = tree.index(federation.states, one).parameters
-            expected = tree.sub(received.parameters, tree.scale(gradient[one], 1 / lam))
-            assert distance(own, expected) < 1e-12
-        gaps.append(max(distance(tree.index(federation.states, one), received) for one in range(len(SIZES))))
-    assert gaps[1] < 1e-2
-    assert gaps[0] / gaps[1] == pytest.approx(10, rel=1e-6)
-
-
 # ---------------------------------------------------------------------- clients
 
 

@@ -264,11 +264,3 @@ def test_names_of_clients_do_not_matter(client_trainer):
     assert distance(tree.index(models_of(one), order), models_of(other)) < 1e-12
     assert distance(one.states.weights[order][:, order], other.states.weights) < 1e-12
     assert distance(one.states.weights[1], one.states.weights[2]) > 1e-3
-
-
-def test_equal_models_that_all_ask_never_part():
-    """Equal models have equal weights and get equal gradients: a common start needs neighbours that differ."""
-    for num, same in ((4, True), (2, False)):
-        algorithm = FedeRiCo(num, 0.0, common_start=True)
-        models = models_of(run_rounds(algorithm, None, make_clients(SIZES)))
-        assert (distance(tree.index(models, 0), tree.index(models, 1)) < 1e-12) == same

@@ -3,7 +3,6 @@ import pytest
 import torch
 from federated_round import (
     Federation,
-    NormalisedLinear,
     as_arrays,
     batch_orders,
     distance,
@@ -25,7 +24,6 @@ from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8]
 ADAPTIVE = {"adagrad": FedAdagrad, "yogi": FedYogi, "adam": FedAdam}
-EVERY = [FedAdagrad(), FedYogi(), FedAdam()]
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -62,16 +60,6 @@ def test_the_first_round_of_adagrad():
 
 
 # ---------------------------------------------------------------------- the server's state
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_moments_are_of_parameters_alone(algorithm, client_trainer):
-    """Running statistics are those of FedAvg."""
-    options = {"task": make_task(network=NormalisedLinear), "rounds": 1}
-    one, other = (run_rounds(kind, client_trainer, make_clients(SIZES), **options) for kind in (algorithm, FedAvg()))
-    assert distance(one.shared.models.buffers, other.shared.models.buffers) < 1e-14
-    assert set(one.shared.first) == set(one.shared.second) == set(one.shared.models.parameters)
-    assert distance(one.weights, other.weights) > 1e-3
-
-
 def test_small_changes_are_not_lost_in_float32():
     """The change is taken before the average is rounded to the type of the models."""
     federation = Federation(

@@ -20,7 +20,7 @@ from federated_round import (
     same_bits,
 )
 from normalised import NormalisedMLP
-from references.l2gd_numpy import l2gd_round, l2sgd_plus_round, mixture_solution, tune
+from references.l2gd_numpy import l2gd_round, l2sgd_plus_round, tune
 from references.logistic import predict
 
 from lit_fed.algorithms import L2GD, L2SGDPlus, Local
@@ -191,23 +191,6 @@ def test_a_flip_is_a_gradient_step_in_expectation():
     gradient = (a * (x - c) + 0.7 * (x - x.mean())) / 3
     expected = 0.7 * positions(local) + 0.3 * positions(averaging)
     torch.testing.assert_close(expected, x - 0.9 * gradient, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(("prox_weight", "lr"), [(1.0, 0.1), (20.0, 0.04)])
-def test_the_mean_iterate_is_the_mixture_solution(prox_weight, lr):
-    """λ = 1 has the solution x = (1.2, 3.6); a large λ holds the models together, near the minimiser 3 of the sum."""
-    options = scalar(solver=LocalSolver(lr=lr), num_rounds=300)
-    federation = Federation(L2GD(0.5, prox_weight), Q2, **options)
-    found = []
-    for _ in range(300):
-        federation.round()
-        found.append(positions(federation))
-    expected = mixture_solution([1.0, 3.0], [0.0, 4.0], prox_weight)
-    if prox_weight == 1:
-        np.testing.assert_allclose(expected, [1.2, 3.6], rtol=0, atol=1e-12)
-    else:
-        assert np.abs(expected - 3).max() < 0.25
-    np.testing.assert_allclose(torch.stack(found[75:]).mean(0).numpy(), expected, rtol=0, atol=0.05)
 
 
 # ---------------------------------------------------------------------- communication

@@ -142,16 +142,6 @@ def on_quadratics(form, rounds, lam=1.0, **options):
     return run_rounds(exact(form, lam, **options), rounds=rounds, **two_quadratics())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_limit_on_two_quadratics(form, newton_step):
-    federation = on_quadratics(form, 20, **({} if form == "alternating_prox" else {"penalty_weight": 1.0}))
-    x = flat(federation.states.models.parameters)[:, 0]
-    assert x.tolist() == pytest.approx([1.2, 3.6], abs=1e-4)
-    assert float(federation.weights) == pytest.approx(2.4, abs=1e-4)
-    if form != "alternating_prox":
-        assert float(flat(federation.shared.dual)) == pytest.approx(2.4, abs=1e-3)  # y = λz
-
-
 # ---------------------------------------------------------------------- identities
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_pull_all_find_their_own_minimum(form, newton_step):

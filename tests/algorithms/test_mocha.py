@@ -106,18 +106,6 @@ def test_sampled_rounds_and_stragglers_are_those_of_the_reference(client_trainer
     assert len(taken) > 1
 
 
-def test_w_is_b_sigma_over_lambda_after_every_round():
-    federation = Federation(MOCHA(0.01, 3), make_clients(SIZES), trainer=VectorizedTrainer())
-    for _ in range(7):
-        federation.round()
-        parts = zip(alphas_of(federation), as_arrays(federation.train), strict=True)
-        B = np.stack([np.append(x, np.ones((len(x), 1)), 1).T @ a / len(a) for a, (x, _) in parts], axis=1)
-        np.testing.assert_allclose(federation.shared.combined[:, 0].T.numpy(), B, rtol=0, atol=1e-13)
-        W = B @ federation.shared.sigma[0].numpy() / 0.01
-        np.testing.assert_allclose(columns(federation.shared.peers), W, rtol=0, atol=1e-11)
-        assert float(federation.shared.sigma[0].trace()) == pytest.approx(1, abs=1e-14)
-
-
 # ---------------------------------------------------------------------- the optimum
 @pytest.mark.parametrize("damping", ["as computed", 2.0, 1.0])
 def test_the_duality_gap_closes(damping):

@@ -3,16 +3,13 @@ import pytest
 import torch
 from federated_round import (
     MULTICLASS,
-    REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     flat,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
 )
@@ -20,19 +17,11 @@ from references.logistic import predict
 from references.pfedme_numpy import local_updates, pfedme_round
 
 from lit_fed.algorithms import PFedMe
-from lit_fed.clients import VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Batch, LocalWork
 
-Q2 = quadratics([1.0, 3.0], [0.0, 4.0])
 SIZES = [6, 1, 9, 3]
-
-
-def scale(lr=0.1, steps=1):
-    """One parameter, full batches, R = steps."""
-    solver = LocalSolver(lr=lr, local_steps=steps)
-    return {"task": make_task(REGRESSION, network=Scale), "batch_size": 0, "solver": solver}
 
 
 def exact(prox_weight, **fields):
@@ -77,27 +66,6 @@ def test_a_batch_is_solved_like_the_data_that_it_holds():
 
 # ---------------------------------------------------------------------- two quadratics
 # many exact solves, which the vectorized client trainer makes for all clients at once
-@pytest.mark.parametrize(("lr", "rounds"), [(0.5, 65), (1.0, 25)])
-def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(lr, rounds):
-    federation = run_rounds(exact(1.0), VectorizedTrainer(), Q2, rounds=rounds, **scale(lr))
-    assert federation.weights.item() == pytest.approx(2.4, abs=1e-9)
-    assert flat(federation.states.parameters)[:, 0].tolist() == pytest.approx([1.2, 3.6], abs=1e-9)
-
-
-@pytest.mark.parametrize(("lam", "rounds"), [(0.5, 25), (4.0, 80)])
-def test_the_fixed_point_is_the_mixture_solution(lam, rounds):
-    """x = (h·c + λz) / (h + λ) with z = mean x, for any number of clients."""
-    curvature, centre = np.array([1.0, 3.0, 0.5, 2.0]), np.array([0.0, 4.0, -1.0, 2.0])
-    share = curvature / (curvature + lam)
-    z = (share * centre).sum() / share.sum()
-    train = quadratics(curvature.tolist(), centre.tolist())
-    federation = run_rounds(exact(lam), VectorizedTrainer(), train, rounds=rounds, **scale(1 / lam))
-    x = (curvature * centre + lam * z) / (curvature + lam)
-    np.testing.assert_allclose(flat(federation.states.parameters)[:, 0].numpy(), x, rtol=0, atol=1e-9)
-    assert federation.weights.item() == pytest.approx(z, abs=1e-9)
-    assert x.mean() == pytest.approx(z, abs=1e-12)
-
-
 # ---------------------------------------------------------------------- limits
 @pytest.mark.parametrize("mix", [0.0, 0.5, 1.0, 2.0])
 def test_the_server_mixes_the_average_into_its_model(mix, client_trainer):

@@ -73,19 +73,6 @@ def test_the_first_exact_round_is_known(client_trainer):
     assert federation.metrics["loss"] == pytest.approx(12, abs=1e-12)
 
 
-@pytest.mark.parametrize(("prox_weight", "rounds"), [(0.25, 20), (3.0, 70)])
-def test_the_fixed_point_in_closed_form(prox_weight, rounds):
-    """x_i = (H_i + λ)⁻¹(H_i c_i + λz) with z the mean of all x_i."""
-    curvatures, centres = torch.tensor([1.0, 3.0, 0.5]).double(), torch.tensor([0.0, 4.0, -2.0]).double()
-    share = prox_weight / (curvatures + prox_weight)
-    z = ((1 - share) * centres).mean() / (1 - share.mean())
-    task = make_task(REGRESSION, 1, Scale)
-    train = quadratics(curvatures.tolist(), centres.tolist())
-    federation = run_rounds(ProxAvg(prox_weight, "exact"), None, train, rounds=rounds, task=task)
-    assert distance(own(federation)[:, 0], (1 - share) * centres + share * z) < 1e-9
-    assert distance(federation.weights[0, 0], z) < 1e-9
-
-
 # ---------------------------------------------------------------------- identities
 @pytest.mark.parametrize("options", [{"lr": 0.4}, {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.05}], ids=str)
 def test_without_a_pull_it_is_local(options, client_trainer):

@@ -102,29 +102,6 @@ def test_the_fixed_point_is_the_optimum_whatever_the_number_of_steps(option):
 
 
 # ---------------------------------------------------------------------- identities
-def test_the_new_control_is_the_mean_gradient_of_the_local_steps(client_trainer):
-    """Option II, from controls of earlier rounds: the correction cancels, the gradients at y_i remain."""
-    train = make_clients([5, 2, 8])
-    federation = Federation(SCAFFOLD(), train, solver=LocalSolver(lr=0.4), batch_size=2, trainer=client_trainer)
-    federation.round()
-    federation.round()
-    orders, shared, states = batch_orders(federation), federation.shared, federation.states
-    federation.round()
-    for one, own in enumerate(orders):
-        data, y = train.client(one), shared.models
-        correction = tree.sub(shared.control, tree.index(states.control, one))
-        met = []
-        for batch in own:
-            rows = torch.as_tensor(batch)
-            batch = data.batch._replace(x=data.x[rows], y=data.y[rows], index=rows, mask=torch.ones(len(rows)))
-            met.append(federation.task.value_and_grad(y, batch)[1])
-            step = tree.scale(tree.add(met[-1], correction), 0.4)
-            y = y._replace(parameters=tree.sub(y.parameters, step))
-        mean = tree.map_leaves(lambda *leaves: sum(leaves) / len(leaves), *met)
-        assert len(own) == -(-len(data.y) // 2)
-        assert distance(tree.index(federation.states.control, one), mean) < 1e-12
-
-
 def test_one_whole_step_makes_the_options_alike_and_the_model_that_of_fedsgd(client_trainer):
     options = {"train": make_clients([5, 2, 8]), "batch_size": 0, "weighting": "uniform"}
     one, two, plain = (
